@@ -2,6 +2,7 @@
 
     python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
     python bench/sampling.py --bulk     # sample_bulk compared with sample
+    python bench/sampling.py --temporal # temporal and disjoint neighbors compared with uniform ones
     python bench/sampling.py --small    # seconds; only shows that it works
 
 DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), in memory, the same for all sides, with the same seeds
@@ -10,8 +11,14 @@ thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler
 number of threads and run in alternating order; results are medians over the rounds.
 
 Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
-compared; it uses as many free cores as threads. Every edge of some minibatches is compared with the graph
-first. Input nodes are unique. `bench/gpu.py sampling` measures a GPU.
+compared; it uses as many free cores as threads.
+
+Temporal: Neighbor with times compared with plain Neighbor on the same graph, by CPU time.
+Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
+checks that none of these is sampled. "disjoint": trees without times.
+
+Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py
+sampling` measures a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +27,8 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,13 +43,26 @@ from traces import rmat
 
 from gids.bench.minibatches import counts
 from gids.bench.sampling import verify
-from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler import (
+    Block,
+    Labor,
+    Ladies,
+    Minibatch,
+    Neighbor,
+    Sampler,
+    TimedSeeds,
+    Topology,
+    sort_by_time,
+)
+from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 from gids.store.names import RELATION
 
 BAR = 1.5
 BULK_BAR = 1.3
+TEMPORAL_BAR = 0.5
+TIMES = 1 << 30
 Rate = tuple[float, float]  # input nodes and edges per second
 
 
@@ -56,6 +77,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=9)
     add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
+    add("--temporal", action="store_true", help="compare temporal with uniform neighbors")
     add("--bulk", action="store_true", help="compare sample_bulk with sample")
     add("--window", type=int, default=16, help="minibatches per bulk call (default: 16)")
     add(
@@ -212,9 +234,76 @@ def compare_bulk(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def check_times(graph: Graph, sampler: Neighbor, given: TimedSeeds) -> None:
+    minibatch = sampler.sample(graph, given)
+    assert isinstance(minibatch.batch, torch.Tensor)
+    assert isinstance(given.times, torch.Tensor)
+    for block in minibatch.blocks:
+        assert isinstance(block, Block)
+        if sampler.temporal == "edges":
+            assert graph.edge_times is not None
+            times = graph.edge_times[block.positions.numpy()]
+        else:
+            assert graph.src_times is not None
+            times = graph.src_times[graph.indices[block.positions.numpy()]]
+        assert (times <= given.times[minibatch.batch[block.coo()[1]]].numpy()).all()
+
+
+def compare_temporal(args: argparse.Namespace) -> dict[str, Any]:
+    rng = np.random.default_rng(args.seed + 2)
+    plain = make_graph(args)
+    dates = partial(rng.integers, 0, TIMES, dtype=np.int32)  # as `gids convert` stores such times
+    of_edges = sort_by_time(replace(plain, edge_times=dates(plain.num_edges)), "edges")
+    of_nodes = sort_by_time(replace(plain, src_times=dates(plain.num_src)), "nodes")
+    seeds = make_seeds(args, plain)
+    timed_seeds = [TimedSeeds(ids, torch.from_numpy(rng.integers(0, TIMES, len(ids)))) for ids in seeds]
+    results: dict[str, Any] = {}
+    print(
+        f"{plain.num_dst:,} nodes, {plain.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds"
+    )
+    for threads in args.threads or sorted({1, torch.get_num_threads()}):
+        make = partial(Neighbor, args.fanouts, threads=threads)
+        kinds: dict[str, tuple[Graph, Neighbor, Sequence[AnySeeds]]] = {
+            "uniform": (plain, make(), seeds),
+            "disjoint": (plain, make(disjoint=True), seeds),
+            "edges": (of_edges, make(temporal="edges"), timed_seeds),
+            "edges, last": (of_edges, make(temporal="edges", strategy="last"), timed_seeds),
+            "nodes": (of_nodes, make(temporal="nodes"), timed_seeds),
+            "nodes, last": (of_nodes, make(temporal="nodes", strategy="last"), timed_seeds),
+        }
+        for graph, sampler, _ in kinds.values():
+            if sampler.temporal is not None:
+                check_times(graph, sampler, timed_seeds[0])
+        sides = {n: partial(rate_of_cpu_time, Topology(g), s, b) for n, (g, s, b) in kinds.items()}
+        for side in sides.values():
+            side()  # memory that all of them use again
+        rates = alternate(sides, args.rounds)
+        print(f"{threads} thread{'s' * (threads > 1)}:")
+        for name, measured in rates.items():
+            nodes, edges = (
+                median_ratio([m[i] for m in measured], [m[i] for m in rates["uniform"]]) for i in (0, 1)
+            )
+            results[f"{name}, {threads} threads"] = {"rates": measured, "nodes": nodes, "edges": edges}
+            of_nodes_s, of_edges_s = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
+            bar = f" (target: {TEMPORAL_BAR})" if name != "uniform" else ""
+            print(
+                f"  {name:12} {of_nodes_s:6.2f} M input nodes/s, {nodes:.2f} x uniform; {of_edges_s:6.2f} M "
+                f"edges/s, {edges:.2f} x uniform{bar}"
+            )
+    return results
+
+
+def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnySeeds]) -> Rate:
+    begun = time.process_time()
+    sizes = [counts(sampler.sample(topology, ids, step=step)) for step, ids in enumerate(seeds)]
+    seconds = time.process_time() - begun
+    return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
+
+
 def main() -> None:
     args = parse()
-    measured = (compare_bulk if args.bulk else compare_with_dgl)(args)
+    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_with_dgl
+    measured = compare(args)
     write_json(args.json, {"arguments": {k: str(v) for k, v in vars(args).items()}, "results": measured})
 
 

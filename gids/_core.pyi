@@ -387,7 +387,8 @@ class NeighborTopology:
         """Add a relation. Keeps the arrays without a copy."""
 
 _Arrays = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None, int]
-_Sampled = tuple[list[NDArray[np.int64]], list[list[_Arrays]]]
+_Sampled = tuple[list[NDArray[np.int64]], list[list[_Arrays]], list[NDArray[np.int64]]]
+_Trees = tuple[list[NDArray[np.int64]], NDArray[np.uint32], NDArray[np.int64] | None]
 
 class HostSampler:
     """Threads, hash maps and buffers, which are reused for each minibatch."""
@@ -404,14 +405,22 @@ class HostSampler:
         dependency: tuple[int, bool],
         near: list[NDArray[np.uint8] | None],
         factor: float,
+        trees: list[_Trees],
+        times: list[tuple[NDArray[Any], bool] | None],
+        last: bool,
+        induced: bool,
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
         first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge;
         dependency: (kappa, nested), where kappa 0 is infinite; near: by relation, a bit for each source whose
         edges weigh `factor` times, the lowest bit of a byte first.
 
+        trees: by minibatch (the tree of each seed by node type, tags, times), or empty; times: by relation
+        (times of edges or of sources, whether of sources): later edges are left out; last: draw among the
+        last edges; induced: one layer, of all edges among the nodes.
+
         Returns of each minibatch (nodes by type, by layer and relation (indptr, indices, positions, weights
-        or None, number of sources))."""
+        or None, number of sources), trees of the nodes by type or nothing)."""
     def labor(
         self,
         topology: NeighborTopology,
@@ -456,6 +465,11 @@ class HostSampler:
     @property
     def idle_bytes(self) -> int:
         """Of buffers for minibatches to come."""
+
+def tree_tags(
+    node_type: int, roots: NDArray[np.int64], times: NDArray[np.int64], out: NDArray[np.uint32]
+) -> None:
+    """What the trees with these roots draw by."""
 
 def variate_keys(
     numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int

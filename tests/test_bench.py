@@ -58,6 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("device_queue.py", [], "of Engine.read (target"),
         ("sampling.py", [], "M edges/s"),
         ("sampling.py", ["--bulk"], "us bulk: "),
+        ("sampling.py", ["--temporal"], "nodes, last"),
         ("dependence.py", [], "of Neighbor"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
     ],

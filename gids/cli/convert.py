@@ -142,6 +142,11 @@ def _add_graph(add: Callable[..., object]) -> None:
     )
     add("--dedup", action="store_true", help="remove duplicate edges; also sorts neighbors")
     add("--sort-neighbors", action="store_true", help="sort the in-edges of every node by source")
+    add(
+        "--no-times",
+        action="store_true",
+        help="do not store times of nodes and edges, and do not sort edges by them",
+    )
     add("--no-edge-ids", action="store_true", help="do not store the original positions of the edges")
 
 
@@ -196,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
         read_rows=read_rows,
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
+        times=not args.no_times,
         reverse_edges=args.reverse_edges,
         self_loops=args.self_loops,
         sort_neighbors=args.sort_neighbors,

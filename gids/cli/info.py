@@ -93,6 +93,7 @@ def _nodes(nodes: NodesEntry) -> dict[str, Any]:
         "count": nodes.count,
         "labels": None if labels is None else labels.describe(),
         "splits": {s: nodes.arrays[f"{s}_idx"].shape[0] for s in SPLITS if f"{s}_idx" in nodes.arrays},
+        "times": nodes.arrays["time"].dtype if "time" in nodes.arrays else None,
         "heat": [method for method, role in HEAT_ROLES.items() if role in nodes.arrays],
     }
 
@@ -100,7 +101,12 @@ def _nodes(nodes: NodesEntry) -> dict[str, Any]:
 def _topology(relation: RelationEntry) -> dict[str, Any] | None:
     if not relation.arrays:
         return None
-    return {"index_dtype": relation.arrays["indices"].dtype, "edge_ids": "edge_ids" in relation.arrays}
+    return {
+        "index_dtype": relation.arrays["indices"].dtype,
+        "edge_ids": "edge_ids" in relation.arrays,
+        "times": relation.arrays["time"].dtype if "time" in relation.arrays else None,
+        "sorted_by": relation.sorted_by,
+    }
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -122,12 +128,15 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for n in found["nodes"]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
         heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
-        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits, heat]
+        times = f"times {n['times']}" if n["times"] else ""
+        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
     lines.append("relations" if found["relations"] else "relations: none")
     for r in found["relations"]:
         graph = r["topology"]
         kind = "no topology" if graph is None else f"{graph['index_dtype']} in-edges"
         ids = ", edge ids" if graph and graph["edge_ids"] else ""
-        lines.append(f"  {'.'.join(r['type'])}  {r['edges']} edges  {kind}{ids}")
+        times = f", times {graph['times']}" if graph and graph["times"] else ""
+        order = f", sorted by the times of {graph['sorted_by']}" if graph and graph["sorted_by"] else ""
+        lines.append(f"  {'.'.join(r['type'])}  {r['edges']} edges  {kind}{ids}{times}{order}")
     return lines

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from gids.convert.edges import BLOCK_BYTES
-from gids.convert.source import InEdges, Source, TableSource
+from gids.convert.source import InEdges, Source
 from gids.errors import FormatError
 from gids.store.names import Relation, describe_type
-from gids.store.rows import GeneratedRows
+from gids.store.rows import GeneratedRows, Rows
 from gids.write.edges import Edges, EdgeSource, in_edges
 
 
@@ -36,7 +36,11 @@ def add_reverse_edges(source: Source) -> None:
         edges = as_edges(source.graphs[relation], **source.ends(relation))
         if src == dst:
             source.graphs[relation] = _with_reverse(edges)
-            source.tables = [_twice(t) if t.type == relation else t for t in source.tables]
+            source.tables = [
+                replace(t, rows=_twice(t.rows)) if t.type == relation else t for t in source.tables
+            ]
+            if relation in source.edge_times:
+                source.edge_times[relation] = _twice(source.edge_times[relation])
             continue
         reverse: Relation = (dst, f"rev_{name}", src)
         if reverse in source.graphs:
@@ -45,6 +49,8 @@ def add_reverse_edges(source: Source) -> None:
             )
         source.graphs[reverse] = _reversed(edges)
         source.tables += [replace(t, type=reverse) for t in source.tables if t.type == relation]
+        if relation in source.edge_times:
+            source.edge_times[reverse] = source.edge_times[relation]
 
 
 def _reversed(edges: EdgeSource) -> EdgeSource:
@@ -64,8 +70,8 @@ def _with_reverse(edges: EdgeSource) -> EdgeSource:
     return EdgeSource(2 * edges.count, edges.num_src, edges.num_dst, pieces)
 
 
-def _twice(table: TableSource) -> TableSource:
-    rows, count = table.rows, table.rows.shape[0]
+def _twice(rows: Rows) -> Rows:
+    count = rows.shape[0]
 
     def fill(start: int, out: torch.Tensor) -> None:
         before = max(0, min(len(out), count - start))
@@ -74,7 +80,7 @@ def _twice(table: TableSource) -> TableSource:
         if before < len(out):
             rows.read_into(start + before - count, out[before:])
 
-    return replace(table, rows=GeneratedRows((2 * count, *rows.shape[1:]), rows.dtype, fill))
+    return GeneratedRows((2 * count, *rows.shape[1:]), rows.dtype, fill)
 
 
 def add_self_loops(source: Source) -> None:

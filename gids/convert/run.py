@@ -16,6 +16,7 @@ from gids.convert.labels import masks_to_splits, normalised, random_split
 from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
+from gids.convert.times import describe_times
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
@@ -38,9 +39,9 @@ class Options:
     table name or key ("" for all others) -> type to cast to. scales: the same -> "row" (default) or "column",
     for floating tables cast to int8. order: of rows that share pages, see table_orders; read_rows: for order
     "trace". index_dtype: "int64", "int32" or "auto" (int32 where it fits). reverse_edges, self_loops: see
-    edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. split: fractions of train, val and
-    test for labels without splits, or None. split_column: column of masks of shape (nodes, splits). workers
-    and memory_bytes do not change the result.
+    edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. times: store the times of nodes and
+    edges, and sort edges by them. split: fractions of train, val and test for labels without splits, or None.
+    split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.
     """
 
     page_bytes: int | None = None
@@ -55,6 +56,7 @@ class Options:
     self_loops: bool = False
     sort_neighbors: bool = False
     dedup: bool = False
+    times: bool = True
     split: tuple[float, ...] | None = (0.6, 0.2, 0.2)
     split_column: int | None = None
     seed: int = 0
@@ -70,8 +72,9 @@ class Options:
 
 
 _EDGE_OPTIONS = ("reverse_edges", "self_loops", "sort_neighbors", "dedup")
+_TIME_BYTES = 16  # per edge, in the dataset and in a scratch file
 _FREE = ("read_rows", "workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
-_OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids"}
+_OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids", "times": "--no-times"}
 
 
 def _silent(*_: Any) -> None:
@@ -132,6 +135,10 @@ def convert(
             say(note)
         check_source(source)
         _check_edge_tables(source)
+        if not options.times:
+            source.node_times, source.edge_times = {}, {}
+        for note in describe_times(source):
+            say(note)
         _change_edges(source, options)
         _check(source, options)
         on_total(sum(_work_bytes(source, options, pages)))
@@ -158,6 +165,8 @@ def _write(
 ) -> None:
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
+    for ntype, times in source.node_times.items():
+        writer.write_times(ntype, times)
     for relation, topology in source.graphs.items():
         index_dtype = _index_dtype(relation, source, options)
         has_loops = options.self_loops and relation[0] == relation[2]
@@ -175,6 +184,7 @@ def _write(
                 sort_neighbors=options.sort_neighbors,
                 dedup=options.dedup,
                 index_dtype=index_dtype,
+                times=source.edge_times.get(relation, "nodes" if relation[0] in source.node_times else None),
             )
     for ntype, found in source.labels.items():
         labels = normalised(found)
@@ -243,8 +253,15 @@ def _change_edges(source: Source, options: Options) -> None:
         add_reverse_edges(source)
     if options.self_loops:
         add_self_loops(source)
-    if options.sort_neighbors or options.dedup:
-        for relation, topology in source.graphs.items():
+    for relation, topology in source.graphs.items():
+        timed = relation in source.edge_times or relation[0] in source.node_times
+        if timed and (options.sort_neighbors or options.dedup):
+            option = "--dedup" if options.dedup else "--sort-neighbors"
+            raise FormatError(
+                f"{option} sorts the edges of {describe_type(relation)} by source, but they are in the order "
+                "of their times: leave it out, or give --no-times"
+            )
+        if timed or options.sort_neighbors or options.dedup:
             source.graphs[relation] = as_edges(topology, **source.ends(relation))
     if options.dedup:
         for relation in source.graphs:
@@ -336,9 +353,11 @@ def _needed(
         edge_bytes = 2 * table_dtype(_index_dtype(relation, source, options)).itemsize
         if not isinstance(topology, InEdges):
             edge_bytes += 2 * EDGE_BYTES  # sorting may keep two copies of the edges in scratch files
+        edge_bytes += _TIME_BYTES * (relation in source.edge_times)
         yield main, edge_bytes * _count(topology)
     nodes = sum(source.nodes.values())
     yield main, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
+    yield main, 8 * sum(source.nodes[ntype] for ntype in source.node_times)
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -65,9 +65,10 @@ class Source:
     """Everything that a dataset is made from.
 
     nodes: number of nodes per type, as far as known. splits: node type -> "train", "val" or "test" -> node
-    ids; masks: the same as masks, which masks_to_splits turns into splits. notes: sentences about what was
-    found and left out; warnings: sentences that --quiet prints too. skip: names of arrays to leave out;
-    skipped: those that were found.
+    ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
+    node type and relation, edges in the order of their ids. notes: sentences about what was found and left
+    out; warnings: sentences that --quiet prints too. skip: names of arrays to leave out; skipped: those that
+    were found.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -76,6 +77,8 @@ class Source:
     labels: dict[str, Rows] = field(default_factory=dict)
     splits: dict[str, dict[str, Rows]] = field(default_factory=dict)
     masks: dict[str, dict[str, Mask]] = field(default_factory=dict)
+    node_times: dict[str, Rows] = field(default_factory=dict)
+    edge_times: dict[Relation, Rows] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     skip: tuple[str, ...] = ()

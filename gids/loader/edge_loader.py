@@ -20,9 +20,10 @@ from gids.loader.ranks import StepSeeds
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
-from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
+from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import Fanout
-from gids.sampler.minibatch import PerType
+from gids.sampler.neighbor import Strategy
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
@@ -35,6 +36,9 @@ class EdgeMinibatch(Minibatch):
     destination of each pair as positions among the seeds of their types, which are rows of the last layer's
     output: first the positive_count seed edges, then the negatives of the first edge, of the second, …
     labels: float32[n], 1 for seed edges and 0 for negatives.
+
+    With times, seeds are pairs of a node and a time: each once, ascending, with `times`; so every end is
+    embedded at the time of its edge.
     """
 
     pairs: torch.Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.int64))
@@ -54,6 +58,12 @@ class EdgeLoader(EpochLoader):
             copied. None: all edges of the relation.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
+        time: the time of each seed edge, int64[n]; negatives have that of their edge. Minibatches are then
+        temporal,
+            as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the dataset has
+            times of them. False: not temporal. An edge of the same time as the seed edge, also the seed edge
+            itself, is not later: give times less 1, or exclude, to leave it out.
+        strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
             1). A pair may be an edge by chance.
@@ -77,6 +87,8 @@ class EdgeLoader(EpochLoader):
         edges: torch.Tensor | None,
         sampler: Sampler | Sequence[Fanout],
         *,
+        time: torch.Tensor | Literal[False] | None = None,
+        strategy: Strategy | None = None,
         relation: Relation | None = None,
         negatives: int = 1,
         exclude: Literal["self", "reverse"] | None = None,
@@ -114,7 +126,17 @@ class EdgeLoader(EpochLoader):
         self.relation: Relation = self._graph.relation
         self.negatives, self.exclude = negatives, exclude
         self._reverse = self._reverse_of(reverse) if exclude == "reverse" else None
-        self._edges = _Edges(self._graph, edges)
+        own = time is None and edges is None and self._graph.edge_times is not None
+        if own and self._fanouts is None:
+            own = getattr(self.sampler, "temporal", None) is not None
+        timed = own or isinstance(time, torch.Tensor)
+        if time is not None and time is not False and not timed:
+            raise TypeError(f"time is {type(time).__name__}: give int64[n], one for each edge, None or False")
+        if timed:
+            self._use_times(strategy)
+        elif strategy is not None:
+            raise ValueError(f"strategy={strategy!r} needs times of the edges: give time=")
+        self._edges = _Edges(self._graph, edges, time if isinstance(time, torch.Tensor) else None, own=own)
         self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
 
     @property
@@ -179,12 +201,12 @@ class _EdgeSampling(EpochSampling):
         super().__init__(epoch)
         self._edges, self._graph, self._negatives, self._excluded = edges, graph, negatives, excluded
 
-    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+    def draw(self, step: int) -> tuple[AnySeeds, Callable[[Minibatch], Minibatch]]:
         seeds = self.epoch.seeds.at(step)
         nodes, pairs = self._ends(seeds, step)
         return nodes, partial(self._finish, pairs, seeds)
 
-    def _ends(self, seeds: StepSeeds, step: int) -> tuple[PerType, torch.Tensor]:
+    def _ends(self, seeds: StepSeeds, step: int) -> tuple[AnySeeds, torch.Tensor]:
         """The nodes at the ends of a step's edges and negatives, and the pairs among them."""
         of, negatives = self.epoch, self._negatives
         src, dst = self._edges.at(seeds.own)
@@ -192,8 +214,17 @@ class _EdgeSampling(EpochSampling):
         drawn = _uniform(self._graph.num_dst, count * negatives, of.seed, of.number, step)
         wrong = drawn.reshape(count, negatives)[seeds.part].ravel()
         src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
-        nodes, pairs = _ends(self._graph.relation, src, dst)
-        return next(iter(nodes.values())) if of.topology.homogeneous else nodes, pairs
+        times = self._edges.times_at(seeds.own)
+        if times is None:
+            nodes, pairs = _ends(self._graph.relation, src, dst)
+            return next(iter(nodes.values())) if of.topology.homogeneous else nodes, pairs
+        times = np.concatenate([times, times.repeat(negatives)])
+        both, pairs = _ends(self._graph.relation, np.stack([src, times]), np.stack([dst, times]))
+        ids, latest = ({t: ends[i] for t, ends in both.items()} for i in (0, 1))
+        if of.topology.homogeneous:
+            [(only, of_only)] = zip(ids.values(), latest.values(), strict=True)
+            return TimedSeeds(only, of_only), pairs
+        return TimedSeeds(ids, latest), pairs
 
     def _finish(self, pairs: torch.Tensor, seeds: StepSeeds, sampled: Minibatch) -> Minibatch:
         on, count = self.epoch.stream, len(seeds.own)
@@ -213,14 +244,29 @@ class _EdgeSampling(EpochSampling):
 
 
 class _Edges:
-    """The seed edges: a copy of the given ones, or all edges of a graph."""
+    """The seed edges: a copy of the given ones, or all edges of a graph.
 
-    def __init__(self, graph: Graph, edges: torch.Tensor | None) -> None:
+    times: of them, or None. own: they have their own times.
+    """
+
+    def __init__(
+        self, graph: Graph, edges: torch.Tensor | None, times: torch.Tensor | None, *, own: bool
+    ) -> None:
         self._graph = graph
         self._given: np.ndarray | None = None
+        self._times = graph.edge_times if own else None
         self.count = graph.num_edges
-        if edges is None:
+        if edges is not None:
+            self._take(graph, edges)
+        if times is None:
             return
+        if times.dtype != torch.int64 or times.shape != (self.count,):
+            raise ValueError(
+                f"time is {times.dtype}{list(times.shape)}: give int64[{self.count}], one for each edge"
+            )
+        self._times = times.to("cpu", copy=True).numpy()
+
+    def _take(self, graph: Graph, edges: torch.Tensor) -> None:
         if not isinstance(edges, torch.Tensor) or edges.dtype != torch.int64 or edges.dim() != 2:
             kind = (
                 f"{edges.dtype}{list(edges.shape)}"
@@ -248,9 +294,14 @@ class _Edges:
         destinations = np.searchsorted(self._graph.indptr, positions, side="right") - 1
         return self._graph.indices[positions].astype(np.int64), destinations.astype(np.int64)
 
+    def times_at(self, positions: np.ndarray) -> np.ndarray | None:
+        return None if self._times is None else self._times[positions].astype(np.int64)
+
     def hash(self, update: Callable[[Any], None]) -> None:
         for ids in self._given if self._given is not None else ():
             update(np.ascontiguousarray(ids))
+        if self._times is not None and self._times is not self._graph.edge_times:
+            update(np.ascontiguousarray(self._times))
 
 
 def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.ndarray:
@@ -263,11 +314,15 @@ def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.nda
 def _ends(
     relation: Relation, src: np.ndarray, dst: np.ndarray
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The nodes at the ends, each once, by type; and int64[2, n], the positions of src and dst among them."""
+    """The ends, each once, by type; and int64[2, n], the positions of src and dst among them.
+
+    src, dst: int64[n] nodes, or int64[2, n], nodes and times.
+    """
+    unique = partial(np.unique, return_inverse=True, axis=-1)
     if relation[0] == relation[2]:
-        nodes, places = np.unique(np.concatenate([src, dst]), return_inverse=True)
-        return {relation[0]: torch.from_numpy(nodes)}, torch.from_numpy(places.reshape(2, -1))
-    sources, at_source = np.unique(src, return_inverse=True)
-    destinations, at_destination = np.unique(dst, return_inverse=True)
-    pairs = torch.from_numpy(np.stack([at_source, at_destination]))
+        ends, places = unique(np.concatenate([src, dst], axis=-1))
+        return {relation[0]: torch.from_numpy(ends)}, torch.from_numpy(places.reshape(2, -1))
+    sources, at_source = unique(src)
+    destinations, at_destination = unique(dst)
+    pairs = torch.from_numpy(np.stack([at_source.reshape(-1), at_destination.reshape(-1)]))
     return {relation[0]: torch.from_numpy(sources), relation[2]: torch.from_numpy(destinations)}, pairs

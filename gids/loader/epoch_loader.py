@@ -30,6 +30,8 @@ from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
+from gids.sampler.neighbor import Strategy
+from gids.sampler.time_order import By
 from gids.store import Table, graphs_of
 
 log = logging.getLogger("gids")
@@ -83,6 +85,7 @@ class EpochLoader(Closing, ABC):
             if isinstance(sampler, Sequence)
             else sampler
         )
+        self._fanouts = sampler if isinstance(sampler, Sequence) else None
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
         self._ranks = find_ranks(rank, world_size)
         self.epoch = 0
@@ -92,6 +95,34 @@ class EpochLoader(Closing, ABC):
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
+
+    def _use_times(self, strategy: Strategy | None) -> None:
+        """Make the sampler temporal, or check that the given one is. Raises ValueError."""
+        if self._fanouts is None:
+            if getattr(self.sampler, "temporal", None) is None:
+                raise ValueError(
+                    f"time= needs a temporal sampler, and {self.sampler!r} is not: give fanouts, or "
+                    "gids.sampler.Neighbor(temporal=…)"
+                )
+            if strategy is not None:
+                raise ValueError(f"strategy={strategy!r} is for fanouts: give it to the sampler")
+            return
+        kinds: dict[By, bool] = {
+            "edges": any(g.edge_times is not None for g in self._graphs),
+            "nodes": any(g.src_times is not None for g in self._graphs),
+        }
+        found = [by for by, known in kinds.items() if known]
+        if not found:
+            raise ValueError(
+                f"time= needs times of edges or nodes, and {self.store.name} has none: convert a source "
+                "that has them (docs/datasets.md)"
+            )
+        self.sampler = Neighbor(
+            self._fanouts,
+            temporal=found[0],
+            strategy="uniform" if strategy is None else strategy,
+            threads=self.source.options.threads,
+        )
 
     def _open(
         self,
@@ -104,6 +135,11 @@ class EpochLoader(Closing, ABC):
     ) -> None:
         """The end of construction: allocate what holds memory."""
         self.source.options.check_device(torch.device(device))
+        own = isinstance(self.sampler, Neighbor) and self.sampler.subgraph == "induced"
+        if own and torch.device(device).type != "cpu":
+            raise ValueError(
+                f"{self.sampler!r} samples on the CPU only: use device='cpu' and move minibatches to {device}"
+            )
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
         self._ranks.check_alike(self._made_with)

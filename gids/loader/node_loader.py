@@ -17,9 +17,11 @@ from gids.loader.option_names import explain_names
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
-from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
+from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
+from gids.sampler.neighbor import Strategy
 
 
 class NodeLoader(EpochLoader):
@@ -31,6 +33,11 @@ class NodeLoader(EpochLoader):
             type. They are copied, 8 bytes each. A tensor needs a dataset with one node type and one relation,
             and makes minibatches of tensors; a dictionary makes minibatches of dictionaries.
         sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
+        time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal: a
+        seed has
+            a tree of its own without edges that are later than the seed. Fanouts draw by the times of edges,
+            if the dataset has them, else by those of nodes; a sampler needs ``temporal``.
+        strategy: with fanouts and time: "uniform" (default), or "last" for the latest neighbours.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
             nodes, such as ``other.table("paper.text")``; or a mapping from feature names to these. None: all
             tables of nodes that the sampler can reach. Empty: no features. From a table of edges a minibatch
@@ -69,6 +76,8 @@ class NodeLoader(EpochLoader):
         seeds: PerType,
         sampler: Sampler | Sequence[Fanout],
         *,
+        time: PerType | None = None,
+        strategy: Strategy | None = None,
         tables: Tables | None = None,
         batch_size: int = 1024,
         shuffle: bool = False,
@@ -101,7 +110,11 @@ class NodeLoader(EpochLoader):
                 f"{{{self._graphs[0].relation[2]!r}: ids}}"
             )
         topology = Topology(self._graphs if by_type else self._graphs[0])
-        self._seeds = _Seeds(topology, seeds)
+        if time is not None:
+            self._use_times(strategy)
+        elif strategy is not None:
+            raise ValueError(f"strategy={strategy!r} needs times of the seeds: give time=")
+        self._seeds = _Seeds(topology, seeds, time)
         self._labels = {
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }
@@ -128,9 +141,9 @@ class _NodeSampling(EpochSampling):
         super().__init__(epoch)
         self._seeds, self._labels, self._of_inputs = seeds, labels, of_inputs
 
-    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+    def draw(self, step: int) -> tuple[AnySeeds, Callable[[Minibatch], Minibatch]]:
         seeds = self._seeds.at(self.epoch.seeds.at(step).own)
-        return seeds, partial(self._label, seeds)
+        return seeds, partial(self._label, seeds.ids if isinstance(seeds, TimedSeeds) else seeds)
 
     def _label(self, seeds: PerType, minibatch: Minibatch) -> Minibatch:
         labels, on = self._labels, self.epoch.stream
@@ -144,9 +157,12 @@ class _NodeSampling(EpochSampling):
 
 
 class _Seeds:
-    """The seeds of all types as one sequence, on the CPU. A copy, so that checked seeds do not change."""
+    """The seeds of all types as one sequence, on the CPU. A copy, so that checked seeds do not change.
 
-    def __init__(self, topology: Topology, seeds: PerType) -> None:
+    times: of the seeds, or None.
+    """
+
+    def __init__(self, topology: Topology, seeds: PerType, times: PerType | None) -> None:
         self._types = topology.node_types
         self._homogeneous = topology.homogeneous
         self._ids = [ids.to("cpu", copy=True) for ids in topology.seeds_by_type(seeds)]
@@ -157,18 +173,32 @@ class _Seeds:
                 )
         self._ends = np.cumsum([0, *map(len, self._ids)])
         self.count = int(self._ends[-1])
+        self._times: list[torch.Tensor] | None = None
+        if times is not None:
+            self._times = [t.to("cpu", copy=True) for t in topology.seeds_by_type(times, what="time")]
+            for of, ids, ntype in zip(self._times, self._ids, self._types, strict=True):
+                if len(of) != len(ids):
+                    raise ValueError(
+                        f"time has {len(of)} values for {len(ids)} {ntype!r} seeds: give one each"
+                    )
 
-    def at(self, positions: np.ndarray) -> PerType:
+    def at(self, positions: np.ndarray) -> PerType | TimedSeeds:
+        ids = self._at(self._ids, positions)
+        return ids if self._times is None else TimedSeeds(ids, self._at(self._times, positions))
+
+    def _at(self, values: list[torch.Tensor], positions: np.ndarray) -> PerType:
         if self._homogeneous:
-            return self._ids[0][torch.from_numpy(positions)]
+            return values[0][torch.from_numpy(positions)]
         found = {}
-        for ntype, ids, begin, end in zip(self._types, self._ids, self._ends, self._ends[1:], strict=False):
+        for ntype, of_all, begin, end in zip(self._types, values, self._ends, self._ends[1:], strict=False):
             of_type = positions[(begin <= positions) & (positions < end)] - begin
             if len(of_type):
-                found[ntype] = ids[torch.from_numpy(of_type)]
+                found[ntype] = of_all[torch.from_numpy(of_type)]
         return found
 
     def hash(self, update: Callable[[Any], None]) -> None:
         for ntype, ids in zip(self._types, self._ids, strict=True):
             update(f"{ntype} {len(ids)};".encode())
             update(ids.contiguous().numpy())
+        for times in self._times or ():
+            update(times.numpy())

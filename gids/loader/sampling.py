@@ -22,8 +22,8 @@ from gids.cuda import Device, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY
 from gids.loader.ranks import EpochSeeds
 from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler
-from gids.sampler.minibatch import PerType
 from gids.store import Table
 from gids.store.names import Relation
 
@@ -105,7 +105,7 @@ class EpochSampling(ABC):
         self._types = {t.type for t in epoch.tables.values()}
 
     @abstractmethod
-    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+    def draw(self, step: int) -> tuple[AnySeeds, Callable[[Minibatch], Minibatch]]:
         """The seeds of a step, and a function that completes the minibatch that is sampled from them."""
 
     def sample(self, steps: range) -> list[Minibatch]:
@@ -190,7 +190,7 @@ def _fail(error: Exception) -> Minibatch:
 
 
 def sample_steps(
-    sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
+    sampler: Sampler, topology: Topology, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
 ) -> list[Minibatch]:
     """The minibatches of successive steps, in one call if the sampler can do that."""
     if isinstance(sampler, LayeredSampler) and len(seeds) > 1:

@@ -1,11 +1,14 @@
 """Samplers: make minibatches from seeds, on the CPU or on a GPU. See docs/sampler.md."""
 
+from gids.sampler.forest import PlantedNodes, TimedSeeds, Trees
 from gids.sampler.labor import Labor
 from gids.sampler.ladies import Ladies
 from gids.sampler.locality import LocalityBias
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.random_walk import RandomWalk
+from gids.sampler.subgraph import bidirectional
+from gids.sampler.time_order import sort_by_time
 from gids.sampler.topology import Sampler, Topology
 
 __all__ = [
@@ -15,7 +18,12 @@ __all__ = [
     "LocalityBias",
     "Minibatch",
     "Neighbor",
+    "PlantedNodes",
     "RandomWalk",
     "Sampler",
+    "TimedSeeds",
     "Topology",
+    "Trees",
+    "bidirectional",
+    "sort_by_time",
 ]

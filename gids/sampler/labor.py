@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.sampling import Choice, Kind, Started
+from gids.sampler.forest import Given
 from gids.sampler.layered import (
     DeviceDrawnFor,
     DrawnFor,
@@ -77,7 +78,9 @@ class Labor(LayeredSampler):
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
 
-    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+    def _call(
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+    ) -> list[_core._Sampled]:
         options = (self.importance_sampling, self.fixed_count, self.layer_dependency, self._dependency)
         return host.labor(*drawn_for, *options)
 
@@ -86,4 +89,5 @@ class Labor(LayeredSampler):
             return super()._start_on(device, drawn_for)
         kind: Kind = "least sources" if self.fixed_count else "labor"
         choice = Choice(kind, self._dependency, self.layer_dependency)
-        return self._device_sampler(device).start(*drawn_for, choice)
+        topology, given, fanouts, numbers = drawn_for
+        return self._device_sampler(device).start(topology, given.ids, fanouts, numbers, choice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gids import _core
+from gids.sampler.forest import Given
 from gids.sampler.layered import DrawnFor, Fanout, LayeredSampler
 from gids.sampler.topology import Topology
 
@@ -38,5 +39,7 @@ class Ladies(LayeredSampler):
     def sizes(self) -> list[Fanout]:
         return self._per_layer
 
-    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+    def _call(
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+    ) -> list[_core._Sampled]:
         return host.ladies(*drawn_for, self.poisson)

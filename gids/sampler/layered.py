@@ -8,6 +8,8 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler.device.sampling import Dependency, DeviceSampler, Started
+from gids.sampler.forest import AnySeeds, Given, PlantedNodes, TimedSeeds, per_type
 from gids.sampler.minibatch import Block, Minibatch, PerType
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
@@ -27,10 +30,10 @@ Numbers = tuple[int, int, int]
 DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers]
 """The first arguments of every native sampler: the topology; the seeds, int64[n] by minibatch and node type;
 the fanouts by layer, the seeds' first, and relation; the numbers of the first minibatch."""
-DeviceDrawnFor = tuple[Topology, list[torch.Tensor], list[list[int]], Numbers]
+DeviceDrawnFor = tuple[Topology, Given, list[list[int]], Numbers]
 """The same for DeviceSampler.sample, of one minibatch."""
-Layers = tuple[list[torch.Tensor], list[list[Block]]]
-"""Nodes by type; by layer, the seeds' first, a block of each relation."""
+Layers = tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]
+"""Nodes by type; by layer, the seeds' first, a block of each relation; the trees of the nodes, or none."""
 
 _KEEP_BYTES = 512 << 20
 """Buffers of minibatches on the CPU are kept for reuse up to this size, including those in use."""
@@ -66,14 +69,15 @@ class LayeredSampler(ABC):
         self._lock = threading.Lock()  # one minibatch at a time uses the scratch memory
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> Minibatch:
         """Sample one minibatch, on the device of pinned graphs, else on the CPU.
 
         graphs: a Graph or PinnedGraph, a sequence or dictionary of them, or a Topology, which can be reused.
         seeds: int64[n] node ids or bool[num_nodes], or a dictionary of these by node type. As in DGL,
         repeated seeds are kept and get the same edges; edges to such a node refer to its first position.
-        seed, epoch, step: 0 to 2^64 - 1; together they determine the random numbers.
+        TimedSeeds of such ids are for a temporal sampler. seed, epoch, step: 0 to 2^64 - 1; together they
+        determine the random numbers.
 
         On the CPU this blocks without the GIL. On a device it works on torch's current stream and waits for
         it, mostly once. The tensors belong to the caller.
@@ -85,7 +89,7 @@ class LayeredSampler(ABC):
         return self._one(topology, seeds, fanouts, (seed, epoch, step))
 
     def start(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> Callable[[], Minibatch]:
         """Enqueue sample() on a device. The result returns the minibatch, and usually does not wait for it.
 
@@ -97,21 +101,21 @@ class LayeredSampler(ABC):
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.device is None:
             raise ValueError("start() needs graphs that are pinned for a device: call sample()")
-        given = _seeds_for(topology, seeds)
+        given = self._given(topology, seeds)
         with self._lock:
             started = self._start_on(topology.device, (topology, given, fanouts, (seed, epoch, step)))
 
         def finish() -> Minibatch:
             with self._lock:
                 layers = started.finish()
-            return self._minibatch(topology, started.seeds, layers, epoch, step)
+            return self._minibatch(topology, replace(given, ids=started.seeds), layers, epoch, step)
 
         return finish
 
     def sample_layer(
         self,
         graphs: Graphs | Topology,
-        seeds: PerType,
+        seeds: AnySeeds,
         layer: int,
         *,
         seed: int = 0,
@@ -128,7 +132,7 @@ class LayeredSampler(ABC):
     def sample_bulk(
         self,
         graphs: Graphs | Topology,
-        seeds_of_steps: Sequence[PerType],
+        seeds_of_steps: Sequence[AnySeeds],
         *,
         seed: int = 0,
         epoch: int = 0,
@@ -156,7 +160,7 @@ class LayeredSampler(ABC):
                 if in_turn:
                     made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
                 else:
-                    given.append(_seeds_for(topology, seeds))
+                    given.append(self._given(topology, seeds))
         except (TypeError, ValueError, LookupError) as error:
             said, *rest = error.args or ("",)
             error.args = (f"step {step}: {said}", *rest)
@@ -209,36 +213,48 @@ class LayeredSampler(ABC):
         return self._arguments()
 
     @abstractmethod
-    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
-        """Call the native sampler."""
+    def _call(
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+    ) -> list[_core._Sampled]:
+        """Call the native sampler. given: the seeds of drawn_for, with their trees."""
+
+    def _given(self, topology: Topology, seeds: AnySeeds) -> Given:
+        """The checked seeds."""
+        if isinstance(seeds, TimedSeeds | PlantedNodes):
+            raise TypeError(
+                f"{self!r} makes no trees, so it takes no {type(seeds).__name__}: use "
+                "gids.sampler.Neighbor(disjoint=True), or temporal="
+            )
+        return Given(_seeds_for(topology, seeds))
 
     def _one(
-        self, topology: Topology, seeds: PerType, fanouts: list[list[int]], numbers: Numbers
+        self, topology: Topology, seeds: AnySeeds, fanouts: list[list[int]], numbers: Numbers
     ) -> Minibatch:
-        given = _seeds_for(topology, seeds)
+        given = self._given(topology, seeds)
         with self._lock:
             if topology.device is None:
                 [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
                 started = self._start_on(topology.device, (topology, given, fanouts, numbers))
-                given, layers = started.seeds, started.finish()
+                given, layers = replace(given, ids=started.seeds), started.finish()
         return self._minibatch(topology, given, layers, *numbers[1:])
 
     def _minibatch(
-        self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
+        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
     ) -> Minibatch:
-        """given: the seeds by node type, where the nodes are."""
-        nodes, blocks = layers
+        """given: the seeds, where the nodes are."""
+        nodes, blocks, batch = layers
+        by_type = partial(per_type, topology)
+        minibatch = Minibatch(by_type(given.ids), _every(topology, nodes), [], epoch, step)
         if topology.homogeneous:
-            of_layers = [layer[0] for layer in reversed(blocks)]
-            return Minibatch(given[0], nodes[0], of_layers, epoch, step)
-        return Minibatch(
-            {t: ids for t, ids in zip(topology.node_types, given, strict=True) if len(ids)},
-            dict(zip(topology.node_types, nodes, strict=True)),
-            [dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)],
-            epoch,
-            step,
-        )
+            minibatch.blocks = [layer[0] for layer in reversed(blocks)]
+        else:
+            minibatch.blocks = [
+                dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)
+            ]
+        minibatch.batch = _every(topology, batch) if batch else None
+        minibatch.times = None if given.times is None else by_type(given.times)
+        return minibatch
 
     def _checked(
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
@@ -290,22 +306,32 @@ class LayeredSampler(ABC):
     def _on_host(
         self,
         topology: Topology,
-        seeds: list[list[torch.Tensor]],
+        seeds: list[Given],
         fanouts: list[list[int]],
         numbers: Numbers,
+        call: Callable[..., list[_core._Sampled]] | None = None,
     ) -> list[Layers]:
-        """The layers by minibatch."""
+        """The layers by minibatch. call: instead of _call."""
         if self._host is None:
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
-        arrays = [[ids.numpy() for ids in given] for given in seeds]
+        arrays = [[ids.numpy() for ids in given.ids] for given in seeds]
         try:
-            sampled = self._call(self._host, topology, (topology.native, arrays, fanouts, numbers))
+            call = call or self._call
+            sampled = call(self._host, topology, (topology.native, arrays, fanouts, numbers), seeds)
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
         return [
-            ([torch.from_numpy(n) for n in nodes], [_blocks(topology, layer) for layer in layers])
-            for nodes, layers in sampled
+            (
+                [torch.from_numpy(n) for n in nodes],
+                [_blocks(topology, layer) for layer in layers],
+                [torch.from_numpy(t) for t in trees],
+            )
+            for nodes, layers, trees in sampled
         ]
+
+
+def _every(topology: Topology, lists: list[torch.Tensor]) -> PerType:
+    return lists[0] if topology.homogeneous else dict(zip(topology.node_types, lists, strict=True))
 
 
 def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:

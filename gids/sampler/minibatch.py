@@ -40,6 +40,8 @@ class Block:
     num_src: int
     graph: Graph
     weights: torch.Tensor | None = None
+    reverse: Graph | None = None
+    """The graph whose reverse edges a bidirectional subgraph has: those with the positions -1 - p."""
 
     def __repr__(self) -> str:
         weights = ", weights" if self.weights is not None else ""
@@ -63,10 +65,16 @@ class Block:
 
         Edge features are stored by these ids. Looked up on the host on each access, so it blocks on a GPU.
         """
-        if self.graph.edge_ids is None:
+        if self.reverse is None and self.graph.edge_ids is None:
             return self.positions
-        found = self.graph.edge_ids[self.positions.cpu().numpy()]
-        return torch.from_numpy(found.astype(np.int64, copy=False)).to(self.positions.device)
+        positions = self.positions.cpu().numpy()
+        if self.reverse is None:
+            found = _ids_at(self.graph, positions)
+        else:
+            found, added = np.empty_like(positions), positions < 0
+            found[~added] = _ids_at(self.graph, positions[~added])
+            found[added] = _ids_at(self.reverse, -1 - positions[added])
+        return torch.from_numpy(found).to(self.positions.device)
 
     def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(sources, destinations) of each edge as local ids, int64[num_edges] each."""
@@ -80,7 +88,12 @@ class Minibatch:
 
     seeds: int64[n], as given. input_nodes: int64[m], the nodes whose features the first block reads: the
     seeds, then every other node once, in order of first appearance. blocks: from the input layer to the
-    output layer, one Block each, or a dictionary by relation. epoch, step: of its random numbers.
+    output layer, one Block each, or a dictionary by relation; or, of a bidirectional or induced subgraph, one
+    layer among all input nodes. epoch, step: of its random numbers.
+
+    batch: of a disjoint minibatch, int64[m], the tree of each input node: the position of its seed, where
+    seeds of several types are counted on in the order of the topology. Then (batch, node) are different, not
+    nodes. times: of a temporal one, int64[n], the time of each seed. Otherwise None.
 
     Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, or None.
     """
@@ -92,9 +105,15 @@ class Minibatch:
     step: int = 0
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     labels: PerType | None = None
+    batch: PerType | None = None
+    times: PerType | None = None
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{f.name}={_shapes(getattr(self, f.name))}" for f in fields(self))
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("batch", "times"):  # most minibatches have none
+            if shown[name] is None:
+                del shown[name]
+        shapes = ", ".join(f"{name}={_shapes(value)}" for name, value in shown.items())
         return f"{type(self).__name__}({shapes})"
 
     @property
@@ -104,7 +123,7 @@ class Minibatch:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All tensors except the features."""
-        for of_nodes in (self.seeds, self.input_nodes, self.labels):
+        for of_nodes in (self.seeds, self.input_nodes, self.labels, self.batch, self.times):
             if of_nodes is not None:
                 yield from _all(of_nodes)
         for layer in self.blocks:
@@ -112,6 +131,10 @@ class Minibatch:
                 yield from (block.indptr, block.indices, block.positions)
                 if block.weights is not None:
                     yield block.weights
+
+
+def _ids_at(graph: Graph, positions: np.ndarray) -> np.ndarray:
+    return positions if graph.edge_ids is None else graph.edge_ids[positions].astype(np.int64, copy=False)
 
 
 def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:

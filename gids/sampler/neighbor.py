@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,21 +12,28 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.rates import Rates
-from gids.sampler.device.sampling import Choice, Kind, Started
+from gids.sampler.device.sampling import Choice, Forest, Kind, Started
+from gids.sampler.forest import AnySeeds, Given, Trees, check_seeds, planted
 from gids.sampler.layered import (
     DeviceDrawnFor,
     DrawnFor,
     Fanout,
     LayeredSampler,
+    Layers,
     array_digest,
     check_dependency,
 )
 from gids.sampler.locality import LocalityBias
-from gids.sampler.topology import Topology
+from gids.sampler.minibatch import Block, Minibatch
+from gids.sampler.subgraph import bidirectional_layer, check_reverses
+from gids.sampler.time_order import By
+from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
 Weights = torch.Tensor | np.ndarray
 """float[num_edges] in the order of graph.indices."""
+Strategy = Literal["uniform", "last"]
+Subgraph = Literal["directional", "bidirectional", "induced"]
 
 
 class Neighbor(LayeredSampler):
@@ -46,6 +53,19 @@ class Neighbor(LayeredSampler):
     whole epoch), so that successive minibatches read more of the same rows. nested: cut this many
     minibatches from one large one, with the same draws, instead.
 
+    disjoint: every seed has a tree of its own: nodes of different trees are different nodes, also where their
+    ids are the same, and `minibatch.batch` has the tree of each. Equal seeds have equal trees.
+
+    temporal: bound the edges by time, which makes minibatches disjoint: a tree has no edge that is later than
+    its seed. "edges": by the times of edges; "nodes": by those of their sources. Relations without such times
+    are not bounded. Seeds are TimedSeeds; without, seed nodes need times of their own. strategy: how edges
+    are drawn that are not too late: "uniform", or "last": only the latest `fanout` ones are candidates.
+
+    subgraph: "directional": a block per layer. "bidirectional" and "induced": one layer of edges among all
+    input nodes, to use in every layer of a model: the sampled edges of all layers, each once, and their
+    reverses (between two types, those of NAME are in rev_NAME); or all edges of the graph among these nodes,
+    in a disjoint minibatch those within a tree that are not too late. These have no weights.
+
     In a heterogeneous graph every node that is found draws by all relations that end in its type. Random
     numbers are counter-based: the minibatch depends only on seeds, seed, epoch, step and graph, not on
     threads or the device. When a GPU samples first, weights are copied beside the pinned topology, 4 bytes
@@ -56,7 +76,17 @@ class Neighbor(LayeredSampler):
     fit the graph.
     """
 
-    _options = ("replace", "weights", "locality", "batch_dependency", "nested")
+    _options = (
+        "replace",
+        "weights",
+        "locality",
+        "batch_dependency",
+        "nested",
+        "disjoint",
+        "temporal",
+        "strategy",
+        "subgraph",
+    )
 
     def __init__(
         self,
@@ -67,9 +97,24 @@ class Neighbor(LayeredSampler):
         locality: LocalityBias | None = None,
         batch_dependency: float = 1,
         nested: bool = False,
+        disjoint: bool = False,
+        temporal: By | None = None,
+        strategy: Strategy = "uniform",
+        subgraph: Subgraph = "directional",
         threads: int | None = None,
     ) -> None:
         super().__init__(fanouts, threads)
+        for name, value, known in (
+            ("temporal", temporal, (None, *get_args(By))),
+            ("strategy", strategy, get_args(Strategy)),
+            ("subgraph", subgraph, get_args(Subgraph)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, known))}")
+        if strategy != "uniform" and temporal is None:
+            raise ValueError(f"strategy={strategy!r} needs times: give temporal='edges' or 'nodes'")
+        self.disjoint, self.temporal = bool(disjoint) or temporal is not None, temporal
+        self.strategy, self.subgraph = strategy, subgraph
         self.replace, self.batch_dependency, self.nested = bool(replace), batch_dependency, bool(nested)
         self._dependency = check_dependency(batch_dependency, self.nested)
         if locality is not None and not isinstance(locality, LocalityBias):
@@ -100,9 +145,63 @@ class Neighbor(LayeredSampler):
             return {relation: array_digest(weights) for relation, weights in self.weights.items()}
         return None if self.weights is None else array_digest(self.weights)
 
-    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+    def _call(
+        self,
+        host: _core.HostSampler,
+        topology: Topology,
+        drawn_for: DrawnFor,
+        given: list[Given],
+        *,
+        induced: bool = False,
+    ) -> list[_core._Sampled]:
         weights, masks = self._weights_of(topology), self._masks_of(topology)
-        return host.neighbor(*drawn_for, self.replace, weights, self._dependency, *masks)
+        return host.neighbor(
+            *drawn_for,
+            self.replace,
+            weights,
+            self._dependency,
+            *masks,
+            [trees for seeds in given if (trees := seeds.native()) is not None],
+            [] if self.temporal is None else topology.times(self.temporal),
+            self.strategy == "last",
+            induced or self.subgraph == "induced",
+        )
+
+    def trees(self, graphs: Graphs | Topology, seeds: AnySeeds) -> Trees:
+        """The trees of the seeds, as sample() makes them, for sample_layer(). Raises as sample()."""
+        trees = self._given(Topology.of(graphs), seeds).trees
+        if trees is None:
+            raise ValueError("the sampler is not disjoint: it makes no trees")
+        return trees
+
+    def induced(self, graphs: Graphs | Topology, nodes: AnySeeds) -> dict[Relation, Block]:
+        """All edges among the nodes, by relation, as with subgraph="induced". On the CPU.
+
+        nodes: int64[n], or by type; PlantedNodes if the sampler is disjoint. Raises as sample().
+        """
+        topology = Topology.of(graphs)
+        given, call = self._given(topology, nodes), partial(self._call, induced=True)
+        with self._lock:
+            [(_, [layer], _)] = self._on_host(topology, [given], [], (0, 0, 0), call)
+        return dict(zip(topology.relations, layer, strict=True))
+
+    def _given(self, topology: Topology, seeds: AnySeeds) -> Given:
+        if self.subgraph == "bidirectional":
+            check_reverses(topology)
+        if not self.disjoint:
+            return super()._given(topology, seeds)
+        return planted(topology, seeds, temporal=self.temporal is not None)
+
+    def _minibatch(
+        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
+    ) -> Minibatch:
+        nodes, blocks, batch = layers
+        if self.subgraph == "bidirectional":
+            blocks = [bidirectional_layer(topology, blocks, [len(ids) for ids in nodes])]
+        if self.subgraph != "directional":
+            for block in blocks[0]:
+                block.weights = None
+        return super()._minibatch(topology, given, (nodes, blocks, batch), epoch, step)
 
     def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
         """By relation, and the factor."""
@@ -130,15 +229,25 @@ class Neighbor(LayeredSampler):
         return [given.get(relation) for relation in topology.relations]
 
     def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
-        sampler, topology = self._device_sampler(device), drawn_for[0]
+        sampler, (topology, given, fanouts, numbers) = self._device_sampler(device), drawn_for
+        if self.subgraph == "induced":
+            return super()._start_on(device, drawn_for)
+        forest = None
+        if given.trees is not None:
+            for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
+                if ids.device.type == "cpu":  # else a kernel checks them
+                    check_seeds(ids, ntype, count)
+            times = [] if self.temporal is None else topology.times(self.temporal)
+            forest = Forest(given.batch, given.trees.tags, given.trees.times, times)
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
         if weights or masks:
             topology.check_open()
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
-        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
-        return sampler.start(*drawn_for, choice)
+        last = self.strategy == "last"
+        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates, last=last)
+        return sampler.start(topology, given.ids, fanouts, numbers, choice, forest)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

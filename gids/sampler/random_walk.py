@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from gids import _core
+from gids.sampler.forest import Given
 from gids.sampler.layered import DrawnFor, LayeredSampler, Layers
 from gids.sampler.minibatch import Minibatch
 from gids.sampler.topology import Topology
@@ -75,7 +75,7 @@ class RandomWalk(LayeredSampler):
         return self._per_layer
 
     def _minibatch(
-        self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
+        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
     ) -> Minibatch:
         minibatch = super()._minibatch(topology, given, layers, epoch, step)
         ntype = topology.graphs[self._path_in(topology)[0]].relation[2]
@@ -110,7 +110,9 @@ class RandomWalk(LayeredSampler):
                 )
         return path
 
-    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+    def _call(
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+    ) -> list[_core._Sampled]:
         native, seeds, fanouts, numbers = drawn_for
         walk = (self._path_in(topology), self.num_walks, self.walk_length, self.restart)
         return host.walk(native, seeds, [layer[:1] for layer in fanouts], numbers, *walk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from gids.cuda import Device
 from gids.errors import MissingError
 from gids.sampler.device import PinnedGraph
 from gids.sampler.minibatch import Minibatch, PerType
+from gids.sampler.time_order import By, check_time_order, times_of
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
@@ -22,10 +23,13 @@ Graphs = AnyGraph | Sequence[AnyGraph] | Mapping[Relation, AnyGraph]
 
 
 class Sampler(Protocol):
-    """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments."""
+    """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments.
+
+    seeds: int64[n], or by node type; TimedSeeds if the loader has times.
+    """
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> Minibatch: ...
 
 
@@ -85,6 +89,7 @@ class Topology:
                 f"{describe_type(self.relations[0])} leads from one node type to another: pass [graph], "
                 "and seeds by node type"
             )
+        self._times: dict[By, list[tuple[np.ndarray, bool] | None]] = {}
         self.node_types = list(counts)
         self.node_counts = list(counts.values())
 
@@ -104,6 +109,34 @@ class Topology:
         if any(p.closed for p in self.pinned):
             raise ValueError("a PinnedGraph of this topology is closed: pin the graph again")
 
+    def node_times(self, ntype: str) -> np.ndarray | None:
+        """The times of the nodes of a type, if its graphs have them."""
+        for graph in self.graphs:
+            ends = ((graph.relation[0], graph.src_times), (graph.relation[2], graph.dst_times))
+            for end, times in ends:
+                if end == ntype and times is not None:
+                    return times
+        return None
+
+    def times(self, by: By) -> list[tuple[np.ndarray, bool] | None]:
+        """By relation: (times of its edges or sources, whether they are of sources), or None.
+
+        Raises ValueError if no relation has such times, or if edges are not in their order; that is checked
+        once.
+        """
+        if by not in self._times:
+            found = [times_of(graph, by) for graph in self.graphs]
+            if all(times is None for times in found):
+                raise ValueError(
+                    f"temporal={by!r}: no relation of the dataset has times of {by}: `gids convert` stores "
+                    "them; for a graph of your own use dataclasses.replace(graph, edge_times=…)"
+                )
+            for graph, times in zip(self.graphs, found, strict=True):
+                _check_times(graph, times, by)
+                check_time_order(graph, by)
+            self._times[by] = [None if t is None else (np.ascontiguousarray(t), by == "nodes") for t in found]
+        return self._times[by]
+
     @cached_property
     def native(self) -> _core.NeighborTopology:
         """The topology for the native CPU samplers."""
@@ -114,24 +147,28 @@ class Topology:
             topology.add(graph.indptr, graph.indices, src, dst, describe_type(graph.relation))
         return topology
 
-    def seeds_by_type(self, seeds: PerType) -> list[torch.Tensor]:
+    def seeds_by_type(self, seeds: PerType, *, what: str = "seeds") -> list[torch.Tensor]:
         """int64[n] for each of node_types. seeds: int64[n] or bool[num_nodes], by type if there are several.
+
+        what: the name of other numbers, such as the seeds' times: int64[n] only.
 
         Raises TypeError, KeyError and ValueError for wrong seeds.
         """
         if self.homogeneous:
             if isinstance(seeds, dict):
-                raise TypeError("seeds is a dictionary: with one graph give a tensor, int64[n]")
-            return [_check_ids(seeds, self.node_types[0], self.node_counts[0])]
+                raise TypeError(f"{what} is a dictionary: with one graph give a tensor, int64[n]")
+            return [_check_ids(seeds, self.node_types[0], self.node_counts[0], what)]
         if not isinstance(seeds, dict):
-            raise TypeError("seeds must be a dictionary, node type -> int64[n], with several relations")
+            raise TypeError(f"{what} must be a dictionary, node type -> int64[n], with several relations")
         for ntype in seeds:
             if ntype not in self.node_types:
                 known = ", ".join(map(repr, self.node_types))
-                raise MissingError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
+                raise MissingError(f"{what} of type {ntype!r}: no relation has it (there are {known})")
         none = torch.empty(0, dtype=torch.int64)
-        counts = zip(self.node_types, self.node_counts, strict=True)
-        return [_check_ids(seeds.get(ntype, none), ntype, count) for ntype, count in counts]
+        return [
+            _check_ids(seeds.get(ntype, none), ntype, count, what)
+            for ntype, count in zip(self.node_types, self.node_counts, strict=True)
+        ]
 
 
 def _check_arrays(graph: Graph) -> None:
@@ -149,17 +186,25 @@ def _check_arrays(graph: Graph) -> None:
         )
 
 
-def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
-    if not isinstance(tensor, torch.Tensor):
+def _check_times(graph: Graph, times: np.ndarray | None, by: By) -> None:
+    """Check times of a Graph that was not made by a store."""
+    count = graph.num_edges if by == "edges" else graph.num_src
+    if times is not None and (times.dtype not in (np.int32, np.int64) or times.shape != (count,)):
         raise TypeError(
-            f"seeds of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n] or bool[{count}]"
+            f"times of {by} of {describe_type(graph.relation)} must be int32 or int64[{count}] (got "
+            f"{times.dtype}{list(times.shape)})"
         )
-    if tensor.dtype == torch.bool and tensor.shape == (count,):
+
+
+def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int, what: str) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
+    masks = what == "seeds"
+    give = f"give int64[n], or bool[{count}], a mask of all nodes" if masks else "give int64[n]"
+    if not isinstance(tensor, torch.Tensor):
+        or_mask = f" or bool[{count}]" if masks else ""
+        raise TypeError(f"{what} of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n]{or_mask}")
+    if masks and tensor.dtype == torch.bool and tensor.shape == (count,):
         return tensor.nonzero().view(-1)
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise TypeError(
-            f"seeds of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: give int64[n], or bool[{count}], a "
-            "mask of all nodes"
-        )
+        raise TypeError(f"{what} of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: {give}")
     return tensor.contiguous()

@@ -139,7 +139,19 @@ class FeatureStore:
             indptr=arrays["indptr"],
             indices=arrays["indices"],
             edge_ids=arrays.get("edge_ids"),
+            edge_times=arrays.get("time"),
+            src_times=self.node_times(entry.type[0]),
+            dst_times=self.node_times(entry.type[2]),
+            sorted_by=entry.sorted_by,
         )
+
+    def node_times(self, ntype: str | None = None) -> np.ndarray | None:
+        """The times of the nodes of a type, int32 or int64[num_nodes], memory-mapped; None: it has none.
+
+        Those of edges are graph().edge_times, in the order of graph().indices.
+        """
+        entry = self._nodes_entry(ntype).arrays.get("time")
+        return None if entry is None else map_array(self.locate.array(entry), entry)
 
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -24,7 +24,7 @@ from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_
 from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 """The versions that can be read. A manifest has the lowest version that supports its content."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -48,7 +48,7 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class NodesEntry:
-    """One node type: its number of nodes and its arrays by role (label, train_idx, …, and heat)."""
+    """One node type: its number of nodes and its arrays by role (label, train_idx, …, heat and time)."""
 
     type: str
     count: int
@@ -57,11 +57,16 @@ class NodesEntry:
 
 @dataclass(frozen=True)
 class RelationEntry:
-    """One relation: its number of edges, and its arrays by role (indptr, indices, edge_ids) or none."""
+    """One relation: its number of edges, and its arrays by role (indptr, indices, edge_ids, time) or none.
+
+    sorted_by: "edges" if the in-edges of every node ascend by their times, "nodes" if by the times of their
+    sources.
+    """
 
     type: Relation
     count: int
     arrays: Mapping[str, ArrayEntry]
+    sorted_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
+        if any(r.sorted_by for r in self.relations) or any("time" in n.arrays for n in self.nodes):
+            return 4
         dtypes = {a.dtype for n in self.nodes for a in n.arrays.values()} | {t.dtype for t in self.tables}
         if "bool" in dtypes:
             return 3
@@ -203,7 +210,8 @@ def validate(fields: object) -> Manifest:
     counts = {n.type: n.count for n in nodes}
     _distinct([n.type for n in nodes], "node type")
     relations = tuple(
-        _relation(r, f"relations[{i}]", counts) for i, r in enumerate(_list(top["relations"], "relations"))
+        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, version)
+        for i, r in enumerate(_list(top["relations"], "relations"))
     )
     _distinct([r.type for r in relations], "relation")
     edge_counts = {r.type: r.count for r in relations}
@@ -222,11 +230,14 @@ def _nodes(value: object, where: str, version: int) -> NodesEntry:
     fields = _fields(value, where, ("type", "count", "arrays"))
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     arrays: dict[str, ArrayEntry] = {}
-    for role, array in _roles(fields, where, ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values())):
+    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values())
+    for role, array in _roles(fields, where, (*known, "time") if version >= 4 else known):
         entry = arrays[role] = _array(array, f"{where}.arrays.{role}")
         if role == "label":
             _check_version(entry.dtype, version, f"{where}.arrays.label")
             _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
+        elif role == "time":
+            _expect_array(entry, where, "times", (count,), "int32", "int64")
         elif role in HEAT_ROLES.values():
             _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
         else:
@@ -239,8 +250,12 @@ def heat_dtype(role: str) -> str:
     return "uint32" if role == "out_degree" else "float32"
 
 
-def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationEntry:
-    fields = _fields(value, where, ("type", "count", "arrays"))
+def _relation(
+    value: object, where: str, counts: Mapping[str, int], timed: Container[str], version: int
+) -> RelationEntry:
+    """timed: the node types that have times."""
+    timed_too = version >= 4
+    fields = _fields(value, where, ("type", "count", "arrays"), ("sorted_by",) if timed_too else ())
     type_ = _relation_type(fields["type"], f"{where}.type")
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     for end in (type_[0], type_[2]):
@@ -248,20 +263,30 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
             raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
     arrays = {
         r: _array(a, f"{where}.arrays.{r}")
-        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids"))
+        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids", *["time"] * timed_too))
     }
+    sorted_by = fields.get("sorted_by")
+    if sorted_by is not None or "time" in arrays:
+        if sorted_by not in ("edges", "nodes") or (sorted_by == "edges") != ("time" in arrays) or not arrays:
+            raise FormatError(
+                f"{where}.sorted_by is {sorted_by!r}; it must be 'edges' with an array time, or 'nodes'"
+            )
+        if sorted_by == "nodes" and type_[0] not in timed:
+            raise FormatError(f"{where} is sorted by the times of {type_[0]!r} nodes, which have none")
     if not arrays:
         return RelationEntry(type_, count, arrays)
     if "indptr" not in arrays or "indices" not in arrays:
         raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
     _expect_array(arrays["indptr"], where, "indptr", (counts[type_[2]] + 1,), "int64")
+    if "time" in arrays:
+        _expect_array(arrays["time"], where, "times", (count,), "int32", "int64")
     limits = {"indices": (counts[type_[0]], "source nodes"), "edge_ids": (count, "edges")}
     for role, (limit, what) in limits.items():
         if role in arrays:
             _expect_array(arrays[role], where, role, (count,), "int32", "int64")
             if arrays[role].dtype == "int32" and limit > 1 << 31:
                 raise FormatError(f"{where}: int32 {role} cannot name {limit} {what}")
-    return RelationEntry(type_, count, arrays)
+    return RelationEntry(type_, count, arrays, sorted_by)
 
 
 def _table(

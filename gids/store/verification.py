@@ -24,6 +24,7 @@ from gids.store.files import (
     read_manifest,
     shard_files,
 )
+from gids.store.graph import Graph, first_out_of_order
 from gids.store.manifest import ArrayEntry, NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.rows import FileRows, Rows, blocks
@@ -48,10 +49,11 @@ def verify(
 
     First checks the checksum of the manifest and the size and header of every file, and stops if one is
     wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
-    number of edges, that ids are in range, that heat is finite and that bool is 0 or 1. Reads everything once
-    (the graph twice), in bounded memory, and leaves nothing in the page cache. Stops early if most of a
-    sample of 64 pages of a large table are wrong. Prints up to 100 faulty pages per table and the number of
-    others. on_total(bytes), on_bytes(n): progress.
+    number of edges, that ids are in range, that edges are in the order of their times, that heat is finite
+    and that bool is 0 or 1. Reads everything once (the graph twice, and with times three times), in bounded
+    memory, and leaves nothing in the page cache. Stops early if most of a sample of 64 pages of a large table
+    are wrong. Prints up to 100 faulty pages per table and the number of others. on_total(bytes), on_bytes(n):
+    progress.
     """
     root = Path(os.path.abspath(path))
     try:
@@ -80,8 +82,10 @@ def verify(
     for nodes in manifest.nodes:
         yield from _node_faults(nodes, locate)
     counts = {n.type: n.count for n in manifest.nodes}
+    arrays_of = {n.type: n.arrays for n in manifest.nodes}
     for relation in manifest.relations:
-        yield from _graph_faults(relation, counts, locate)
+        times = arrays_of[relation.type[0]].get("time")
+        yield from _graph_faults(relation, counts, times, locate)
     for table in manifest.tables:
         if table.order is not None:
             yield from _raised(checked_order, *_rows(table.order, locate))
@@ -128,14 +132,45 @@ def _is_no_bool(values: np.ndarray) -> tuple[np.ndarray, str]:
     return values > 1, _BOOLS
 
 
-def _graph_faults(relation: RelationEntry, counts: Mapping[str, int], locate: Locator) -> Iterator[str]:
+def _graph_faults(
+    relation: RelationEntry, counts: Mapping[str, int], times: ArrayEntry | None, locate: Locator
+) -> Iterator[str]:
+    """times: of the source type's nodes."""
     if not relation.arrays:
         return
     arrays = {role: _rows(entry, locate) for role, entry in relation.arrays.items()}
-    yield from _raised(checked_indptr, *arrays["indptr"], relation.count)
-    yield from _raised(checked_ids, *arrays["indices"], counts[relation.type[0]], "indices")
+    faults = list(_raised(checked_indptr, *arrays["indptr"], relation.count))
+    faults += _raised(checked_ids, *arrays["indices"], counts[relation.type[0]], "indices")
+    yield from faults
     if "edge_ids" in arrays:
         yield from _raised(checked_ids, *arrays["edge_ids"], relation.count, "edge_ids")
+    if relation.sorted_by is not None and not faults:
+        yield from _time_faults(relation, counts, times, locate)
+
+
+def _time_faults(
+    relation: RelationEntry, counts: Mapping[str, int], times: ArrayEntry | None, locate: Locator
+) -> Iterator[str]:
+    """times: of the source type's nodes."""
+    maps = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
+    src, _, dst = relation.type
+    graph = Graph(
+        relation.type,
+        counts[src],
+        counts[dst],
+        maps["indptr"],
+        maps["indices"],
+        None,
+        maps.get("time"),
+        None if times is None else map_array(locate.array(times), times),
+    )
+    assert relation.sorted_by is not None
+    if (position := first_out_of_order(graph, relation.sorted_by)) is not None:
+        path = locate.array(relation.arrays["time" if relation.sorted_by == "edges" else "indices"])
+        yield (
+            f"{path}: the edge at position {position} is earlier than the one before it; convert the source "
+            "again"
+        )
 
 
 def _rows(entry: ArrayEntry, locate: Locator) -> tuple[Path, FileRows]:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from gids.write.page_writer import PageWriter, open_sized
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
+from gids.write.time_order import TimesOf, check_times, scratch_times, time_dtype
 from gids.write.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20
@@ -98,6 +99,7 @@ class DatasetWriter:
         self._counts: dict[str, int] = {}
         self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
+        self._sorted_by: dict[Relation, str] = {}
         self._tables: list[TableEntry] = []
         self._tallies: dict[str, Tally] = {}
         self._resumable = resume_key is not None
@@ -343,27 +345,63 @@ class DatasetWriter:
         sort_neighbors: bool = False,
         dedup: bool = False,
         index_dtype: str = "int64",
+        times: Values | Literal["nodes"] | None = None,
     ) -> None:
         """Sort edges by destination (stable) and write the topology of the relation.
 
         edges: made by `edge_list` or `out_edges`. keep_ids: write edge_ids, unless ids are positions.
         sort_neighbors: sort the edges of one destination by source. dedup: remove duplicate edges; needs
-        keep_ids=False and sorts neighbors.
+        keep_ids=False and sorts neighbors. times: sort the edges of one destination by their times,
+        int[count] in the order of ids, and write these; or "nodes": by those of their sources, which
+        write_times wrote. Takes 40 bytes of memory per edge of one destination, and for times of edges 8
+        bytes per edge of
+        scratch space.
         """
+        if times is not None and (dedup or sort_neighbors):
+            raise ValueError(
+                "times order the edges of a node, so sort_neighbors and dedup cannot: leave them out"
+            )
         if dedup and keep_ids:
             raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
         self._declare(relation, edges.num_src, edges.num_dst)
 
+        of_edges = None if times is None or isinstance(times, str) else as_rows(times)
+        if of_edges is not None:
+            check_times(of_edges, edges.count, describe_type(relation))
+
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
+            times_of: TimesOf | None = None
+            if of_edges is not None:
+                by_id = scratch_times(of_edges, self.scratch / "edge-times")
+                times_of = lambda _, ids: by_id[ids]  # noqa: E731
+            elif times is not None:
+                by_node = self._map(self._node_arrays[relation[0]]["time"])
+                times_of = lambda sources, _: by_node[sources]  # noqa: E731
             return files.write_sorted(
                 edges,
                 self.scratch,
                 self._memory_bytes // 2,
                 sort_neighbors=sort_neighbors,
                 workers=self._workers,
+                times_of=times_of,
             )
 
-        self._add_graph(relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup)
+        if isinstance(times, str) and "time" not in self._node_arrays.get(relation[0], {}):
+            raise ValueError(f"{relation[0]!r} nodes have no times: call write_times first")
+        dtype = None if of_edges is None else time_dtype(of_edges)
+        self._add_graph(
+            relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup, time_dtype=dtype
+        )
+        if times is not None:
+            self._sorted_by[relation] = "nodes" if isinstance(times, str) else "edges"
+
+    def write_times(self, ntype: str, times: Values) -> None:
+        """Write one time per node, int[num_nodes]; stored as int32 if they fit, else int64."""
+        rows = as_rows(times)
+        self.add_nodes(ntype, rows.shape[0] if rows.shape else 0)
+        check_times(rows, self._counts[ntype], repr(ntype))
+        pieces = (block.numpy() for _, block in blocks(rows, _PIECE_BYTES))
+        self._write_node_array(ntype, "time", time_dtype(rows), rows.shape, pieces)
 
     def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
         for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
@@ -390,6 +428,7 @@ class DatasetWriter:
         *,
         keep_ids: bool,
         dedup: bool = False,
+        time_dtype: str | None = None,
     ) -> None:
         if not dedup:
             self._add_edges(relation, edge_count)
@@ -406,6 +445,7 @@ class DatasetWriter:
                     keep_ids=keep_ids,
                     on_bytes=self._on_bytes,
                     dedup=dedup,
+                    time_dtype=time_dtype,
                 ) as files:
                     return entry_json(write(files))
             except FormatError as error:
@@ -500,7 +540,9 @@ class DatasetWriter:
         """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree."""
         self._write_out_degrees()
         nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
-        relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
+        relations = [
+            RelationEntry(r, n, arrays, self._sorted_by.get(r)) for r, (n, arrays) in self._relations.items()
+        ]
         self._workplace.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
 
     def close(self, *, discard: bool) -> None:

@@ -16,6 +16,7 @@ from gids.store.rows import Rows
 from gids.write.array_file import ArrayFile
 from gids.write.edge_sort import EdgeSorter
 from gids.write.edges import EdgeSource
+from gids.write.time_order import TimeOrder, TimesOf
 
 _PIECE_BYTES = 8 << 20
 
@@ -25,7 +26,8 @@ class GraphWriter:
 
     root: the dataset's directory. edge_count: the number of edges, or, with dedup, an upper bound.
     index_dtype: type of indices and edge ids. keep_ids: write edge ids, unless all ids are positions.
-    on_bytes(n): progress, 8 bytes per edge.
+    time_dtype: type of the times of edges, if they are to be written. on_bytes(n): progress, 8 bytes per
+    edge.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class GraphWriter:
         keep_ids: bool,
         on_bytes: Callable[[int], None],
         dedup: bool = False,
+        time_dtype: str | None = None,
     ) -> None:
         if index_dtype == "int32" and max(num_src, edge_count) > 1 << 31:
             raise FormatError(
@@ -59,6 +62,7 @@ class GraphWriter:
         self._indptr = array("indptr", "int64", (num_dst + 1,))
         self._indices = array("indices", index_dtype, edges)
         self._edge_ids = array("edge_ids", index_dtype, edges) if keep_ids else None
+        self._times = array("time", time_dtype, edges) if time_dtype is not None else None
 
     def write_in_edges(self, indptr: Rows, indices: Rows, edge_ids: Rows | None) -> dict[str, ArrayEntry]:
         """Check and copy arrays that are sorted by destination. Raises FormatError."""
@@ -73,9 +77,19 @@ class GraphWriter:
         return self._finish()
 
     def write_sorted(
-        self, edges: EdgeSource, scratch: Path, memory_bytes: int, *, sort_neighbors: bool, workers: int
+        self,
+        edges: EdgeSource,
+        scratch: Path,
+        memory_bytes: int,
+        *,
+        sort_neighbors: bool,
+        workers: int,
+        times_of: TimesOf | None = None,
     ) -> dict[str, ArrayEntry]:
-        """Sort edges by destination, stably, and write them. Raises FormatError for ids out of range."""
+        """Sort edges by destination, stably, and write them. Raises FormatError for ids out of range.
+
+        times_of: sorts the edges of each destination by these times.
+        """
         total = 0
         self._indptr.append(np.zeros(1, np.int64))
 
@@ -90,14 +104,23 @@ class GraphWriter:
             self._append_ids(ids)
             self._on_bytes(ids.nbytes)
 
+        def on_timed(sources: np.ndarray, ids: np.ndarray, times: np.ndarray) -> None:
+            on_edges(sources, ids)
+            if self._times is not None:
+                self._times.append(times)
+
+        emit_degrees, emit_edges = on_degrees, on_edges
+        if times_of is not None:
+            ordered = TimeOrder(times_of, on_degrees, on_timed)
+            emit_degrees, emit_edges = ordered.add_degrees, ordered.add_edges
         if not self._num_dst and edges.count:
             raise FormatError(f"there are {edges.count} edges, but the destination type has no nodes")
         if self._num_dst:
             EdgeSorter(
                 scratch,
                 memory_bytes,
-                on_degrees,
-                on_edges,
+                emit_degrees,
+                emit_edges,
                 workers=workers,
                 num_src=edges.num_src if sort_neighbors or self._dedup else None,
                 dedup=self._dedup,
@@ -118,6 +141,8 @@ class GraphWriter:
             self._edge_ids.discard()
         elif self._edge_ids is not None:
             entries["edge_ids"] = self._edge_ids.finish()
+        if self._times is not None:
+            entries["time"] = self._times.finish()
         return entries
 
     def __enter__(self) -> GraphWriter:

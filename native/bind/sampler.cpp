@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "bind/bind.h"
+#include "gids/forest.h"
 #include "gids/id_map.h"
 #include "gids/random.h"
 #include "sampler/bulk.h"
@@ -124,15 +125,18 @@ sampler::Moment moment_of(const Numbers& numbers, sampler::Dependency dependency
 nb::tuple arrays_of(const sampler::Minibatch& minibatch) {
   nb::list nodes, layers;
   for (const auto& list : minibatch.nodes) nodes.append(OutIds(list.ids, {list.count}, owner_of(list.memory)));
+  nb::list trees;
+  for (const auto& list : minibatch.nodes)
+    if (list.trees) trees.append(OutIds(list.trees, {list.count}, owner_of(list.memory)));
   for (const auto& blocks : minibatch.layers) {
     nb::list layer;
     for (const auto& block : blocks) layer.append(arrays_of(block));
     layers.append(layer);
   }
-  return nb::make_tuple(nodes, layers);
+  return nb::make_tuple(nodes, layers, trees);
 }
 
-// sample(samplers, spans of a minibatch's seeds, its moment) runs without the GIL.
+// sample(samplers, spans of a minibatch's seeds, its moment, i) runs without the GIL.
 template <class Sample>
 nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, const Fanouts& fanouts,
              size_t in_a_layer, const Numbers& numbers, sampler::Dependency dependency, const Sample& sample) {
@@ -148,7 +152,7 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
   {
     nb::gil_scoped_release unlocked;
     made = self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
-      return sample(samplers, spans[i], moment_of(numbers, dependency, i));
+      return sample(samplers, spans[i], moment_of(numbers, dependency, i), i);
     });
   }
   nb::list result;
@@ -159,12 +163,45 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
 using Bits = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Tags = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// The trees of a minibatch: the tree of each seed by node type, tags and perhaps times of the trees.
+using Trees = std::tuple<std::vector<Ids>, Tags, std::optional<Ids>>;
+using TimesOf = std::optional<std::pair<AnyIds, bool>>;  // the times of edges, or of sources if true
+
+sampler::Forest forest_of(const Trees& given, const std::vector<Ids>& seeds) {
+  const auto& [of_seeds, tags, times] = given;
+  if (of_seeds.size() != seeds.size()) throw nb::value_error("trees must have one array per node type");
+  sampler::Forest forest{{}, {tags.data(), tags.size()}, {}};
+  if (times && times->size() != tags.size()) throw nb::value_error("times must have one value per tree");
+  if (times) forest.times = {times->data(), times->size()};
+  for (size_t type = 0; type < seeds.size(); ++type) {
+    const Ids& trees = of_seeds[type];
+    if (trees.size() != seeds[type].size()) throw nb::value_error("trees must have one value per seed");
+    for (size_t i = 0; i < trees.size(); ++i)
+      if (static_cast<u64>(trees.data()[i]) >= tags.size()) throw nb::index_error("no such tree");
+    forest.of_seeds.emplace_back(trees.data(), trees.size());
+  }
+  return forest;
+}
+
+sampler::Times times_of(const std::pair<AnyIds, bool>& given, const sampler::Relation& relation,
+                        const Topology& topology) {
+  const auto& [values, of_sources] = given;
+  const bool wide = values.dtype() == nb::dtype<int64_t>();
+  if (!wide && values.dtype() != nb::dtype<int32_t>()) throw nb::type_error("times must be int32 or int64");
+  if (values.size() != (of_sources ? topology.node_types[relation.src].count : relation.num_edges))
+    throw nb::value_error("times must have one value per edge of a relation, or per source");
+  return {values.data(), wide, of_sources};
+}
+
 nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, bool replace,
                            const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
-                           const std::vector<std::optional<Bits>>& near, float factor) {
+                           const std::vector<std::optional<Bits>>& near, float factor,
+                           const std::vector<Trees>& trees, const std::vector<TimesOf>& times, bool last,
+                           bool induced) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
-  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor};
+  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor, {}, last, induced};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights must have at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
@@ -178,9 +215,20 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
       throw nb::value_error("near must have one bit per source of a relation");
     options.near.push_back(near[r] ? near[r]->data() : nullptr);
   }
+  std::vector<sampler::Forest> forests;
+  if (!trees.empty() && trees.size() != seeds.size()) throw nb::value_error("trees must be of every minibatch");
+  for (size_t i = 0; i < trees.size(); ++i) forests.push_back(forest_of(trees[i], seeds[i]));
+  if (times.size() > relations.size()) throw nb::value_error("times must have at most one array per relation");
+  for (size_t r = 0; r < times.size(); ++r) {
+    options.times.push_back(times[r] ? times_of(*times[r], relations[r], graph.topology()) : sampler::Times{});
+    for (const sampler::Forest& forest : forests)
+      if (times[r] && forest.times.size() != forest.tags.size()) throw nb::value_error("the trees have no times");
+    if (times[r] && forests.empty()) throw nb::value_error("times need trees");
+  }
   return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, dependency,
-             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
-               return sampler::sample_neighbors(samplers.host, graph.topology(), spans, fanouts, options, moment);
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t i) {
+               return sampler::sample_neighbors(samplers.host, graph.topology(), spans, fanouts, options, moment,
+                                                forests.empty() ? nullptr : &forests[i]);
              });
 }
 
@@ -189,7 +237,7 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
                        bool layer_dependency, Dependency kappa_nested) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
   return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, dependency,
-             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return samplers.labor.sample(samplers.host, graph.topology(), spans, fanouts,
                                             {importance_sampling, fixed_count, layer_dependency}, moment);
              });
@@ -198,7 +246,7 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
 nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                         const Fanouts& sizes, const Numbers& numbers, bool poisson) {
   return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, 1,
-             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, poisson, moment);
              });
 }
@@ -214,7 +262,7 @@ nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batch
   if (path.empty()) throw nb::value_error("path must have one relation or more");
   const sampler::WalkOptions options{path, walks, length, restart};
   return run(self, graph.topology(), seeds, counts, 1, numbers, 1,
-             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return sampler::sample_walks(samplers.host, graph.topology(), spans, counts, options, moment);
              });
 }
@@ -253,12 +301,15 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a,
+           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "induced"_a,
            "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the seeds' "
            "first, by relation; numbers: (seed, epoch, first step); weights: by relation, float32[num_edges] or None; "
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source whose "
-           "edges count factor times, or None. Returns of each minibatch (int64[n] nodes by node type, by layer and "
-           "relation (indptr, indices, positions, weights or None, number of sources)).")
+           "edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, times or "
+           "None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: later edges "
+           "are left out; last: draw among the last edges; induced: one layer, of all edges among the nodes. Returns of "
+           "each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, positions, weights or "
+           "None, number of sources), the trees of the nodes by node type or nothing).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
@@ -285,6 +336,16 @@ void bind_sampler(nb::module_& m) {
       },
       "numbers"_a, "dependency"_a, "layer"_a, "number"_a,
       "What the kernels need for these numbers: the keys of the group and of the next one, and their shares.");
+  m.def(
+      "tree_tags",
+      [](u32 node_type, Ids roots, Ids times, nb::ndarray<u32, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
+        if (out.size() != roots.size() || times.size() != roots.size())
+          throw nb::value_error("times and out must have one value per root");
+        for (size_t i = 0; i < roots.size(); ++i)
+          out.data()[i] = forest::tag(node_type, static_cast<u64>(roots.data()[i]), times.data()[i]);
+      },
+      "node_type"_a, "roots"_a.noconvert(), "times"_a.noconvert(), "out"_a.noconvert(),
+      "What the trees with these roots draw by. out: uint32[n].");
   m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "gids/forest.h"
 #include "sampler/minibatch.h"
 
 namespace gids::sampler {
@@ -32,8 +33,15 @@ struct Frontier {
   const i64* begins;            // of each node's in-edges among the relation's indices
   const u64* degrees;
   FirstFault& bad_edge;         // the least position of a source that is no node
+  const u32* trees = nullptr;   // of each node, or null: the nodes are in no trees
+  const u32* tags = nullptr;    // of each tree
 
   size_t size() const { return nodes.size(); }
+  // What a node's random numbers are numbered by.
+  u64 drawn_as(size_t v) const {
+    const u64 node = static_cast<u64>(nodes[v]);
+    return trees ? forest::drawn_as(node, tags[trees[v]]) : node;
+  }
 
   void prefetch(u64 position) const {
     const size_t bytes = relation.wide ? 8 : 4;

@@ -17,44 +17,113 @@ T* carve(std::byte*& at, size_t count) {
   return here;
 }
 
+void raise_bad_edge(const Relation& relation, const Frontier& frontier) {
+  if (frontier.bad_edge.at() != FirstFault::none)
+    throw BadTopology(relation, "indices[" + std::to_string(frontier.bad_edge.at()) + "] is outside 0 to " +
+                                    std::to_string(static_cast<i64>(frontier.num_src) - 1));
+}
+
 }  // namespace
 
-Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand) {
-  sets_.resize(graph.node_types.size());
-  for (u32 type = 0; type < sets_.size(); ++type) {
+Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand,
+                           const Forest* forest) {
+  return forest ? run_in(tree_sets_, graph, seeds, layers, expand, forest)
+                : run_in(sets_, graph, seeds, layers, expand, nullptr);
+}
+
+template <class Set>
+Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, Seeds seeds, u32 layers,
+                              const Expand& expand, const Forest* forest) {
+  sets.resize(graph.node_types.size());
+  for (u32 type = 0; type < sets.size(); ++type) {
     const auto& [count, name] = graph.node_types[type];
     for (const i64 seed : seeds[type])
       if (static_cast<u64>(seed) >= count)
         throw std::out_of_range("seed " + std::to_string(seed) + " is no " + name + " node: ids run from 0 to " +
                                 std::to_string(static_cast<i64>(count) - 1));
-    sets_[type].start(seeds[type]);
+    sets[type].start(seeds[type], forest ? forest->of_seeds[type].data() : nullptr);
   }
   Minibatch minibatch;
-  std::vector<size_t> known(sets_.size());
+  std::vector<size_t> known(sets.size());
   for (u32 layer = 0; layer < layers; ++layer) {
-    for (u32 type = 0; type < sets_.size(); ++type) known[type] = sets_[type].size();
+    for (u32 type = 0; type < sets.size(); ++type) known[type] = sets[type].size();
     auto& blocks = minibatch.layers.emplace_back();
     for (u32 r = 0; r < graph.relations.size(); ++r) {
       const Relation& relation = graph.relations[r];
-      const auto nodes = sets_[relation.dst].nodes().first(known[relation.dst]);
-      read_ranges(relation, nodes);
       FirstFault bad_edge;
-      const u64 num_src = graph.node_types[relation.src].count;
-      blocks.push_back(expand(layer, r, {relation, num_src, nodes, begins_.data(), degrees_.data(), bad_edge}));
-      if (bad_edge.at() != FirstFault::none)
-        throw BadTopology(relation, "indices[" + std::to_string(bad_edge.at()) + "] is outside 0 to " +
-                                        std::to_string(static_cast<i64>(num_src) - 1));
-      sets_[relation.src].relabel(blocks.back().indices, blocks.back().num_edges, workers_);
+      const Frontier frontier = frontier_of(sets, graph, relation, known[relation.dst], forest, bad_edge);
+      blocks.push_back(expand(layer, r, frontier));
+      raise_bad_edge(relation, frontier);
+      const Block& block = blocks.back();
+      const u32* trees = forest ? trees_of_edges(block, frontier.trees) : nullptr;
+      sets[relation.src].relabel(block.indices, block.num_edges, workers_, trees);
     }
-    for (u32 r = 0; r < graph.relations.size(); ++r) blocks[r].num_src = sets_[graph.relations[r].src].size();
+    for (u32 r = 0; r < graph.relations.size(); ++r) blocks[r].num_src = sets[graph.relations[r].src].size();
   }
-  for (const NodeSet& set : sets_) {
-    NodeList list{pool_->take(set.size() * sizeof(i64)), nullptr, set.size()};
-    list.ids = reinterpret_cast<i64*>(list.memory->memory.data());
-    if (set.size()) std::memcpy(list.ids, set.nodes().data(), set.size() * sizeof(i64));
+  for (const Set& set : sets) {
+    const size_t count = set.size();
+    NodeList list{pool_->take((forest ? 2 : 1) * align_up(count * sizeof(i64), 64)), nullptr, nullptr, count};
+    std::byte* at = list.memory->memory.data();
+    list.ids = carve<i64>(at, count);
+    if (count) std::memcpy(list.ids, set.nodes().data(), count * sizeof(i64));
+    if (forest) list.trees = carve<i64>(at, count);
+    for (size_t i = 0; forest && i < count; ++i) list.trees[i] = set.trees()[i];
     minibatch.nodes.push_back(std::move(list));
   }
   return minibatch;
+}
+
+std::vector<Block> HostSampler::induced(const Topology& graph, const Forest* forest, const Restrict& restrict) {
+  return forest ? induced_in(tree_sets_, graph, forest, restrict) : induced_in(sets_, graph, nullptr, restrict);
+}
+
+template <class Set>
+std::vector<Block> HostSampler::induced_in(std::vector<Set>& sets, const Topology& graph, const Forest* forest,
+                                           const Restrict& restrict) {
+  std::vector<Block> blocks;
+  for (u32 r = 0; r < graph.relations.size(); ++r) {
+    const Relation& relation = graph.relations[r];
+    FirstFault bad_edge;
+    const Set& sources = sets[relation.src];
+    const Frontier frontier = frontier_of(sets, graph, relation, sets[relation.dst].size(), forest, bad_edge);
+    restrict(r, frontier);
+    blocks.push_back(collect(
+        frontier,
+        [&](size_t v, EdgeList& list) {
+          const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
+          const u64 tree = frontier.trees ? frontier.trees[v] : 0;
+          for (u64 position = begin; position < begin + degree; ++position) {
+            const u64 local = sources.find(frontier.source(position), tree);
+            if (local == Set::none) continue;
+            list.reserve(1);
+            list.add(local, position, 1);
+          }
+        },
+        false));
+    raise_bad_edge(relation, frontier);
+    blocks.back().num_src = sources.size();
+  }
+  return blocks;
+}
+
+template <class Set>
+Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation,
+                                  size_t count, const Forest* forest, FirstFault& bad_edge) {
+  const Set& set = sets[relation.dst];
+  const auto nodes = set.nodes().first(count);
+  read_ranges(relation, nodes);
+  Frontier frontier{relation, graph.node_types[relation.src].count, nodes, begins_.data(), degrees_.data(), bad_edge};
+  if (forest) frontier.trees = set.trees(), frontier.tags = forest->tags.data();
+  return frontier;
+}
+
+// trees: of the block's destinations.
+const u32* HostSampler::trees_of_edges(const Block& block, const u32* trees) {
+  u32* of_edges = edge_trees_.ensure(block.num_edges);
+  workers_.parallel_for(block.num_dst, node_piece, [&](size_t first, size_t last, u32) {
+    for (size_t v = first; v < last; ++v) std::fill(of_edges + block.indptr[v], of_edges + block.indptr[v + 1], trees[v]);
+  });
+  return of_edges;
 }
 
 void HostSampler::read_ranges(const Relation& relation, std::span<const i64> nodes) {
@@ -127,8 +196,9 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
 }
 
 size_t HostSampler::bytes() const {
-  size_t total = begins_.bytes() + degrees_.bytes() + ends_.bytes();
+  size_t total = begins_.bytes() + degrees_.bytes() + ends_.bytes() + edge_trees_.bytes();
   for (const NodeSet& set : sets_) total += set.bytes();
+  for (const TreeSet& set : tree_sets_) total += set.bytes();
   for (const EdgeList& list : lists_) total += list.bytes();
   return total;
 }

@@ -17,6 +17,13 @@ namespace gids::sampler {
 
 using Seeds = std::span<const std::span<const i64>>;  // by node type; may repeat
 
+// The trees of a minibatch that has a tree for each seed, or for several.
+struct Forest {
+  std::vector<std::span<const i64>> of_seeds;  // by node type, the tree of each seed, below tags.size()
+  std::span<const u32> tags;                   // gids/forest.h
+  std::span<const i64> times;                  // of each tree, or empty
+};
+
 // Edges that one thread has chosen, destination after destination.
 struct EdgeList {
   Scratch<i64> sources, positions;
@@ -56,8 +63,19 @@ class HostSampler {
   using Expand = std::function<Block(u32 layer, u32 relation, const Frontier&)>;
 
   // Every relation draws from the nodes that the layers before have found. Throws std::out_of_range for a seed that
-  // is no node, BadTopology. One caller at a time.
-  Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand);
+  // is no node, BadTopology. One caller at a time. forest: the trees of the seeds, or null.
+  Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest = nullptr);
+
+  // Instead of a layer's blocks: all edges among the nodes of the minibatch that run() has made. With trees, those
+  // within a tree. restrict(relation, frontier) leaves in-edges out, with bound().
+  using Restrict = std::function<void(u32 relation, const Frontier&)>;
+  std::vector<Block> induced(const Topology& graph, const Forest* forest, const Restrict& restrict);
+
+  // For `expand` and `restrict`: node v of the frontier keeps the in-edges [begin, begin + degree).
+  void bound(size_t v, i64 begin, u64 degree) {
+    begins_.data()[v] = begin;
+    degrees_.data()[v] = degree;
+  }
 
   // For `expand`: a block with room for this many edges; indptr[0] is 0.
   Block make_block(u64 num_dst, u64 num_edges, bool weighted);
@@ -70,11 +88,23 @@ class HostSampler {
   size_t bytes() const;
 
  private:
+  template <class Set>
+  Minibatch run_in(std::vector<Set>& sets, const Topology& graph, Seeds seeds, u32 layers, const Expand& expand,
+                   const Forest* forest);
+  template <class Set>
+  std::vector<Block> induced_in(std::vector<Set>& sets, const Topology& graph, const Forest* forest,
+                                const Restrict& restrict);
+  template <class Set>
+  Frontier frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t count,
+                       const Forest* forest, FirstFault& bad_edge);
+  const u32* trees_of_edges(const Block& block, const u32* trees);
   void read_ranges(const Relation& relation, std::span<const i64> nodes);
 
   cache::Workers workers_;
   std::shared_ptr<cache::BufferPool> pool_;
   std::vector<NodeSet> sets_;  // by node type
+  std::vector<TreeSet> tree_sets_;
+  Scratch<u32> edge_trees_;    // of the edges that are relabeled
   Scratch<i64> begins_;
   Scratch<u64> degrees_;
   std::vector<EdgeList> lists_;  // by piece of the frontier

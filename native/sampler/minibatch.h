@@ -27,6 +27,7 @@ struct Block {
 struct NodeList {
   Buffer memory;
   i64* ids = nullptr;
+  i64* trees = nullptr;  // null if the minibatch has no trees
   u64 count = 0;
 };
 

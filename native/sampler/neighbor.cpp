@@ -26,7 +26,7 @@ void choose(const Frontier& frontier, size_t first, size_t last, int fanout, u64
     }
     if (fanout == 0) continue;
     const u32 lane = picks.count++;
-    picks.node[lane] = static_cast<u64>(frontier.nodes[v]);
+    picks.node[lane] = frontier.drawn_as(v);
     picks.degree[lane] = degree;
     picks.begin[lane] = frontier.begins[v];
     picks.to[lane] = to;
@@ -90,7 +90,7 @@ const float* favour(const Frontier& frontier, size_t v, const float* weights, co
 void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, const float* weights,
               const Variates& variates, EdgeList& list) {
   const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
-  const u64 node = static_cast<u64>(frontier.nodes[v]);
+  const u64 node = frontier.drawn_as(v);
   u64 possible = degree;
   if (weights) possible = static_cast<u64>(std::count_if(weights, weights + degree, [](float w) { return w > 0; }));
   if (fanout == 0 || possible == 0) return;
@@ -140,27 +140,47 @@ void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, cons
     add(candidates[i].edge, weighted::estimate(weights[candidates[i].edge], candidates[k].rank));
 }
 
+// The edges that the frontier draws by relation r.
+Block draw(HostSampler& host, const Frontier& frontier, u32 r, int fanout, const NeighborOptions& options,
+           const Variates& variates) {
+  const float* weights = r < options.weights.size() ? options.weights[r] : nullptr;
+  const u8* near = r < options.near.size() ? options.near[r] : nullptr;
+  if (!options.replace && !options.dependent && !weights && !near)
+    return sample_uniform(host, frontier, fanout, variates.now);
+  return host.collect(
+      frontier,
+      [&](size_t v, EdgeList& list) {
+        const float* of_edges = weights ? weights + frontier.begins[v] : nullptr;
+        const bool chooses = fanout > 0 && (options.replace || frontier.degrees[v] > static_cast<u64>(fanout));
+        if (near && chooses) of_edges = favour(frontier, v, of_edges, near, options.factor);
+        take_any(frontier, v, fanout, options.replace, of_edges, variates, list);
+      },
+      weights || near);
+}
+
 }  // namespace
 
 Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
-                           const NeighborOptions& options, const Moment& moment) {
-  return host.run(graph, seeds, static_cast<u32>(fanouts.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
+                           const NeighborOptions& options, const Moment& moment, const Forest* forest) {
+  const auto times_of = [&](u32 r) { return r < options.times.size() ? options.times[r] : Times{}; };
+  const auto expand = [&](u32 layer, u32 r, const Frontier& frontier) {
     const int fanout = fanouts[layer][r];
-    const float* weights = r < options.weights.size() ? options.weights[r] : nullptr;
-    const u8* near = r < options.near.size() ? options.near[r] : nullptr;
-    const Variates variates(moment, layer, r);
-    if (!options.replace && !options.dependent && !weights && !near)
-      return sample_uniform(host, frontier, fanout, variates.now);
-    return host.collect(
-        frontier,
-        [&](size_t v, EdgeList& list) {
-          const float* of_edges = weights ? weights + frontier.begins[v] : nullptr;
-          const bool chooses = fanout > 0 && (options.replace || frontier.degrees[v] > static_cast<u64>(fanout));
-          if (near && chooses) of_edges = favour(frontier, v, of_edges, near, options.factor);
-          take_any(frontier, v, fanout, options.replace, of_edges, variates, list);
-        },
-        weights || near);
-  });
+    const Times times = times_of(r);
+    if (times.values) {
+      const bool all = fanout == neighbor::all_neighbors || !options.last;
+      leave_out_later(host, frontier, times, forest->times, all ? no_limit : static_cast<u64>(fanout));
+    }
+    return draw(host, frontier, r, fanout, options, Variates(moment, layer, r));
+  };
+  Minibatch minibatch = host.run(graph, seeds, static_cast<u32>(fanouts.size()), expand, forest);
+  if (options.induced) {
+    minibatch.layers.clear();
+    minibatch.layers.push_back(host.induced(graph, forest, [&](u32 r, const Frontier& frontier) {
+      if (const Times times = times_of(r); times.values)
+        leave_out_later(host, frontier, times, forest->times, no_limit);
+    }));
+  }
+  return minibatch;
 }
 
 }  // namespace gids::sampler

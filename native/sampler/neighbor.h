@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sampler/host_sampler.h"
+#include "sampler/temporal.h"
 #include "sampler/variates.h"
 
 namespace gids::sampler {
@@ -16,10 +17,13 @@ struct NeighborOptions {
   // By relation, a bit for each source (the lowest of a byte first): edges from those weigh `factor` times; null: none.
   std::vector<const u8*> near;
   float factor = 1;
+  std::vector<Times> times;  // by relation, or empty: edges later than their tree are not drawn. Needs trees with times
+  bool last = false;         // draw among the last edges, as many as the fanout
+  bool induced = false;      // instead of blocks, one layer of all edges among the nodes
 };
 
 // Blocks of relations with weights, or with near sources, have weights: those of the estimate.
 Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
-                           const NeighborOptions& options, const Moment& moment);
+                           const NeighborOptions& options, const Moment& moment, const Forest* forest = nullptr);
 
 }  // namespace gids::sampler

@@ -71,8 +71,8 @@ extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64
                                               u64 fanout, const float* weights, const u8* near, float factor,
                                               u64* numbers, float* estimates, const void* indices, u32 wide,
                                               u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots,
-                                              u32* sources, i64* positions, u32* slot_of, u64* fault) {
-  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+                                              u32* sources, i64* positions, u32* slot_of, const u32* tags, u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const u32 lane = threadIdx.x % warp_lanes;
   for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
@@ -87,13 +87,13 @@ extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64
         if (taken) {
           const u64 at = place + static_cast<u64>(__popc(all_taken & ((1u << lane) - 1)));
           estimates[at] = 1;
-          edges.take(at, position);
+          edges.take(at, position, nodes[v]);
         }
         place += static_cast<u64>(__popc(all_taken));
       }
       continue;
     }
-    const Variates of_edges = Variates{now, next, cos, sin}.of_edges(static_cast<u64>(nodes[v]));
+    const Variates of_edges = Variates{now, next, cos, sin}.of_edges(edges.drawn_as(nodes[v]));
     const Least least{numbers + place, positions + place, static_cast<u32>(fanout)};
     const u64 next_time = least.keep(degree, lane, [&](u64 e) {  // times are ordered as their bits are
       const float weight = rates.of(edges, begin + e);
@@ -104,7 +104,7 @@ extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64
       const u64 position = begin + least.numbers[i];
       estimates[place + i] =
           next_time == none ? 1 : weighted::estimate(rates.of(edges, position), variates::from_bits(next_time));
-      edges.take(place + i, position);
+      edges.take(place + i, position, nodes[v]);
     }
     __syncwarp();
   }
@@ -117,8 +117,8 @@ extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, 
                                                        u64 fanout, const float* weights, const u8* near, float factor,
                                                        u64* numbers, float* estimates, const void* indices, u32 wide,
                                                        u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots,
-                                                       u32* sources, i64* positions, u32* slot_of, u64* fault) {
-  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+                                                       u32* sources, i64* positions, u32* slot_of, const u32* tags, u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const Variates variates{now, next, cos, sin};
   const u32 lane = threadIdx.x % warp_lanes;
@@ -136,7 +136,7 @@ extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, 
       if (possible) last = first + 31 - static_cast<u64>(__clz(static_cast<int>(possible)));
     }
     for (u64 i = lane; i < fanout; i += warp_lanes) {
-      const double unit = variates::unit(variates.draw(static_cast<u64>(nodes[v]), static_cast<u32>(i)));
+      const double unit = variates::unit(variates.draw(edges.drawn_as(nodes[v]), static_cast<u32>(i)));
       numbers[place + i] = variates::bits_of(variates::times(unit, sum));
       positions[place + i] = static_cast<i64>(last);  // of a number that rounding put at the sum
     }
@@ -160,7 +160,7 @@ extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, 
     for (u64 i = lane; i < fanout; i += warp_lanes) {
       const u64 position = begin + static_cast<u64>(positions[place + i]);
       estimates[place + i] = weighted::replaced_estimate(rates.of(edges, position), sum, fanout);
-      edges.take(place + i, position);
+      edges.take(place + i, position, nodes[v]);
     }
     __syncwarp();
   }

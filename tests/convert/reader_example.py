@@ -56,9 +56,15 @@ def assert_table(store, name, expected):
 
 
 def assert_graph(store, relation, sources, destinations):
-    """The graph has these edges, stably sorted by destination, and their ids."""
+    """The graph has these edges and their ids, stably sorted by destination and, if there are any, times."""
     graph = store.graph(relation)
-    order = np.argsort(destinations, kind="stable")
+    times = np.zeros(len(sources))
+    for kind, type_ in (("node", relation[0]), ("edge", relation)):  # those of edges come first
+        for key in ("year", "time"):
+            if (table := store.find_table(kind, type_, key)) is not None:
+                rows = table.read_rows(range(table.row_count)).numpy().reshape(-1)
+                times = rows if kind == "edge" else rows[np.asarray(sources)]
+    order = np.lexsort([times, destinations])
     counts = np.bincount(destinations, minlength=store.num_nodes(relation[2]))
     assert np.array_equal(graph.indptr, np.concatenate([[0], np.cumsum(counts)]))
     assert np.array_equal(graph.indices, np.asarray(sources)[order])

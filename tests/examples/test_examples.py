@@ -65,6 +65,7 @@ def numbers(pattern: str, output: str) -> list[float]:
         (PYTHON, "pyg_graphsage.py", "one", ["--batch-size", "128"], 75),
         (PYTHON, "torch_graphsage.py", "one", ["--batch-size", "128"], 75),
         (PYTHON, "link_prediction.py", "one", [], 65),
+        (PYTHON, "temporal_links.py", "shop", ["--make"], 75),
         (PYTHON, "rgcn.py", "several", ["--batch-size", "128"], 75),
         (PYTHON, "inference.py", "one", ["--batch-size", "128"], 75),
         (TORCHRUN, "two_processes.py", "one", ["--batch-size", "64"], 75),

@@ -1,11 +1,14 @@
 // sources: sampler/*.cpp cache/workers.cpp
 // Numbering the nodes of a minibatch: by one thread and by several, as an ordinary map does it.
+#include <algorithm>
 #include <random>
 #include <unordered_map>
 #include <vector>
 
 #include "check.h"
+#include "gids/forest.h"
 #include "gids/id_map.h"
+#include "gids/pair_map.h"
 #include "sampler/labor.h"
 #include "sampler/ladies.h"
 #include "sampler/neighbor.h"
@@ -63,6 +66,43 @@ void test_numbering_equals_the_model(u32 threads) {
   }
 }
 
+void test_numbering_nodes_of_trees_equals_the_model(u32 threads) {
+  cache::Workers workers(threads);
+  TreeSet set;
+  std::mt19937_64 rng(100 + threads);
+  for (int round = 0; round < 8; ++round) {
+    const u64 below = round % 2 ? 40 : id_map::max_ids, trees = round % 3 ? 30 : id_map::max_ids;
+    const auto some_trees = [&](size_t count) { return some_ids(rng, count, trees); };
+    const auto keys = [](const std::vector<i64>& ids, const auto& of) {
+      std::vector<i64> found;
+      for (size_t i = 0; i < ids.size(); ++i)
+        found.push_back(static_cast<i64>(pair_map::key(static_cast<u64>(of[i]), static_cast<u64>(ids[i]))));
+      return found;
+    };
+    const std::vector<i64> seeds = some_ids(rng, rng() % 300, below), of_seeds = some_trees(seeds.size());
+    Model model(keys(seeds, of_seeds));
+    set.start(seeds, of_seeds.data());
+    for (int layer = 0; layer < 3; ++layer) {
+      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 70'000 : rng() % 3000, below);
+      const std::vector<i64> wide = some_trees(ids.size());
+      const std::vector<u32> of(wide.begin(), wide.end());
+      std::vector<i64> expected = keys(ids, of);
+      const std::vector<i64> pairs = expected;
+      model.relabel(expected);
+      set.relabel(ids.data(), ids.size(), workers, of.data());
+      CHECK(ids == expected);
+      CHECK_EQUAL(set.size(), model.nodes.size());
+      for (size_t i = 0; i < set.size(); ++i)
+        CHECK_EQUAL(static_cast<i64>(pair_map::key(set.trees()[i], static_cast<u64>(set.nodes()[i]))), model.nodes[i]);
+      for (size_t i = 0; i < pairs.size(); i += 97) {
+        const u64 key = static_cast<u64>(pairs[i]);
+        CHECK_EQUAL(set.find(pair_map::id_of(key), pair_map::tree_of(key)), static_cast<u64>(expected[i]));
+      }
+      CHECK_EQUAL(set.find(id_map::max_ids - 1, id_map::max_ids - 1), TreeSet::none);
+    }
+  }
+}
+
 void test_threads_note_the_least_position() {
   constexpr u32 log2_slots = 12;
   constexpr u64 ids = 700, positions = 60'000;
@@ -115,12 +155,30 @@ void test_samplers_of_any_threads_agree() {
       if (x.weights) CHECK(std::equal(x.weights, x.weights + x.num_edges, y.weights));
     }
   };
+  std::vector<i64> of_seeds, times(indices.size());
+  std::vector<u32> tags;
+  std::vector<i64> latest;
+  for (size_t i = 0; i < seeds.size(); ++i) {
+    of_seeds.push_back(static_cast<i64>(i));
+    latest.push_back(static_cast<i64>(rng() % 100));
+    tags.push_back(forest::tag(0, static_cast<u64>(seeds[i]), latest.back()));
+  }
+  for (size_t e = 0; e < times.size(); ++e) times[e] = static_cast<i64>(e % 100);
+  for (i64 v = 0; v < nodes; ++v) std::sort(times.begin() + indptr[v], times.begin() + indptr[v + 1]);
+  const Forest trees{{of_seeds}, tags, latest};
+  NeighborOptions temporal;
+  temporal.times = {{times.data(), true, false}};
+  NeighborOptions last = temporal;
+  last.last = true;
   for (u64 step = 0; step < 3; ++step) {
     const Moment moment = moment_of(1, 0, step, 1), slow = moment_of(1, 0, step, 2);
     equal(sample_neighbors(one, graph, given, fanouts, {}, moment),
           sample_neighbors(four, graph, given, fanouts, {}, moment));
     equal(sample_neighbors(one, graph, given, fanouts, gradual, slow),
           sample_neighbors(four, graph, given, fanouts, gradual, slow));
+    for (const NeighborOptions& options : {NeighborOptions{}, temporal, last})
+      equal(sample_neighbors(one, graph, given, fanouts, options, moment, &trees),
+            sample_neighbors(four, graph, given, fanouts, options, moment, &trees));
     for (const LaborOptions options : {LaborOptions{}, {1, true, false}, {LaborOptions::to_convergence, false, true}})
       equal(labor_of_one.sample(one, graph, given, fanouts, options, slow),
             labor_of_four.sample(four, graph, given, fanouts, options, slow));
@@ -134,6 +192,7 @@ void test_samplers_of_any_threads_agree() {
 
 int main() {
   for (const u32 threads : {1, 2, 3, 4}) test_numbering_equals_the_model(threads);
+  for (const u32 threads : {1, 3, 4}) test_numbering_nodes_of_trees_equals_the_model(threads);
   test_threads_note_the_least_position();
   test_samplers_of_any_threads_agree();
 }

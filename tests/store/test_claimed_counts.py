@@ -230,6 +230,7 @@ def test_info_reads_no_labels_and_splits(hollow, capsys, monkeypatch):
         "count": MANY,
         "labels": f"int64[{MANY}]",
         "splits": {"train": MANY},
+        "times": None,
         "heat": [],
     }
     assert [t["ordered"] for t in found["tables"]] == [False, True]

@@ -19,6 +19,7 @@ from gids.convert.named import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, numbers
 from gids.convert.text_table import first_words, read_text
+from gids.convert.times import find_times
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
@@ -45,6 +46,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     else:
         raise FormatError(f"{path} has neither raw/data.npz nor raw/edge.csv.gz, so it is not an OGB dataset")
     _read_splits(path / "split", scratch, source)
+    find_times(source, ("year", "time"))  # node_year, edge_year, edge_time
     if path.name.startswith(_MIRRORED):
         source.notes.append(
             "this dataset has one direction of each edge; --reverse-edges adds the other (as OGB does)"
@@ -201,9 +203,10 @@ def _check_count(found: int, expected: int, what: str, where: str) -> None:
 
 _LAYOUT = """\
 raw/data.npz and raw/node-label.npz (not unpacked), or raw/*.csv.gz, or raw/relations/ for several types;
-split/NAME/*.csv.gz or split_dict.pt. node_feat: table feat; node_year: table year; edge_feat: table feat
-of edges; labels: classes, -1 for none. For ogbn-products and ogbn-proteins, OGB's own loader adds the
-reverse of every edge: use --reverse-edges."""
+split/NAME/*.csv.gz or split_dict.pt. node_feat: table feat; node_year: table year, and the times of
+nodes; edge_feat: table feat of edges; edge_year, edge_time: tables, and the times of edges; labels:
+classes, -1 for none. For ogbn-products and ogbn-proteins, OGB's own loader adds the reverse of every
+edge: use --reverse-edges."""
 
 READER = Reader(
     "ogb",

@@ -15,6 +15,7 @@ from gids.convert.damage import shown
 from gids.convert.edges import count_by_edges, edge_rows, largest_id
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import InEdges, Source, whole_number
+from gids.convert.times import find_times
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
@@ -42,6 +43,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for key, store in stores.items():
         if not isinstance(key, str):
             graph.add_edges(key, store)
+    find_times(graph.source, ("time",))
     return graph.source
 
 
@@ -232,10 +234,10 @@ def _describe(values: Any) -> str:
 _LAYOUT = """\
 Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels; train_mask, val_mask,
 test_mask: splits; x and any other attribute with a row per node: tables; edge_index (or adj_t as
-torch.sparse_csr): the graph; other attributes with a row per edge: tables of edges. If there are as many
-nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label (pairs to
-predict). Never runs pickled code: objects of other classes (torch_sparse.SparseTensor, transforms, ...)
-raise an error; save data.to_dict() without them."""
+torch.sparse_csr): the graph; other attributes with a row per edge: tables of edges; time: a table, and
+the times of nodes or edges. If there are as many nodes as edges, "edge" in a name means edges. Leaves
+out edge_label_index and edge_label (pairs to predict). Never runs pickled code: objects of other classes
+(torch_sparse.SparseTensor, transforms, ...) raise an error; save data.to_dict() without them."""
 
 READER = Reader(
     "pyg",

@@ -63,9 +63,9 @@ class PinnedGraph:
             topology_on = _choose(sources, device)
         _check_memory(graph, device, sources, topology_on)
         held: list[_Held] = []
-        self._weights: dict[int, _Held] = {}  # by the id of the array
+        self._arrays: dict[int, _Held] = {}  # by the id of the array
         self._streams: list[Stream] = []
-        self._finalizer = weakref.finalize(self, _release, os.getpid(), self._streams, held, self._weights)
+        self._finalizer = weakref.finalize(self, _release, os.getpid(), self._streams, held, self._arrays)
         try:
             for source in sources:
                 if source.name in _ON_DEVICE[topology_on]:
@@ -102,28 +102,28 @@ class PinnedGraph:
         """Bytes of device memory of the topology and the weights that are held."""
         return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
 
-    def edge_weights(self, weights: np.ndarray) -> int:
-        """The address, for kernels, of a copy of weights, float32[num_edges] in the order of graph.indices.
+    def array(self, values: np.ndarray, what: str) -> int:
+        """The address, for kernels, of a copy of values of edges or nodes. what: "weights" or "times".
 
         The first call copies them: to device memory if indices are there and an eighth of the free memory is
         enough, else to pinned host memory. The copy is held until the array is gone or this is closed. Raises
         MemoryError and RuntimeError like the constructor.
         """
-        key = id(weights)
-        if key not in self._weights:
-            source = _Source("weights", weights, np.dtype(np.float32))
+        key = id(values)
+        if key not in self._arrays:
+            source = _Source(what, values, values.dtype)
             relation = describe_type(self.graph.relation)
             indices = self._topology[1]
             if isinstance(indices, _OnDevice) and source.nbytes <= _room(self.device):
-                self._weights[key] = _OnDevice(self.device, source)
+                self._arrays[key] = _OnDevice(self.device, source)
             else:
-                _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
-                self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
-            weakref.finalize(weights, _release_one, os.getpid(), self._streams, self._weights, key)
-        return self._weights[key].address
+                _check_host_memory(f"pinning the {what} of {relation}", [source], "free some")
+                self._arrays[key] = _OnHost(self.device, source, f"{what} of {relation}", "")
+            weakref.finalize(values, _release_one, os.getpid(), self._streams, self._arrays, key)
+        return self._arrays[key].address
 
     def _all_held(self) -> list[_Held]:
-        return [*self._topology, *self._weights.values()]
+        return [*self._topology, *self._arrays.values()]
 
     @property
     def closed(self) -> bool:

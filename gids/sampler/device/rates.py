@@ -72,7 +72,7 @@ class DeviceRates:
             None
             if of_edges is None and mask is None
             else Rates(
-                _NOTHING if of_edges is None else pinned.edge_weights(of_edges),
+                _NOTHING if of_edges is None else pinned.array(of_edges, "weights"),
                 of_edges is not None and self._has_zero(of_edges),
                 None if mask is None else self._on_device(mask),
                 factor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -36,7 +37,9 @@ _LARGEST_ASSUMED = 32
 """Up to this fanout, room for all possible edges is allocated; above it, the host waits for their count."""
 _LARGEST_UNCOUNTED = 1 << 18
 """Up to this many possible edges of a layer, the next one is enqueued before the host knows their number."""
-_NO_NODE = -1
+_NO_NODE = -1  # also as a key: its id is above all others
+_IDS = (1 << 32) - 1
+_NO_ADDRESS = 0
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
@@ -71,18 +74,40 @@ class Choice:
     "least": the edges with the least random numbers; "least sources": the edges whose sources have the least
     numbers; "labor": the edges whose sources' numbers are below fanout / degree. dependency: not gradual for
     "uniform". layer_dependency: sources have the same numbers in all layers. rates: by relation, or empty;
-    edges are drawn in proportion to them.
+    edges are drawn in proportion to them. last: of the edges that have times, only the last `fanout` ones.
     """
 
     kind: Kind
     dependency: Dependency
     layer_dependency: bool = False
     rates: Sequence[Rates | None] = ()
+    last: bool = False
 
     @property
     def by_source(self) -> bool:
         """Whether a source has one number for all relations, and edges are weighted as in LABOR."""
         return self.kind in ("least sources", "labor")
+
+
+class Forest(NamedTuple):
+    """The trees of a disjoint minibatch. batch: the tree of each seed by node type, tags: of the trees.
+
+    of_trees: the times of the trees; times: by relation (times of edges or sources, whether of sources) or
+    None.
+    """
+
+    batch: list[torch.Tensor]
+    tags: np.ndarray
+    of_trees: np.ndarray | None
+    times: Sequence[tuple[np.ndarray, bool] | None]
+
+
+class _Trees(NamedTuple):
+    """On the device: tags of the trees, uint32 as int32, and their times, int64."""
+
+    tags: torch.Tensor
+    times: torch.Tensor | None
+    of_relations: Sequence[tuple[np.ndarray, bool] | None]
 
 
 @dataclass(eq=False)
@@ -137,6 +162,7 @@ class _Drawn:
     before: list[torch.Tensor]
     new: list[torch.Tensor | None]
     edges: list[tuple[torch.Tensor, torch.Tensor]]
+    in_trees: bool
 
     def counts(self) -> list[torch.Tensor]:
         """The numbers that the host needs: edges by relation, nodes before, and new nodes by type."""
@@ -147,8 +173,9 @@ class _Drawn:
 class Started:
     """A minibatch whose draws are enqueued on a stream. finish() waits for its sizes and makes its blocks.
 
-    Made by DeviceSampler.start(). waiting: the layers whose sizes the host does not know, of which the
-    sampler's scratch memory holds the last one. layers: those before them.
+    Made by DeviceSampler.start(). in_trees: nodes are keys, tree * 2^32 + id. waiting: the layers whose sizes
+    the host does not know, of which the sampler's scratch memory holds the last one. layers: those before
+    them.
     """
 
     def __init__(
@@ -161,7 +188,9 @@ class Started:
         faults: torch.Tensor,
         layers: list[list[Block]],
         waiting: list[_Drawn],
+        in_trees: bool,
     ) -> None:
+        self._in_trees = in_trees
         self._sampler, self._stream, self._topology = sampler, stream, topology
         self.seeds = seeds
         """By node type, on the device."""
@@ -169,12 +198,16 @@ class Started:
         self._sizes = sampler.ask(waiting, faults)
         self._error: Exception | None = None
 
-    def finish(self) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """(nodes by type; by layer, the seeds' first, a block per relation). Raises like Neighbor.sample."""
+    def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
+        """(nodes by type; by layer, the seeds' first, a block per relation; the trees of the nodes, or none).
+        Raises like Neighbor.sample."""
         self.settle()
         if self._error is not None:
             raise self._error
-        return self._nodes, self._layers
+        if not self._in_trees:
+            return self._nodes, self._layers, []
+        with self._sampler.using(self._stream):
+            return [keys & _IDS for keys in self._nodes], self._layers, [keys >> 32 for keys in self._nodes]
 
     def settle(self) -> None:
         """Wait for the sizes, and free the sampler's scratch memory for the next minibatch. Idempotent."""
@@ -198,7 +231,12 @@ class DeviceSampler:
         self._stream: Stream | None = None  # the last stream that used the scratch
         self._started: weakref.ref[Started] | None = None  # uses the scratch until it is settled
         self._rates: DeviceRates | None = None
+        self._trees: _Trees | None = None  # of the minibatch that is being started
         device.preload(_UNIT)
+
+    def using(self, stream: Stream) -> AbstractContextManager[object]:
+        """A context: torch works on this stream."""
+        return self._device.use(stream)
 
     @property
     def nbytes(self) -> int:
@@ -220,8 +258,9 @@ class DeviceSampler:
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         choice: Choice,
+        forest: Forest | None = None,
     ) -> Started:
-        """Enqueue a minibatch on torch's current stream.
+        """Enqueue a minibatch on torch's current stream. forest: the trees of a disjoint one.
 
         Waits for what is known only from layers before. Settles the minibatch that was started before.
         """
@@ -240,9 +279,13 @@ class DeviceSampler:
         here = self._device.torch_device
         seeds = [ids if ids.device == here else ids.pin_memory().to(here, non_blocking=True) for ids in seeds]
         nodes = list(seeds)
+        self._trees = None
+        if forest is not None:
+            self._trees, batch = self._plant(forest)
+            nodes = [of << 32 | ids & _IDS for of, ids in zip(batch, seeds, strict=True)]
         types, relations = len(nodes), len(topology.relations)
         faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
-        for t, ids in enumerate(nodes):
+        for t, ids in enumerate(seeds):
             self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
         layers: list[list[Block]] = []
         waiting: list[_Drawn] = []  # layers whose sizes the host does not know
@@ -268,9 +311,26 @@ class DeviceSampler:
                 before if new is None else before + new
                 for before, new in zip(drawn.before, drawn.new, strict=True)
             ]
-        started = Started(self, stream, topology, seeds, nodes, faults, layers, waiting)
+        in_trees = self._trees is not None
+        started = Started(self, stream, topology, seeds, nodes, faults, layers, waiting, in_trees)
         self._started = weakref.ref(started)
         return started
+
+    def _plant(self, forest: Forest) -> tuple[_Trees, list[torch.Tensor]]:
+        """The trees on the device, and the tree of each seed."""
+        here = self._device.torch_device
+
+        def copied(values: torch.Tensor) -> torch.Tensor:
+            return values if values.device == here else values.pin_memory().to(here, non_blocking=True)
+
+        times = None if forest.of_trees is None else copied(torch.from_numpy(forest.of_trees))
+        tags = copied(torch.from_numpy(forest.tags.view(np.int32)))
+        return _Trees(tags, times, forest.times), [copied(of) for of in forest.batch]
+
+    @property
+    def _in_trees(self) -> np.uint32:
+        """For kernels."""
+        return np.uint32(self._trees is not None)
 
     def _layer(
         self,
@@ -299,12 +359,12 @@ class DeviceSampler:
                 "gids_mark_first",
                 draw.capacity,
                 *(table.slots, table.slot_of, draw.indptr[draw.n :], draw.capacity),
-                *(known[draw.src], draw.base, table.ranks),
+                *(known[draw.src], draw.base, self._in_trees, table.ranks),
             )
         for table, count in zip(tables, places, strict=True):
             table.ranks[:count].cumsum_(0)
         new = [t.ranks[c - 1 : c].long() if c else None for t, c in zip(tables, places, strict=True)]
-        return _Drawn(draws, tables, places, known, sizes, new, [])
+        return _Drawn(draws, tables, places, known, sizes, new, [], self._trees is not None)
 
     def _relabel_ahead(self, drawn: _Drawn, nodes: list[torch.Tensor]) -> None:
         """Write a layer's edges and nodes into arrays for all that are possible. Does not wait."""
@@ -339,7 +399,7 @@ class DeviceSampler:
         copied.synchronize()
         counts = sizes.tolist()
         with self._device.use(stream):
-            _raise_faults(topology, nodes, counts[-len(faults) :])
+            _raise_faults(topology, nodes, counts[-len(faults) :], waiting[0].in_trees)
             return self._blocks(waiting, topology, nodes, counts)
 
     def _blocks(
@@ -396,9 +456,30 @@ class DeviceSampler:
             2 * n,
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
             np.uint32(choice.kind == "replaced"),
-            *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
+            *(self._in_trees, begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
             over_bus=pinned.indptr_on_host,
         )
+        times = self._trees.of_relations[number] if self._trees and self._trees.of_relations else None
+        if times is not None and graph.num_src:
+            assert self._trees is not None
+            assert self._trees.times is not None, "seeds of a temporal sampler have times"
+            values, of_sources = times
+            self._launch(
+                "gids_leave_out_later",
+                n,
+                *(
+                    nodes,
+                    n,
+                    begins,
+                    degrees,
+                    pinned.array(values, "times"),
+                    np.uint32(values.dtype == np.int64),
+                ),
+                *(np.uint32(of_sources), pinned.indices_address, np.uint32(pinned.wide), graph.num_src),
+                *(self._trees.times, np.uint64(fanout) if choice.last and fanout != _ALL else _NO_LIMIT),
+                *(np.int32(fanout), np.uint32(choice.kind == "replaced"), indptr[1:]),
+                over_bus=pinned.host_bytes > 0,
+            )
         rates = choice.rates[number] if choice.rates else None
         if rates is not None and rates.some_zero and fanout:
             self._launch(
@@ -445,10 +526,12 @@ class DeviceSampler:
     def _table(self, t: int, nodes: torch.Tensor, capacity: int, weighted: bool) -> _Table:
         """An id map with the known nodes of a type, at most three quarters full, and arrays for the edges."""
         log2_slots = max(10, ((len(nodes) + capacity) * 4 // 3).bit_length()) if capacity else 0
-        slots = self._take("slots", t, 1 << log2_slots if capacity else 0, torch.int64)
+        words = 2 if self._trees is not None else 1
+        slots = self._take("slots", t, words << log2_slots if capacity else 0, torch.int64)
         slots.fill_(-1)
         if capacity:
-            self._launch("gids_note_nodes", len(nodes), nodes, len(nodes), slots, np.uint32(log2_slots))
+            of_map = (slots, np.uint32(log2_slots), self._in_trees)
+            self._launch("gids_note_nodes", len(nodes), nodes, len(nodes), *of_map)
         return _Table(
             slots,
             log2_slots,
@@ -473,6 +556,7 @@ class DeviceSampler:
             *(draw.pinned.indices_address, np.uint32(draw.pinned.wide), graph.num_src),
             *(known, draw.base, table.slots, np.uint32(table.log2_slots)),
             *(table.sources, table.positions, table.slot_of),
+            _NO_ADDRESS if self._trees is None else self._trees.tags,
             faults[len(topology.node_types) + 2 * draw.number + 1 :],
         )
         if draw.rates is not None:
@@ -483,7 +567,7 @@ class DeviceSampler:
             self._launch(
                 "gids_take_neighbors",
                 draw.capacity,
-                *(draw.n, draw.begins, draw.indptr, draw.capacity),
+                *(nodes, draw.n, draw.begins, draw.indptr, draw.capacity),
                 *edges,
                 over_bus=over_bus,
             )
@@ -556,7 +640,8 @@ class DeviceSampler:
                 table.slot_of,
                 table.ranks,
             ),
-            *(drawn.before[draw.src], table.sources, table.positions, indices, positions, nodes[draw.src]),
+            *(drawn.before[draw.src], np.uint32(drawn.in_trees)),
+            *(table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
         return indices, positions
 
@@ -600,11 +685,12 @@ def _exactly(tensor: torch.Tensor, size: int) -> torch.Tensor:
     return tensor if len(tensor) == size else tensor[:size].clone()
 
 
-def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[int]) -> None:
+def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[int], in_trees: bool) -> None:
     types = len(topology.node_types)
     for t, ntype in enumerate(topology.node_types):
         if faults[t] != _NO_FAULT:
             seed, count = int(nodes[t][faults[t]]), topology.node_counts[t]
+            seed = seed & _IDS if in_trees else seed
             raise IndexError(f"seed {seed} is no {ntype!r} node: ids run from 0 to {count - 1}")
     for r, graph in enumerate(topology.graphs):
         node, edge = faults[types + 2 * r : types + 2 * r + 2]

@@ -3,10 +3,12 @@
 //
 // In one layer, each node type that edges come from has `known` nodes with local ids 0 ... known - 1. An edge of the
 // layer has a place: base + its number among its relation's edges. Its source is noted in the type's id map at
-// known + place.
+// known + place. In disjoint minibatches nodes are keys of pair_map.h, a tree and an id, and so are those in the map.
 #pragma once
 
+#include "gids/forest.h"
 #include "gids/id_map.h"
+#include "gids/pair_map.h"
 #include "gids/target.h"
 
 #if GIDS_SIMT
@@ -38,6 +40,7 @@ struct Edges {
   u32* sources;
   i64* positions;
   u32* slot_of;
+  const u32* tags;  // of the trees; null: there are no trees, and a node is its id. Else a node is a key of pair_map.h
   u64* fault;
 
   // The source of the edge at a position of the indices; 0, and a fault noted, where that is no node.
@@ -47,12 +50,20 @@ struct Edges {
     note_fault(fault, position);
     return 0;
   }
-  // The edge at a place is the one at a position.
-  __device__ void take(u64 place, u64 position) const {
+  // What a node's random numbers are numbered by. The node has in-edges.
+  __device__ u64 drawn_as(i64 node) const {
+    const u64 key = static_cast<u64>(node);
+    return tags ? forest::drawn_as(pair_map::id_of(key), tags[pair_map::tree_of(key)]) : key;
+  }
+  // The edge at a place, of this destination, is the one at a position.
+  __device__ void take(u64 place, u64 position, i64 node) const {
     const u64 source = this->source(position);
     sources[place] = static_cast<u32>(source);
     positions[place] = static_cast<i64>(position);
-    slot_of[place] = id_map::note(slots, log2_slots, source, known + place);
+    slot_of[place] = tags ? pair_map::note(slots, log2_slots,
+                                           pair_map::key(pair_map::tree_of(static_cast<u64>(node)), source),
+                                           known + place)
+                          : id_map::note(slots, log2_slots, source, known + place);
   }
 };
 

@@ -1,0 +1,100 @@
+"""Bidirectional subgraphs: the sampled edges of all layers, each once, and their reverses.
+
+Called by Neighbor. The rules are those of PyG's SamplerOutput.to_bidirectional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gids.sampler.minibatch import Block
+from gids.sampler.topology import Topology
+from gids.store.names import Relation, describe_type
+
+Edges = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Sources and destinations as local ids, and what the edges are known by: int64[n] each."""
+
+
+def reverse_of(
+    relation: Relation, relations: Sequence[Relation] | Mapping[Relation, object]
+) -> Relation | None:
+    """The relation that holds the reverses: rev_NAME, NAME of rev_NAME, or itself within a node type."""
+    src, name, dst = relation
+    for other in ((dst, f"rev_{name}", src), (dst, name.removeprefix("rev_"), src)):
+        if other in relations and other != relation:
+            return other
+    return relation if src == dst else None
+
+
+def bidirectional(edges: Mapping[Relation, Edges]) -> dict[Relation, Edges]:
+    """Add the reverse of every edge, and keep one of equal edges, preferably a relation's own; by relation.
+
+    An edge and its reverse have the same id. Edges are in the order of (destination, source). Relations
+    without a reverse keep their edges only.
+    """
+    result = {}
+    for relation, (src, dst, ids) in edges.items():
+        other = reverse_of(relation, edges)
+        if other is not None:
+            back, forth, of_reverse = edges[other]
+            src, dst, ids = torch.cat([src, forth]), torch.cat([dst, back]), torch.cat([ids, of_reverse])
+        kept = _first_of_equals(src, dst)
+        result[relation] = src[kept], dst[kept], ids[kept]
+    return result
+
+
+def bidirectional_layer(
+    topology: Topology, layers: Sequence[Sequence[Block]], node_counts: Sequence[int]
+) -> list[Block]:
+    """The blocks of a bidirectional subgraph, by relation.
+
+    layers: the sampled blocks, by relation. node_counts: by type.
+    """
+    edges = {}
+    for r, relation in enumerate(topology.relations):
+        pairs = [layer[r].coo() for layer in layers]
+        positions = torch.cat([layer[r].positions for layer in layers])
+        edges[relation] = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]), positions
+    graphs = dict(zip(topology.relations, topology.graphs, strict=True))
+    blocks = []
+    for relation, (from_type, to_type) in zip(topology.relations, topology.ends, strict=True):
+        src, dst, positions = edges[relation]
+        reverse = reverse_of(relation, edges)
+        assert reverse is not None, "check_reverses was called"
+        back, forth, of_reverse = edges[reverse]
+        src, dst = torch.cat([src, forth]), torch.cat([dst, back])
+        positions = torch.cat([positions, -1 - of_reverse])
+        kept = _first_of_equals(src, dst)
+        counts = torch.bincount(dst[kept], minlength=node_counts[to_type])
+        blocks.append(
+            Block(
+                torch.nn.functional.pad(counts.cumsum(0), (1, 0)),
+                src[kept],
+                positions[kept],
+                node_counts[from_type],
+                graphs[relation],
+                reverse=graphs[reverse],
+            )
+        )
+    return blocks
+
+
+def check_reverses(topology: Topology) -> None:
+    """Raise ValueError for a relation that has no relation for its reverses."""
+    for relation in topology.relations:
+        if reverse_of(relation, topology.relations) is None:
+            src, name, dst = relation
+            raise ValueError(
+                f"subgraph='bidirectional' needs a relation for the reverses of {describe_type(relation)}, "
+                f"{describe_type((dst, f'rev_{name}', src))}: convert the dataset with --reverse-edges"
+            )
+
+
+def _first_of_equals(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """Positions of the edges to keep: the first of equal ones, in the order of (destination, source)."""
+    keys, order = (dst << 32 | src).sort(stable=True)  # local ids are below 2^32
+    first = torch.ones_like(keys, dtype=torch.bool)
+    first[1:] = keys[1:] != keys[:-1]
+    return order[first]

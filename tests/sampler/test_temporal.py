@@ -1,0 +1,454 @@
+"""Disjoint, temporal, bidirectional and induced sampling equal their models, with any number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import make_graph
+from sampling_graphs import citations, mixed_degrees
+from temporal_model import ModelTrees, candidates, sample_trees, time_at, with_times
+
+from gids.sampler import (
+    Block,
+    Labor,
+    LocalityBias,
+    Minibatch,
+    Neighbor,
+    TimedSeeds,
+    Topology,
+    bidirectional,
+    sort_by_time,
+)
+from gids.store import Graph
+
+NUMBERS = (7, 2, 5)  # seed, epoch, step
+KINDS = [(None, "uniform"), ("edges", "uniform"), ("edges", "last"), ("nodes", "uniform"), ("nodes", "last")]
+
+
+def layers_of(minibatch: Minibatch) -> list[list[Block]]:
+    return [list(b.values()) if isinstance(b, dict) else [b] for b in reversed(minibatch.blocks)]
+
+
+def assert_equals_model(minibatch: Minibatch, model: ModelTrees) -> None:
+    for of, found in ((minibatch.input_nodes, 1), (minibatch.batch, 0)):
+        lists = of if isinstance(of, dict) else {next(iter(model.nodes)): of}
+        assert {t: ids.tolist() for t, ids in lists.items()} == {
+            t: [pair[found] for pair in pairs] for t, pairs in model.nodes.items()
+        }
+    layers = layers_of(minibatch)
+    assert len(layers) == len(model.layers)
+    for layer, models in zip(layers, model.layers, strict=True):
+        for block, expected in zip(layer, models, strict=True):
+            assert block.indptr.tolist() == expected.indptr
+            assert block.indices.tolist() == expected.indices
+            assert block.positions.tolist() == expected.positions
+            assert block.num_src == expected.num_src
+            assert block.weights is None
+
+
+def numbered(seed: int) -> dict[str, int]:
+    return {"seed": NUMBERS[0], "epoch": NUMBERS[1], "step": seed}
+
+
+def timed(graphs: list[Graph], by: str | None, rng: np.random.Generator, dtype: type) -> list[Graph]:
+    """The second relation has no times."""
+    return [g if by is None or r == 1 else with_times(g, by, rng, dtype=dtype) for r, g in enumerate(graphs)]
+
+
+@pytest.mark.parametrize(("by", "strategy"), KINDS, ids=str)
+def test_homogeneous_minibatches_equal_the_model(by: Any, strategy: Any) -> None:
+    rng = np.random.default_rng(1)
+    for fanouts, induced, dtype in product(
+        [[3], [2, 4], [-1, 3], [1, 2, 3], [60]], [False, True], [np.int32, np.int64]
+    ):
+        [graph] = timed([make_graph(mixed_degrees(200), dtype=dtype)], by, rng, dtype)
+        seeds = rng.integers(0, 200, 30)  # some are repeated
+        times = rng.integers(-5, 60, 30)
+        given = (
+            TimedSeeds(torch.from_numpy(seeds), torch.from_numpy(times)) if by else torch.from_numpy(seeds)
+        )
+        model = sample_trees(
+            [graph],
+            {graph.relation[0]: list(zip(seeds.tolist(), times.tolist() if by else [0] * 30, strict=True))},
+            [[f] for f in reversed(fanouts)],
+            NUMBERS,
+            by=by,
+            last=strategy == "last",
+            induced=induced,
+        )
+        for threads in (1, 2, 5):
+            sampler = Neighbor(
+                fanouts,
+                disjoint=True,
+                temporal=by,
+                strategy=strategy,
+                subgraph="induced" if induced else "directional",
+                threads=threads,
+            )
+            minibatch = sampler.sample(graph, given, **numbered(NUMBERS[2]))
+            assert_equals_model(minibatch, model)
+            assert (minibatch.times.tolist() if by else minibatch.times) == (times.tolist() if by else None)
+            assert torch.equal(minibatch.seeds, torch.from_numpy(seeds))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("by", "strategy"), KINDS, ids=str)
+def test_heterogeneous_minibatches_equal_the_model(by: Any, strategy: Any) -> None:
+    rng = np.random.default_rng(2)
+    graphs = timed(citations(), by, rng, np.int64)
+    counts = Topology(graphs)
+    sizes = dict(zip(counts.node_types, counts.node_counts, strict=True))
+    seeds = {t: rng.integers(0, sizes[t], 9) for t in ("author", "paper")}
+    times = {t: rng.integers(0, 50, 9) for t in seeds}
+    ids = {t: torch.from_numpy(s) for t, s in seeds.items()}
+    given: Any = TimedSeeds(ids, {t: torch.from_numpy(s) for t, s in times.items()}) if by else ids
+    for induced in (False, True):
+        model = sample_trees(
+            graphs,
+            {
+                t: list(zip(seeds[t].tolist(), times[t].tolist() if by else [0] * 9, strict=True))
+                for t in seeds
+            },
+            [[3, 2, 0, -1], [2, 4, 3, 1]],
+            NUMBERS,
+            by=by,
+            last=strategy == "last",
+            induced=induced,
+        )
+        relations = [g.relation for g in graphs]
+        for threads in (1, 4):
+            sampler = Neighbor(
+                [dict(zip(relations, f, strict=True)) for f in ([2, 4, 3, 1], [3, 2, 0, -1])],
+                disjoint=True,
+                temporal=by,
+                strategy=strategy,
+                subgraph="induced" if induced else "directional",
+                threads=threads,
+            )
+            assert_equals_model(sampler.sample(counts, given, **numbered(NUMBERS[2])), model)
+
+
+def test_many_nodes_found_by_many_threads_at_once_equal_the_model() -> None:
+    rng = np.random.default_rng(8)
+    graph = with_times(make_graph(rng.integers(0, 60, 3000)), "edges", rng)
+    seeds = torch.from_numpy(rng.integers(0, 3000, 400))
+    times = torch.from_numpy(rng.integers(0, 60, 400))
+    model = sample_trees(
+        [graph],
+        {graph.relation[0]: list(zip(seeds.tolist(), times.tolist(), strict=True))},
+        [[30], [4]],
+        NUMBERS,
+        by="edges",
+    )
+    assert len(model.layers[0][0].indices) > 1 << 13 or len(model.layers[1][0].indices) > 1 << 13
+    for threads in (1, 4):
+        sampler = Neighbor([4, 30], temporal="edges", threads=threads)
+        assert_equals_model(sampler.sample(graph, TimedSeeds(seeds, times), **numbered(NUMBERS[2])), model)
+
+
+def test_minibatches_in_bulk_equal_those_made_alone() -> None:
+    rng = np.random.default_rng(3)
+    graph = with_times(make_graph(mixed_degrees(300)), "nodes", rng)
+    given = [
+        TimedSeeds(torch.from_numpy(rng.integers(0, 300, n)), torch.from_numpy(rng.integers(0, 50, n)))
+        for n in (5, 40, 0, 17, 33, 8)
+    ]
+    for subgraph in ("directional", "bidirectional", "induced"):
+        one, many = (Neighbor([3, 4], temporal="nodes", subgraph=subgraph, threads=t) for t in (1, 3))  # type: ignore[arg-type]
+        bulk = many.sample_bulk(graph, given, first_step=4)
+        for step, (seeds, made) in enumerate(zip(given, bulk, strict=True), 4):
+            alone = one.sample(graph, seeds, step=step)
+            assert all(torch.equal(a, b) for a, b in zip(alone.tensors(), made.tensors(), strict=True))
+
+
+def test_a_tree_does_not_depend_on_the_others_of_its_minibatch() -> None:
+    rng = np.random.default_rng(4)
+    graph = with_times(make_graph(mixed_degrees(300)), "edges", rng)
+    seeds, times = torch.from_numpy(rng.integers(0, 300, 40)), torch.from_numpy(rng.integers(0, 50, 40))
+    sampler = Neighbor([3, 4], temporal="edges", threads=1)
+    together = sampler.sample(graph, TimedSeeds(seeds, times), seed=9)
+    for tree in (0, 11, 39):
+        alone = sampler.sample(graph, TimedSeeds(seeds[tree : tree + 1], times[tree : tree + 1]), seed=9)
+        assert alone.input_nodes.tolist() == together.input_nodes[together.batch == tree].tolist()  # type: ignore[index,union-attr]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"replace": True},
+    {"weights": True},
+    {"weights": True, "replace": True},
+    {"locality": True},
+    {"batch_dependency": 4},
+    {"batch_dependency": 4, "nested": True},
+    {},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_later_edges_are_as_if_they_did_not_exist(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(5)
+    nodes = 120
+    for by, strategy in KINDS[1:]:
+        graph = with_times(make_graph(mixed_degrees(nodes)), by, rng)  # type: ignore[arg-type]
+        weights = rng.random(graph.num_edges) * (rng.random(graph.num_edges) > 0.2)
+        locality = LocalityBias(rng.random(nodes) < 0.5, 3.0) if options.get("locality") else None
+        others = {k: v for k, v in options.items() if k not in ("weights", "locality")}
+
+        sampler = partial(Neighbor, [3, 4], temporal=by, strategy=strategy, locality=locality, **others)
+        weigh = (lambda of: torch.from_numpy(of)) if options.get("weights") else (lambda of: None)
+        latest = 20
+        kept = np.array([time_at(graph, by, p) <= latest for p in range(graph.num_edges)])  # type: ignore[operator]
+        before = np.concatenate([[0], np.cumsum(kept)])
+        cut = replace(
+            graph,
+            indptr=before[graph.indptr],
+            indices=graph.indices[kept],
+            edge_times=None if graph.edge_times is None else graph.edge_times[kept],
+        )
+        seeds = torch.from_numpy(rng.permutation(nodes)[:40])
+        given = TimedSeeds(seeds, torch.full((40,), latest))
+        whole = sampler(weights=weigh(weights)).sample(graph, given, step=6)
+        less = sampler(weights=weigh(weights[kept])).sample(cut, given, step=6)
+        positions = torch.from_numpy(np.flatnonzero(kept))
+        for one, other in zip(whole.blocks, less.blocks, strict=True):
+            assert isinstance(one, Block)
+            assert isinstance(other, Block)
+            assert torch.equal(one.indices, other.indices)
+            assert torch.equal(one.positions, positions[other.positions])
+            assert (one.weights is None) == (other.weights is None)
+            assert one.weights is None or torch.equal(one.weights, other.weights)  # type: ignore[arg-type]
+
+
+def test_last_takes_the_latest_edges_and_uniform_takes_all_alike() -> None:
+    times = np.array([1, 2, 2, 5, 5, 5, 8, 9])
+    graph = replace(make_graph([8, 0, 0]), edge_times=times, sorted_by="edges")
+    many = 4000
+    of_times = torch.arange(many) + 5
+    seeds = TimedSeeds(torch.zeros(many, dtype=torch.int64), of_times)  # so the trees differ
+    block = Neighbor([3], temporal="edges", strategy="last").sample(graph, seeds).blocks[0]
+    assert isinstance(block, Block)
+    by_seed = block.positions.reshape(many, 3)
+    assert by_seed[0].tolist() == [3, 4, 5]
+    assert by_seed[3].tolist() == [4, 5, 6]
+    assert by_seed[4:].tolist() == [[5, 6, 7]] * (many - 4)
+    uniform = Neighbor([3], temporal="edges").sample(graph, seeds).blocks[0]
+    assert isinstance(uniform, Block)
+    counts = np.bincount(uniform.positions[12:].numpy(), minlength=8)  # of seeds from time 9 on
+    expected = (many - 4) * 3 / 8
+    variance = (many - 4) * (3 / 8) * (5 / 8)
+    assert (np.abs(counts - expected) < 5 * variance**0.5).all()
+    chi_square = float(((counts - expected) ** 2 / variance).sum()) * 7 / 8
+    assert chi_square < 30  # seven degrees of freedom: once in ten thousand
+
+
+def test_no_edge_is_later_than_its_seed_in_any_layer() -> None:
+    rng = np.random.default_rng(6)
+    for by, subgraph in product(("edges", "nodes"), ("directional", "bidirectional", "induced")):
+        graph = with_times(make_graph(mixed_degrees(400)), by, rng)
+        seeds = torch.from_numpy(rng.integers(0, 400, 80))
+        times = torch.from_numpy(rng.integers(0, 50, 80))
+        sampler = Neighbor([5, 5, 5], temporal=by, subgraph=subgraph)  # type: ignore[arg-type]
+        minibatch = sampler.sample(graph, TimedSeeds(seeds, times))
+        assert isinstance(minibatch.batch, torch.Tensor)
+        edges = 0
+        for [block] in layers_of(minibatch):
+            src, dst = block.coo()
+            assert torch.equal(minibatch.batch[src], minibatch.batch[dst])
+            for position, tree in zip(block.positions.tolist(), minibatch.batch[dst].tolist(), strict=True):
+                time = time_at(graph, by, position if position >= 0 else -1 - position)
+                assert time is not None
+                assert time <= times[tree]
+                edges += 1
+        assert edges > 300
+
+
+def reverses(graphs: list[Graph]) -> list[Graph]:
+    """The graphs, and rev_NAME of those between two types."""
+    found = list(graphs)
+    for graph in graphs:
+        src, name, dst = graph.relation
+        if src != dst:
+            ends = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
+            order = np.argsort(graph.indices, kind="stable")
+            indptr = np.concatenate([[0], np.bincount(graph.indices, minlength=graph.num_src).cumsum()])
+            found.append(
+                Graph((dst, f"rev_{name}", src), graph.num_dst, graph.num_src, indptr, ends[order], order)
+            )
+    return found
+
+
+def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() -> None:
+    graphs = reverses([g for g in citations() if g.relation[1] != "written by"])
+    rng = np.random.default_rng(7)
+    seeds = {t: torch.from_numpy(rng.permutation(100)[:20]) for t in ("paper", "author")}
+    for disjoint in (False, True):
+        plain = Neighbor([2, 3], disjoint=disjoint).sample(graphs, seeds, seed=3)
+        both = Neighbor([2, 3], disjoint=disjoint, subgraph="bidirectional").sample(graphs, seeds, seed=3)
+        [layer] = both.blocks
+        assert isinstance(layer, dict)
+        for graph in graphs:
+            src, name, dst = graph.relation
+            other = graph.relation if src == dst else (dst, f"rev_{name}", src)
+            if name.startswith("rev_"):
+                other = (dst, name.removeprefix("rev_"), src)
+            sampled: dict[tuple[int, int], int] = {}
+            for relation, backwards in ((graph.relation, False), (other, True)):
+                for blocks in reversed(plain.blocks):
+                    assert isinstance(blocks, dict)
+                    block = blocks[relation]
+                    ends = torch.stack(block.coo()).T.tolist()
+                    for (a, b), edge in zip(ends, block.edge_ids.tolist(), strict=True):
+                        sampled.setdefault((b, a) if backwards else (a, b), edge)
+            block = layer[graph.relation]
+            found = [(a, b) for a, b in torch.stack(block.coo()).T.tolist()]
+            assert found == sorted(sampled, key=lambda edge: (edge[1], edge[0]))
+            assert block.edge_ids.tolist() == [sampled[edge] for edge in found]
+            assert block.num_dst == len(both.input_nodes[dst])  # type: ignore[index]
+            assert block.num_src == len(both.input_nodes[src])  # type: ignore[index]
+
+
+def test_bidirectional_edges_equal_those_of_pyg() -> None:
+    base = pytest.importorskip("torch_geometric.sampler.base")
+    rng = np.random.default_rng(11)
+    named: Any = {("a", "to", "a"): (6, 6), ("a", "likes", "b"): (6, 9), ("b", "rev_likes", "a"): (9, 6)}
+    edges: dict[Any, Any] = {
+        r: tuple(torch.from_numpy(rng.integers(0, n, 20)) for n in sizes) for r, sizes in named.items()
+    }
+    ids = {r: torch.arange(20) + 100 * i for i, r in enumerate(edges)}
+    mine = bidirectional({r: (*ends, ids[r]) for r, ends in edges.items()})
+    theirs = base.HeteroSamplerOutput(
+        node={"a": torch.arange(6), "b": torch.arange(9)},
+        row={r: e[0] for r, e in edges.items()},
+        col={r: e[1] for r, e in edges.items()},
+        edge=ids,
+    ).to_bidirectional()
+    for relation in edges:
+        found = {(s, d) for s, d in zip(*(e.tolist() for e in mine[relation][:2]), strict=True)}
+        row, col = theirs.row[relation], theirs.col[relation]
+        assert found == set(zip(row.tolist(), col.tolist(), strict=True))
+        assert len(mine[relation][0]) == len(row)
+
+
+def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> None:
+    graphs = citations()
+    sampler = Neighbor([2, 2], subgraph="induced", threads=3)
+    seeds = {"paper": torch.tensor([5, 9, 5, 17])}  # one is repeated
+    minibatch = sampler.sample(graphs, seeds)
+    assert minibatch.batch is None
+    [layer] = minibatch.blocks
+    assert isinstance(layer, dict)
+    nodes = minibatch.input_nodes
+    assert isinstance(nodes, dict)
+    for graph in graphs:
+        src, _, dst = graph.relation
+        local = {}
+        for at, node in enumerate(nodes[src].tolist()):
+            local.setdefault(node, at)
+        expected = [
+            (position, local[int(graph.indices[position])], v)
+            for v, node in enumerate(nodes[dst].tolist())
+            for position in candidates(graph, node, None, 0)
+            if int(graph.indices[position]) in local
+        ]
+        block = layer[graph.relation]
+        sources, destinations = block.coo()
+        assert (
+            list(zip(block.positions.tolist(), sources.tolist(), destinations.tolist(), strict=True))
+            == expected
+        )
+    again = sampler.induced(graphs, nodes)
+    assert all(torch.equal(again[r].positions, layer[r].positions) for r in layer)
+
+
+def test_trees_continue_layer_by_layer() -> None:
+    rng = np.random.default_rng(9)
+    graph = with_times(make_graph(mixed_degrees(200)), "edges", rng)
+    seeds = TimedSeeds(torch.from_numpy(rng.integers(0, 200, 20)), torch.from_numpy(rng.integers(0, 50, 20)))
+    sampler = Neighbor([3, 4], temporal="edges")
+    whole = sampler.sample(graph, seeds, seed=1)
+    trees = sampler.trees(graph, seeds)
+    first = sampler.sample_layer(graph, trees.seeds, 0, seed=1)
+    assert torch.equal(first.blocks[0].positions, whole.blocks[1].positions)  # type: ignore[union-attr]
+    kept = replace(trees.seeds, ids=first.input_nodes, batch=first.batch)
+    second = sampler.sample_layer(graph, kept, 0, seed=1)
+    assert second.batch is not None
+    assert second.batch[: len(first.batch)].tolist() == first.batch.tolist()  # type: ignore[arg-type,index]
+    assert torch.equal(sampler.sample(graph, trees.seeds, seed=1).input_nodes, whole.input_nodes)  # type: ignore[arg-type]
+
+
+def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
+    rng = np.random.default_rng(10)
+    graph = with_times(make_graph(mixed_degrees(100)), "nodes", rng)
+    seeds = torch.arange(30)
+    sampler = Neighbor([3, 3], temporal="nodes")
+    own = sampler.sample(graph, seeds)
+    assert graph.src_times is not None
+    given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
+    assert all(torch.equal(a, b) for a, b in zip(own.tensors(), given.tensors(), strict=True))
+    with pytest.raises(IndexError, match=r"seed -1 is no '_N' node: ids run from 0 to 99"):
+        sampler.sample(graph, torch.tensor([3, -1]))
+
+
+def test_a_graph_is_sorted_by_time_in_memory() -> None:
+    rng = np.random.default_rng(12)
+    plain = make_graph(mixed_degrees(100))
+    seeds = TimedSeeds(torch.arange(50), torch.from_numpy(rng.integers(0, 50, 50)))
+    for by, field, count in (("edges", "edge_times", plain.num_edges), ("nodes", "src_times", 100)):
+        graph = replace(plain, **{field: rng.integers(0, 50, count)})  # type: ignore[arg-type]
+        with pytest.raises(
+            ValueError, match=rf"not sorted by the times of {by} \(at position .*sort_by_time"
+        ):
+            Neighbor([3], temporal=by).sample(graph, seeds)  # type: ignore[arg-type]
+        ordered = sort_by_time(graph, by)  # type: ignore[arg-type]
+        assert ordered.edge_ids is not None
+        assert np.array_equal(graph.indices[ordered.edge_ids], ordered.indices)
+        for v in range(100):
+            part = slice(graph.indptr[v], graph.indptr[v + 1])
+            assert sorted(ordered.edge_ids[part]) == list(range(part.start, part.stop))
+        times = [time_at(ordered, by, p) for p in range(plain.num_edges)]
+        for v in range(100):
+            mine = times[graph.indptr[v] : graph.indptr[v + 1]]
+            assert mine == sorted(mine)  # type: ignore[type-var]
+        unmarked = replace(ordered, sorted_by=None)  # checked, and found in order
+        a, b = (Neighbor([3], temporal=by).sample(g, seeds) for g in (ordered, unmarked))  # type: ignore[arg-type]
+        assert all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
+
+
+def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
+    graph = make_graph(mixed_degrees(50))
+    dated = with_times(graph, "edges", np.random.default_rng(0))
+    ids = torch.arange(5)
+    seeds = TimedSeeds(ids, ids)
+    for kwargs, message in (
+        ({"temporal": "time"}, "temporal='time' must be one of None, 'edges', 'nodes'"),
+        ({"strategy": "last"}, "strategy='last' needs times"),
+        ({"temporal": "edges", "strategy": "first"}, "strategy='first' must be one of 'uniform', 'last'"),
+        ({"subgraph": "both"}, "subgraph='both' must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Neighbor([3], **kwargs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no relation of the dataset has times of edges"):
+        Neighbor([3], temporal="edges").sample(graph, seeds)
+    with pytest.raises(ValueError, match="'_N' nodes have no times, so the seeds need some"):
+        Neighbor([3], temporal="edges").sample(dated, ids)
+    with pytest.raises(ValueError, match="times has 4 values for 5 '_N' seeds"):
+        Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids[:4]))
+    with pytest.raises(TypeError, match=r"times of '_N' are torch\.int32"):
+        Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids.int()))
+    with pytest.raises(ValueError, match="the sampler is not temporal"):
+        Neighbor([3], disjoint=True).sample(dated, seeds)
+    with pytest.raises(TypeError, match="makes no trees, so it takes no TimedSeeds"):
+        Labor([3]).sample(dated, seeds)
+    with pytest.raises(IndexError, match="seed 99 is no '_N' node"):
+        Neighbor([3], disjoint=True).sample(graph, torch.tensor([99]))
+    with pytest.raises(TypeError, match=r"times of edges of .* must be int32 or int64\[\d+\] \(got float64"):
+        Neighbor([3], temporal="edges").sample(replace(graph, edge_times=np.zeros(graph.num_edges)), seeds)
+    with pytest.raises(ValueError, match=r"needs a relation for the reverses of .*--reverse-edges"):
+        Neighbor([3], subgraph="bidirectional").sample(citations()[1:2], {"paper": ids})
+    assert repr(Neighbor([3], temporal="edges", strategy="last")) == (
+        "Neighbor([3], disjoint=True, temporal='edges', strategy='last')"
+    )
