@@ -193,6 +193,10 @@ class EpochLoader(Closing, ABC):
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
         return torch.from_numpy(generator.permutation(self._seed_count))
 
+    def _seeds_of(self, epoch: int) -> EpochSeeds:
+        """The seeds of an epoch, by step."""
+        return EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks)
+
     def __len__(self) -> int:
         """Number of minibatches in an epoch, on each rank."""
         count, size = self._seed_count, self.batch_size * self.world_size
@@ -205,8 +209,8 @@ class EpochLoader(Closing, ABC):
         resume, self._resume = self._resume, None
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
+        seeds = self._seeds_of(epoch)
         steps = range(progress.step, len(self))
-        seeds = EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks)
         features, most = self._features, self._at_once
         at_once = (lambda: most) if features is None else (lambda: 1 + features.waiting_batches)
         sampling = self._sampling(
