@@ -9,8 +9,9 @@ try:
 except ImportError as error:
     raise ImportError(f"gids.pyg needs PyG: pip install torch_geometric ({error})") from error
 
+from gids.pyg.link_neighbor_loader import LinkNeighborLoader
 from gids.pyg.neighbor_loader import NeighborLoader
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.stores import FeatureStore, GraphStore
 
-__all__ = ["FeatureStore", "GraphStore", "NeighborLoader", "NeighborSampler"]
+__all__ = ["FeatureStore", "GraphStore", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]

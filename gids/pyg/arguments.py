@@ -1,38 +1,64 @@
-"""Arguments of PyG that gids supports with one value only. Called by gids.pyg's classes."""
+"""Checks of PyG's arguments that gids' classes share. Called by gids.pyg's classes."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-_PYG = "leave it out, or use PyG's own NeighborLoader, which needs pyg-lib"
-_PLAIN = "leave it out"
+from torch_geometric.sampler.base import SubgraphType
 
-_ONLY: dict[str, tuple[object, str]] = {
-    "subgraph_type": ("directional", _PYG),
-    "directed": (True, _PYG),
-    "disjoint": (False, _PYG),
-    "time_attr": (None, _PYG),
-    "input_time": (None, _PYG),
-    "temporal_strategy": ("uniform", _PYG),
-    "sample_direction": ("forward", _PYG),
-    "neighbor_sampler": (None, "use PyG's own NodeLoader with that sampler"),
-    "transform_sampler_output": (None, "give transform=, which is called with each Data"),
-    "custom_cls": (None, "give transform=, which is called with each Data"),
-    "input_id": (None, "index it with batch.input_id, positions among input_nodes"),
-    "sampler": (None, "give the seeds as input_nodes, in any order"),
-    "batch_sampler": (None, "give the seeds as input_nodes, and batch_size"),
-    "generator": (None, "give seed=, a number"),
-    "collate_fn": (None, _PLAIN),
+_STRATEGIES = ("uniform", "last")
+
+NO_EFFECT = (
+    "num_workers",
+    "persistent_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "multiprocessing_context",
+    "worker_init_fn",
+    "in_order",
+)
+"""Arguments of torch's DataLoader about worker processes. A loader of a dataset on disk has none."""
+
+_REFUSED = {
+    "collate_fn": "PyG's loaders ignore it; give transform=, which is called with each minibatch",
+    "dataset": "PyG's loaders ignore it; give the seeds as input_nodes or edge_label_index",
 }
-"""The supported value, and advice for users who give another one."""
 
 
-def refuse_other_values(given: dict[str, Any]) -> None:
-    """Remove PyG's arguments from a call's keyword arguments. Raises ValueError for unsupported values."""
-    for name in [name for name in given if name in _ONLY]:
-        value = given.pop(name)
-        supported, cure = _ONLY[name]
-        plain = getattr(value, "value", value)  # of an Enum
-        if plain is not supported and not (isinstance(plain, str) and plain == supported):
-            shown = f"={plain!r}" if isinstance(plain, str | bool | int | float) else ""
-            raise ValueError(f"{name}{shown} is not supported, only {supported!r}: {cure}")
+def check_sampling(
+    subgraph_type: Any,
+    directed: bool,
+    temporal_strategy: str,
+    time_attr: str | None,
+    sample_direction: str = "forward",
+) -> SubgraphType:
+    """The type of subgraph. Raises ValueError for values that PyG does not have or gids does not support."""
+    if not directed:
+        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", stacklevel=4)
+        subgraph_type = "induced"
+    if sample_direction != "forward":
+        raise ValueError(
+            f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is stored "
+            "by destination; sample from a graph with reversed edges instead"
+        )
+    if temporal_strategy not in _STRATEGIES:
+        raise ValueError(f"temporal_strategy={temporal_strategy!r} must be one of {_STRATEGIES}")
+    if temporal_strategy != "uniform" and time_attr is None:
+        raise ValueError(f"temporal_strategy={temporal_strategy!r} needs time_attr=")
+    try:
+        return SubgraphType(subgraph_type)
+    except ValueError:
+        known = tuple(t.value for t in SubgraphType)
+        raise ValueError(f"subgraph_type={subgraph_type!r} must be one of {known}") from None
+
+
+def refuse_arguments(given: dict[str, Any]) -> None:
+    """Remove the arguments that loaders of datasets on disk take with one value only. Raises ValueError."""
+    for name, cure in _REFUSED.items():
+        if given.pop(name, None) is not None:
+            raise ValueError(f"{name}= is not supported: {cure}")
+    for name in NO_EFFECT:
+        given.pop(name, None)

@@ -1,32 +1,36 @@
-"""PyG's weight_attr: weights that edges are drawn by. Called by NeighborLoader and NeighborSampler."""
+"""PyG's weight_attr: weights that edges are drawn by. Called by NeighborSampler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from gids.errors import MissingError
-from gids.pyg.attributes import table_of
-from gids.store import FeatureStore, Graph
+from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
 Weights = dict[Relation, np.ndarray]
 """By relation, if it has weights: float32[num_edges] in the order of graph.indices."""
 
 
-def stored_weights(store: FeatureStore, graphs: Sequence[Graph], attribute: str) -> Weights:
-    """The edge tables with this name in PyG, read into memory: 4 bytes per edge.
+def weights_of(
+    graphs: Sequence[Graph], attribute: str, find: Callable[[Relation], Any], name: str
+) -> Weights:
+    """The weights of the relations that have an attribute of this name. find: returns a relation's, or None.
 
-    Raises KeyError if no relation has one, TypeError and ValueError for rows that are not one number each.
+    Raises KeyError if no relation has one, TypeError and ValueError for weights that are not one number each.
     """
     found = {}
     for graph in graphs:
-        table = table_of(store, graph.relation, attribute)
-        if table is not None:
-            found[graph.relation] = in_order(graph, table.read_rows(np.arange(table.row_count)), attribute)
-    return checked(found, attribute, store.name)
+        weights = find(graph.relation)
+        if weights is not None:
+            found[graph.relation] = in_order(graph, weights, attribute)
+    if not found:
+        raise MissingError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
+    return found
 
 
 def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
@@ -43,10 +47,3 @@ def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
         )
     by_id = weights.detach().reshape(-1).cpu().to(torch.float32).numpy()
     return by_id if graph.edge_ids is None else by_id[graph.edge_ids]
-
-
-def checked(found: Weights, attribute: str, name: str) -> Weights:
-    """The weights as given. Raises KeyError if there are none."""
-    if not found:
-        raise MissingError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
-    return found

@@ -18,8 +18,11 @@ import torch
 
 from gids.pyg.edge_weights import Weights
 from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler.forest import AnySeeds, PlantedNodes, TimedSeeds, Trees
 from gids.sampler.layered import array_digest
 from gids.sampler.minibatch import PerType
+from gids.sampler.neighbor import Strategy
+from gids.sampler.time_order import By
 from gids.sampler.topology import AnyGraph, Graphs
 from gids.store import Graph
 from gids.store.names import Relation
@@ -32,41 +35,51 @@ class HopEdges:
     """A relation's sampled edges, hop after hop.
 
     index: int64[2, num_edges], local ids of sources and of destinations; destinations are in ascending order.
-    ids: int64[num_edges], edge ids, which number the rows of edge features. per_hop: number of edges of each
-    hop.
+    ids: int64[num_edges], edge ids, which number the rows of edge features; None if edges have none. per_hop:
+    number of edges of each hop; None if unknown.
     """
 
     index: torch.Tensor
-    ids: torch.Tensor
-    per_hop: list[int]
+    ids: torch.Tensor | None
+    per_hop: list[int] | None
 
 
 @dataclass
 class HopMinibatch(Minibatch):
     """A minibatch of HopSampler. It has the edges of hops instead of blocks.
 
-    nodes_per_hop: by node type, the number of seeds, then the number of new nodes of each hop.
+    nodes_per_hop: by node type, the number of seeds, then the number of new nodes of each hop; None if
+    unknown. metadata: what the loader knows of the seeds, such as their positions, on the CPU.
     """
 
     edges: dict[Relation, HopEdges] = field(default_factory=dict)
-    nodes_per_hop: dict[str, list[int]] = field(default_factory=dict)
+    nodes_per_hop: dict[str, list[int]] | None = field(default_factory=dict)
+    metadata: tuple[Any, ...] = ()
 
     def edge_ids_of(self, relation: Relation) -> torch.Tensor:
-        return self.edges[relation].ids
+        ids = self.edges[relation].ids
+        return torch.empty(0, dtype=torch.int64) if ids is None else ids
 
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from super().tensors()
         for edges in self.edges.values():
-            yield from (edges.index, edges.ids)
+            yield edges.index
+            if edges.ids is not None:
+                yield edges.ids
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(v.nbytes for v in self.metadata if isinstance(v, torch.Tensor))
 
 
 class HopSampler:
     """Each node draws neighbours once, in the hop after it was found.
 
     num_neighbors: for each hop, the seeds' hop first (PyG's order), the number of neighbours that a node
-    draws: 1 or more, -1 for all, 0 for none; or such a list for each relation. replace, weights: as in
-    gids.sampler.Neighbor, weights by relation; sampled edges have no weights. threads: on the CPU (None:
-    torch's number).
+    draws: 1 or more, -1 for all, 0 for none; or such a list for each relation. Without hops a minibatch has
+    the seeds alone. replace, weights: as in gids.sampler.Neighbor, weights by relation; sampled edges have no
+    weights. disjoint, temporal, strategy: as in gids.sampler.Neighbor; minibatches then have `batch`.
+    induced: yield all edges among the nodes that were found. threads: on the CPU (None: torch's number).
 
     Minibatches are HopMinibatches. Like Neighbor's, they depend only on the arguments of sample(), not on
     threads or the device. Memory: as Neighbor.
@@ -78,6 +91,10 @@ class HopSampler:
         *,
         replace: bool = False,
         weights: Weights | None = None,
+        disjoint: bool = False,
+        temporal: By | None = None,
+        strategy: Strategy = "uniform",
+        induced: bool = False,
         threads: int | None = None,
     ) -> None:
         per_relation = list(num_neighbors.values()) if isinstance(num_neighbors, Mapping) else [num_neighbors]
@@ -85,7 +102,6 @@ class HopSampler:
         numbers = [n for hops in per_relation if isinstance(hops, Sequence) for n in hops]
         if (
             len(lengths) != 1
-            or lengths == {0}
             or not all(isinstance(hops, list | tuple) for hops in per_relation)
             or not all(isinstance(n, int) and not isinstance(n, bool) and n >= -1 for n in numbers)
         ):
@@ -96,27 +112,44 @@ class HopSampler:
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
         self.replace, self.weights = bool(replace), weights
+        self.temporal, self.strategy, self.induced = temporal, strategy, induced
         self.threads = threads
+        # plants trees and finds induced edges; it draws nothing
+        self._planter = Neighbor(
+            [-1], disjoint=disjoint, temporal=temporal, strategy=strategy, threads=threads
+        )
+        self.disjoint = self._planter.disjoint
         self._neighbor: tuple[list[Relation], Neighbor] | None = None
         self._expansion: tuple[Topology, _Expansion] | None = None
         self._digests: dict[Relation, str] | None = None
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> HopMinibatch:
         """Sample one minibatch. Arguments, device and errors are as in gids.sampler.Neighbor.sample."""
         topology = Topology.of(graphs)
         expansion = self._expansion_of(topology)
-        neighbor = self._neighbor_of(expansion)
-        nodes = dict(zip(topology.node_types, topology.seeds_by_type(seeds), strict=True))
+        neighbor = self._neighbor_of(expansion) if self.hops else None
+        trees = self._planter.trees(topology, seeds) if self.disjoint else None
+        if trees is None and isinstance(seeds, TimedSeeds):
+            raise ValueError("the seeds have times, but the sampler does not sample by time")
+        given: Any = seeds if trees is None else trees.ids
+        nodes = dict(zip(topology.node_types, topology.seeds_by_type(given), strict=True))
+        batch: dict[str, torch.Tensor] = {}
+        if trees is not None:
+            of = trees.batch if isinstance(trees.batch, dict) else {topology.node_types[0]: trees.batch}
+            none = torch.empty(0, dtype=torch.int64)
+            batch = {t: of.get(t, none) for t in topology.node_types}
         counts = {t: [len(ids)] for t, ids in nodes.items()}
         begins = dict.fromkeys(nodes, 0)  # of the newest nodes
         parts: list[list[tuple[Block, int]]] = [[] for _ in topology.graphs]
         for hop in range(self.hops):
-            frontier = {t: nodes[t][begin:] for t, begin in begins.items()}
-            found = neighbor.sample_layer(
-                expansion.topology, expansion.seeds(nodes, frontier), hop, seed=seed, epoch=epoch, step=step
-            )
+            assert neighbor is not None
+            ids = expansion.seeds(nodes, begins)
+            drawing: AnySeeds = ids
+            if trees is not None:
+                drawing = PlantedNodes(ids, expansion.seeds(batch, begins), trees)
+            found = neighbor.sample_layer(expansion.topology, drawing, hop, seed=seed, epoch=epoch, step=step)
             assert isinstance(found.input_nodes, dict)
             (layer,) = found.blocks
             assert isinstance(layer, dict)
@@ -125,17 +158,34 @@ class HopSampler:
             for t in nodes:
                 begins[t] = len(nodes[t])
                 nodes[t] = found.input_nodes.get(t, nodes[t])
+                if isinstance(found.batch, dict):
+                    batch[t] = found.batch.get(t, batch[t])
                 counts[t].append(len(nodes[t]) - begins[t])
-        edges = {g.relation: _joined(part) for g, part in zip(topology.graphs, parts, strict=True)}
-        device = parts[0][0][0].indices.device
+        device = torch.device("cpu") if topology.device is None else topology.device.torch_device
+        nodes_per_hop: dict[str, list[int]] | None = counts
+        if self.induced:
+            edges, nodes_per_hop = self._induced(topology, nodes, batch, trees), None
+        else:
+            edges = {
+                g.relation: _joined(part, device) for g, part in zip(topology.graphs, parts, strict=True)
+            }
         nodes = {t: ids.to(device) for t, ids in nodes.items()}  # unchanged if nothing was found
         drawn_for = {
             t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
         }
+        drawn: Any = (drawn_for, nodes, batch)
         if topology.homogeneous:
-            (input_nodes,), (given,) = nodes.values(), drawn_for.values()
-            return HopMinibatch(given, input_nodes, [], epoch, step, edges=edges, nodes_per_hop=counts)
-        return HopMinibatch(drawn_for, nodes, [], epoch, step, edges=edges, nodes_per_hop=counts)
+            drawn = [next(iter(of_types.values()), None) for of_types in drawn]
+        return HopMinibatch(
+            drawn[0],
+            drawn[1],
+            [],
+            epoch,
+            step,
+            batch=None if trees is None else drawn[2],
+            edges=edges,
+            nodes_per_hop=nodes_per_hop,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -147,6 +197,10 @@ class HopSampler:
             "num_neighbors": self.num_neighbors,
             "replace": self.replace,
             "weights": self.weights,
+            "disjoint": self.disjoint,
+            "temporal": self.temporal,
+            "strategy": self.strategy,
+            "induced": self.induced,
             "threads": self.threads,
         }
 
@@ -156,11 +210,32 @@ class HopSampler:
     def __repr__(self) -> str:
         """Everything that minibatches depend on."""
         told = ", replace=True" if self.replace else ""
+        if self.disjoint:
+            told += f", disjoint=True, temporal={self.temporal!r}, strategy={self.strategy!r}"
+        told += ", induced=True" if self.induced else ""
         if self.weights is not None:
             if self._digests is None:  # of all edges
                 self._digests = {r: array_digest(w) for r, w in self.weights.items()}
             told += f", weights={self._digests}"
         return f"HopSampler({self.num_neighbors}{told})"
+
+    def _induced(
+        self,
+        topology: Topology,
+        nodes: dict[str, torch.Tensor],
+        batch: dict[str, torch.Tensor],
+        trees: Trees | None,
+    ) -> dict[Relation, HopEdges]:
+        """All edges among the nodes, within trees if there are trees."""
+
+        def per_type(of_types: dict[str, torch.Tensor]) -> PerType:
+            return next(iter(of_types.values())) if topology.homogeneous else of_types
+
+        among: AnySeeds = per_type(nodes)
+        if trees is not None:
+            among = PlantedNodes(per_type(nodes), per_type(batch), trees)
+        blocks = self._planter.induced(topology, among)
+        return {r: HopEdges(torch.stack(b.coo()), b.edge_ids, None) for r, b in blocks.items()}
 
     def _expansion_of(self, topology: Topology) -> _Expansion:
         made = self._expansion
@@ -185,20 +260,26 @@ class HopSampler:
             [{named[r]: hops[hop] for r, hops in counts.items()} for hop in reversed(range(self.hops))],
             replace=self.replace,
             weights=None if self.weights is None else {named[r]: w for r, w in self.weights.items()},
+            disjoint=self.disjoint,
+            temporal=self.temporal,
+            strategy=self.strategy,
             threads=self.threads,
         )
         self._neighbor = (expansion.relations, neighbor)
         return neighbor
 
 
-def _joined(hops: list[tuple[Block, int]]) -> HopEdges:
+def _joined(hops: list[tuple[Block, int]], device: torch.device) -> HopEdges:
     """Join the hops' blocks, each with the position of its first destination among the nodes.
 
     Uses NumPy on the CPU: torch would start threads, which takes longer than the work if cores are busy.
     """
     per_hop = [block.num_edges for block, _ in hops]
     blocks = [block for block, _ in hops]
-    if blocks[0].indices.device.type == "cpu":
+    if not hops:
+        none = torch.empty((2, 0), dtype=torch.int64, device=device)
+        return HopEdges(none, none[0], per_hop)
+    if device.type == "cpu":
         index = np.empty((2, sum(per_hop)), np.int64)
         np.concatenate([block.indices.numpy() for block in blocks], out=index[0])
         ends = [np.repeat(np.arange(a, a + b.num_dst), np.diff(b.indptr.numpy())) for b, a in hops]
@@ -223,9 +304,10 @@ class _Expansion:
         self.relations = self.topology.relations
         self.named = dict(zip(topology.relations, self.relations, strict=True))
 
-    def seeds(self, nodes: dict[str, torch.Tensor], newest: dict[str, torch.Tensor]) -> PerType:
+    def seeds(self, nodes: dict[str, torch.Tensor], begins: dict[str, int]) -> dict[str, torch.Tensor]:
+        """All nodes by type, and the newest, which begin at `begins`, by the names of the copies."""
         types = self.topology.node_types
-        every = {**nodes, **{self._newest[t]: ids for t, ids in newest.items()}}
+        every = {**nodes, **{self._newest[t]: nodes[t][begin:] for t, begin in begins.items()}}
         return {t: ids for t, ids in every.items() if t in types}
 
     def _to_newest(self, given: AnyGraph) -> AnyGraph:

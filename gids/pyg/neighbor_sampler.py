@@ -1,4 +1,4 @@
-"""NeighborSampler: gids' sampling as PyG's BaseSampler, for PyG's own loaders. Users make it."""
+"""NeighborSampler: gids' sampling as PyG's BaseSampler, for PyG's own loaders and for gids.pyg's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import torch
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import (
     BaseSampler,
     EdgeSamplerInput,
@@ -15,170 +14,253 @@ from torch_geometric.sampler import (
     NegativeSampling,
     NodeSamplerInput,
     NumNeighbors,
-    SamplerOutput,
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from gids.pyg.arguments import refuse_other_values
-from gids.pyg.attributes import is_homogeneous
-from gids.pyg.edge_weights import Weights, checked, in_order, stored_weights
-from gids.pyg.hops import Counts, HopSampler
+from gids.pyg.arguments import check_sampling
+from gids.pyg.attributes import is_homogeneous, table_of
+from gids.pyg.edge_weights import weights_of
+from gids.pyg.hops import Counts, HopMinibatch, HopSampler
+from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.num_neighbors import counts_of
-from gids.pyg.stores import store_of
-from gids.sampler import Topology
-from gids.store import Graph, graphs_of
-from gids.store.names import RELATION, Relation, describe_type
+from gids.pyg.outputs import Output, output_of
+from gids.pyg.stores import is_on_disk, store_of
+from gids.pyg.times import node_times, with_times
+from gids.sampler import TimedSeeds, Topology
+from gids.sampler.minibatch import PerType
+from gids.sampler.time_order import By
+from gids.store import graphs_of
+from gids.store.names import Relation
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     """Neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
 
-    data: the data of the loader: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
-    gids.pyg.GraphStore), or gids.open(...), a path or a gids.FeatureStore. num_neighbors: as in PyG. replace,
-    weight_attr: as in gids.pyg.NeighborLoader; for Data in memory the name of an attribute of its edges.
-    threads: number of sampling threads (default: torch's number, which is 1 in workers of a DataLoader).
-    is_sorted and share_memory of PyG's sampler are accepted and have no effect.
+    data: the data of the loader: Data or HeteroData in memory, any (FeatureStore, GraphStore) with PyG's
+    interfaces, or gids.open(...), a path or a gids.FeatureStore. num_neighbors: as in PyG. subgraph_type,
+    replace, disjoint, temporal_strategy, time_attr, weight_attr: as in gids.pyg.NeighborLoader; for data in
+    memory the attributes of nodes and edges that have these names. is_sorted: the edges in memory are sorted
+    by destination, and are not copied. share_memory: has no effect, because forked workers share the
+    topology, and others make their own. directed=False: subgraph_type="induced". threads: number of sampling
+    threads (default: torch's number, which is 1 in workers of a DataLoader).
 
     ``torch_geometric.loader.NodeLoader(data, node_sampler=NeighborSampler(data, [10, 10]), …)``, or
     ``LinkLoader`` with ``link_sampler=``. Each minibatch takes one random number from torch's generator, so
-    torch.manual_seed repeats a run, and workers differ.
+    torch.manual_seed repeats a run, and workers differ. Edges are given by their ids in the data, so that
+    edge_permutation is None.
 
     Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
-    num_neighbors and for an argument of PyG that is not supported (disjoint, times, subgraph_type and
-    others), KeyError and FormatError for a dataset without topology. While sampling: IndexError for a seed
-    out of range, ValueError for seeds with times (input_time, edge_label_time).
+    num_neighbors, for edges that are not sorted as is_sorted says, and for an argument of PyG that is not
+    supported; KeyError and FormatError for a dataset without topology. While sampling: IndexError for a seed
+    out of range.
     """
 
     def __init__(
         self,
         data: Any,
         num_neighbors: Counts | NumNeighbors,
-        *,
+        subgraph_type: Any = "directional",
         replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
         weight_attr: str | None = None,
-        threads: int | None = None,
         is_sorted: bool = False,
         share_memory: bool = False,
-        **options: Any,
+        directed: bool = True,
+        sample_direction: str = "forward",
+        *,
+        threads: int | None = None,
     ) -> None:
-        refuse_other_values(options)
-        if options:
-            raise TypeError(f"gids.pyg.NeighborSampler has no argument {next(iter(options))!r}")
-        self._made_of = (data, num_neighbors, replace, weight_attr, threads)
-        if isinstance(data, Data | HeteroData):
-            self._graphs = _graphs_in_memory(data)
-            self._homogeneous = isinstance(data, Data)
-            weights = None if weight_attr is None else _weights_in_memory(data, self._graphs, weight_attr)
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.subgraph_type = check_sampling(
+            subgraph_type, directed, temporal_strategy, time_attr, sample_direction
+        )
+        self._made_of = given | {"subgraph_type": self.subgraph_type.value, "directed": True}
+        self.num_neighbors = (
+            num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
+        )
+        if is_on_disk(data):
+            store, name = store_of(data), store_of(data).name
+            self.graphs = graphs_of(store)
+            self._typed = None if is_homogeneous(store) and not _has_types(data) else True
+
+            def find(type_: str | Relation, attribute: str) -> Any:
+                table = table_of(store, type_, attribute)
+                return None if table is None else table.read_rows(torch.arange(table.row_count))
+
         else:
-            store = store_of(data)
-            self._graphs = graphs_of(store)
-            self._homogeneous = is_homogeneous(store)
-            weights = None if weight_attr is None else stored_weights(store, self._graphs, weight_attr)
-        counts = counts_of(num_neighbors, None if self._homogeneous else [g.relation for g in self._graphs])
-        # the last iterator that was made in this process
-        self._samplers = [HopSampler(counts, replace=replace, weights=weights, threads=threads)]
-        self._topology = self._new_topology()
+            self._typed, name = is_typed(data), "the data"
+            self.graphs = graphs_in_memory(data, is_sorted=is_sorted)
+
+            def find(type_: str | Relation, attribute: str) -> Any:
+                return attribute_in_memory(data, type_, attribute)
+
+        by: By | None = None
+        if time_attr is not None:
+            self.graphs, by = with_times(self.graphs, time_attr, find, name)
+        self._node_times = node_times(self.graphs) if by == "nodes" else {}
+        relations = [g.relation for g in self.graphs]
+        by_relation = self._typed or (self._typed is None and isinstance(self.num_neighbors.values, dict))
+        counts = counts_of(num_neighbors, relations if by_relation else None) or []
+        weights = None
+        if weight_attr is not None:
+            weights = weights_of(self.graphs, weight_attr, lambda relation: find(relation, weight_attr), name)
+        # the last one was made in this process
+        self._samplers = [
+            HopSampler(
+                counts,
+                replace=replace,
+                weights=weights,
+                disjoint=disjoint,
+                temporal=by,
+                strategy=temporal_strategy,  # type: ignore[arg-type]  # was checked
+                induced=self.subgraph_type.value == "induced",
+                threads=threads,
+            )
+        ]
+        self._topologies: dict[bool, Topology] = {}
         self._process = os.getpid()
 
-    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput | HeteroSamplerOutput:
+    @property
+    def hops(self) -> HopSampler:
+        """The sampler of this process."""
+        if self._process != os.getpid():  # a forked worker: threads stay behind
+            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
+            self._topologies = {}
+            self._process = os.getpid()
+        return self._samplers[-1]
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each seed has a tree of its own."""
+        return self._samplers[-1].disjoint
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether seeds have times."""
+        return self._samplers[-1].temporal is not None
+
+    def check_device(self, device: str | torch.device) -> None:
+        """Raise ValueError for a sampler that works on the CPU only."""
+        hops = self._samplers[-1]
+        for name, is_given in {
+            "time_attr=": self.is_temporal,
+            "disjoint=True": hops.disjoint,
+            "subgraph_type='induced'": hops.induced,
+        }.items():
+            if is_given:
+                raise ValueError(f"{name} is not supported with device={str(device)!r}: use device='cpu'")
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> Output:
         """PyG's entry for NodeLoader."""
-        _refuse_times(index, "input_time")
-        return node_sample(index, self._sample)
+        return self._sample(index, None, int(torch.randint(torch.iinfo(torch.int64).max, ())))
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Output:
         """PyG's entry for LinkLoader."""
-        _refuse_times(index, "edge_label_time")
-        counts = dict(zip(self._topology.node_types, self._topology.node_counts, strict=True))
-        num_nodes = next(iter(counts.values())) if self._homogeneous else counts
-        return edge_sample(index, self._sample, num_nodes, False, None, neg_sampling)
+        return self._sample(index, neg_sampling, int(torch.randint(torch.iinfo(torch.int64).max, ())))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, self._made_of
+    def topology(self, typed: bool) -> Topology:
+        """The graphs for seeds with or without a type."""
+        hops = self.hops
+        assert hops is self._samplers[-1]
+        if typed not in self._topologies:
+            self._topologies[typed] = Topology(self.graphs if typed else self.graphs[0])
+        return self._topologies[typed]
+
+    def draw(
+        self,
+        topology: Topology,
+        inputs: NodeSamplerInput | EdgeSamplerInput,
+        negatives: NegativeSampling | None,
+        *,
+        seed: int,
+        epoch: int = 0,
+        step: int = 0,
+    ) -> HopMinibatch:
+        """Sample for PyG's inputs, with given random numbers. metadata: as PyG's node_sample and edge_sample
+        make it.
+        """
+
+        def sample(seeds: PerType, times: PerType | None = None) -> HopMinibatch:
+            given = seeds if times is None else TimedSeeds(seeds, _int64(times))
+            return self.hops.sample(topology, given, seed=seed, epoch=epoch, step=step)
+
+        if inputs.time is not None and not self.is_temporal:
+            raise ValueError(
+                "the seeds have times (input_time= or edge_label_time=), and the sampler does not sample by "
+                "time: give it time_attr=, or leave them out"
+            )
+
+        drawn: HopMinibatch
+        if isinstance(inputs, NodeSamplerInput):
+            drawn = node_sample(inputs, sample)
+        else:
+            counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
+            num_nodes = next(iter(counts.values())) if topology.homogeneous else counts
+            of_nodes: Any = self._node_times or None
+            if topology.homogeneous and of_nodes is not None:
+                (of_nodes,) = of_nodes.values()
+            drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, of_nodes, negatives)
+        return drawn
 
     def _sample(
-        self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object = None
-    ) -> SamplerOutput | HeteroSamplerOutput:
-        if self._process != os.getpid():  # a forked worker: threads stay behind
-            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
-            self._topology = self._new_topology()
-            self._process = os.getpid()
-        number = int(torch.randint(torch.iinfo(torch.int64).max, ()))
-        drawn = self._samplers[-1].sample(self._topology, seed, seed=number)
-        edges = drawn.edges
-        if isinstance(drawn.input_nodes, torch.Tensor):
-            (of_hops,) = edges.values()
-            return SamplerOutput(
-                node=drawn.input_nodes,
-                row=of_hops.index[0],
-                col=of_hops.index[1],
-                edge=of_hops.ids,
-                num_sampled_nodes=next(iter(drawn.nodes_per_hop.values())),
-                num_sampled_edges=of_hops.per_hop,
-            )
-        return HeteroSamplerOutput(
-            node=drawn.input_nodes,
-            row={r: e.index[0] for r, e in edges.items()},
-            col={r: e.index[1] for r, e in edges.items()},
-            edge={r: e.ids for r, e in edges.items()},
-            num_sampled_nodes=drawn.nodes_per_hop,
-            num_sampled_edges={r: e.per_hop for r, e in edges.items()},
-        )
+        self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None, seed: int
+    ) -> Output:
+        if self._is_alone(inputs, negatives):
+            return _alone(inputs)
+        topology = self.topology(inputs.input_type is not None)
+        return self.finished(output_of(self.draw(topology, inputs, negatives, seed=seed)))
 
-    def _new_topology(self) -> Topology:
-        return Topology(self._graphs[0] if self._homogeneous else self._graphs)
+    def finished(self, output: Output) -> Output:
+        """The output with the subgraph's type."""
+        return output.to_bidirectional() if self.subgraph_type.value == "bidirectional" else output
+
+    def _is_alone(
+        self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None
+    ) -> bool:
+        """Whether no relation has nodes of the type of the seeds."""
+        if isinstance(inputs, EdgeSamplerInput):
+            if self.graphs:
+                return False
+            if negatives is not None or self.disjoint:
+                raise ValueError("the data has no edges: negatives and disjoint=True need some")
+            return True
+        ntype = inputs.input_type
+        return ntype is not None and all(ntype not in (g.relation[0], g.relation[2]) for g in self.graphs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self._made_of,)
 
 
-def _refuse_times(index: NodeSamplerInput | EdgeSamplerInput, argument: str) -> None:
-    if index.time is not None:
-        raise ValueError(
-            f"the seeds have times ({argument}=), and gids.pyg.NeighborSampler does not sample by time: "
-            "leave them out, or use PyG's own NeighborSampler with time_attr=, which needs pyg-lib"
-        )
+def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
+    """The seeds, without neighbours."""
+
+    def sample(seeds: dict[str, torch.Tensor], times: object = None) -> HeteroSamplerOutput:
+        return HeteroSamplerOutput(seeds, {}, {}, {})
+
+    if isinstance(inputs, NodeSamplerInput):
+        return node_sample(inputs, sample)
+    src, _, dst = inputs.input_type
+    return edge_sample(inputs, sample, {src: 0, dst: 0}, False)
 
 
-def _remade(
-    data: Any, num_neighbors: Any, replace: bool, weight_attr: str | None, threads: int | None
-) -> NeighborSampler:
-    made = NeighborSampler(data, num_neighbors, replace=replace, weight_attr=weight_attr, threads=threads)
+def _int64(times: PerType) -> PerType:
+    if isinstance(times, dict):
+        return {ntype: of.to(torch.int64) for ntype, of in times.items()}
+    return times.to(torch.int64)
+
+
+def _has_types(data: Any) -> bool:
+    """Whether data are stores of gids.pyg with typed=True."""
+    return isinstance(data, tuple | list) and bool(data[0].typed)
+
+
+def _remade(made_of: dict[str, Any]) -> NeighborSampler:
+    made = NeighborSampler(**made_of)
     # A spawned worker of PyTorch ends while daemon threads run. Python then does not free its arguments, such
     # as this sampler, and nanobind would report the native parts as leaked.
     weakref.finalize(made, made.__dict__.clear)  # runs at exit, too
     return made
-
-
-def _graphs_in_memory(data: Data | HeteroData) -> list[Graph]:
-    """A copy of the topology, sorted by destination: 16 bytes per edge. Edges to a node keep their order."""
-    if isinstance(data, Data):
-        return [_graph(data, RELATION, data.num_nodes, data.num_nodes)]
-    counts = {ntype: data[ntype].num_nodes for ntype in data.node_types}
-    return [
-        _graph(storage, relation, counts[relation[0]], counts[relation[2]])
-        for relation, storage in data.edge_items()
-    ]
-
-
-def _weights_in_memory(data: Data | HeteroData, graphs: list[Graph], attribute: str) -> Weights:
-    found = {}
-    for graph in graphs:
-        storage = data if isinstance(data, Data) else data[graph.relation]
-        if attribute in storage:
-            found[graph.relation] = in_order(graph, storage[attribute], attribute)
-    return checked(found, attribute, "the data")
-
-
-def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Graph:
-    if "edge_index" not in storage:
-        raise TypeError(f"{describe_type(relation)} has no edge_index: give its edges as edge_index")
-    row, col = storage.edge_index.cpu()
-    order = col.argsort(stable=True)
-    for what, ids, limit in (("comes from", row, num_src), ("leads to", col, num_dst)):
-        if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
-            raise IndexError(
-                f"edge_index of {describe_type(relation)} {what} nodes {int(ids.min())} to {int(ids.max())}; "
-                f"ids run from 0 to {limit - 1}"
-            )
-    indptr = torch.zeros(num_dst + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(col, minlength=num_dst), 0, out=indptr[1:])
-    return Graph(relation, num_src, num_dst, indptr.numpy(), row[order].numpy(), order.numpy())

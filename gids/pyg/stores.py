@@ -6,8 +6,10 @@ They read memory-mapped rows, without cache and lookahead. NeighborLoader is fas
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from torch_geometric.data import FeatureStore as PygFeatureStore
 from torch_geometric.data import GraphStore as PygGraphStore
@@ -29,31 +31,39 @@ class _OverStore:
 
     store: gids_store.FeatureStore
 
-    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
+    typed: bool
+
+    def __init__(
+        self, store: gids_store.FeatureStore | str | os.PathLike[str], *, typed: bool | None = None
+    ) -> None:
         super().__init__()
-        self.__dict__["store"] = (
-            store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
-        )
+        opened = store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
+        one = is_homogeneous(opened)
+        if typed is False and not one:
+            raise ValueError(f"typed=False: {opened.name} has {_types(opened)}, which need their names")
+        self.__dict__["store"] = opened
+        self.__dict__["typed"] = not one if typed is None else bool(typed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.store,)
+        return partial(type(self), typed=self.typed), (self.store,)
 
 
 class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     """The tables and labels of a dataset as PyG's FeatureStore. Read-only.
 
     store: a gids.FeatureStore, or a path. Groups are node types and edge types; None in a dataset with one of
-    each, as in PyG's homogeneous graphs. The table "feat" is the attribute "x" of nodes or "edge_attr" of
-    edges, and labels are "y".
+    each, as in PyG's homogeneous graphs. typed=True: their names in such a dataset, too. The table "feat" is
+    the attribute "x" of nodes or "edge_attr" of edges, and labels are "y".
 
-    An index is a tensor of int64 or bool, a slice, an int, or None, which reads all rows into memory. Tensors
-    are on the CPU, of the table's dtype. Works in workers. Raises KeyError for an attribute that the dataset
-    does not have, IndexError for a row out of range.
+    An index is a tensor of integers or bool, a slice, an int, which reads one row without the dimension of
+    rows, or None, which reads all rows into memory. Negative integers count from the end. Tensors are on the
+    CPU, of the table's dtype. Works in workers. Raises KeyError for an attribute that the dataset does not
+    have, IndexError for a row out of range.
     """
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """In a homogeneous dataset only attributes of nodes, because PyG reads all of them by node."""
-        one = is_homogeneous(self.store)
+        """Without types only attributes of nodes, because PyG reads all of them by node."""
+        one = not self.typed
         tables = [t for t in self.store.tables.values() if t.kind == "node" or not one]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
         attrs += [(ntype, LABEL) for ntype in self.store.labels if (ntype, LABEL) not in attrs]
@@ -61,11 +71,14 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
         found = self._find(attr)
+        one = _is_one(attr.index)
         if isinstance(found, torch.Tensor):
-            rows = _ids_of(attr.index, len(found))
-            return found if rows is None else found[rows]
-        rows = _ids_of(attr.index, found.row_count)
-        return found.read_rows(torch.arange(found.row_count) if rows is None else rows)
+            ids = _ids_of(attr.index, len(found))
+            rows = found if ids is None else found[ids]
+        else:
+            ids = _ids_of(attr.index, found.row_count)
+            rows = found.read_rows(torch.arange(found.row_count) if ids is None else ids)
+        return rows[0] if one else rows
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         found = self._find(attr)
@@ -87,7 +100,7 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
     def _types(self, group: Type) -> list[Any]:
         if group is not None:
             return [group]
-        return [*self.store.node_types, *self.store.relations] if is_homogeneous(self.store) else []
+        return [] if self.typed else [*self.store.node_types, *self.store.relations]
 
     def _put_tensor(self, tensor: object, attr: TensorAttr) -> NoReturn:
         raise _read_only(self.store)
@@ -103,14 +116,13 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
     """The topology of a dataset as PyG's GraphStore. Read-only. int64 arrays are mapped from the files.
 
     store: a gids.FeatureStore, or a path. Edge types are the relations; None in a dataset with one node type
-    and one relation, as in PyG's homogeneous graphs. The layout is CSC; csr() and coo() make the others in
-    memory. Permutations are edge ids, which number the rows of edge features.
+    and one relation, as in PyG's homogeneous graphs, unless typed=True. The layout is CSC; csr() and coo()
+    make the others in memory. Permutations are edge ids, which number the rows of edge features.
     """
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        one = is_homogeneous(self.store)
         return [
-            EdgeAttr(None if one else g.relation, EdgeLayout.CSC, True, (g.num_src, g.num_dst))
+            EdgeAttr(g.relation if self.typed else None, EdgeLayout.CSC, True, (g.num_src, g.num_dst))
             for g in graphs_of(self.store)
         ]
 
@@ -132,8 +144,8 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
 
     def _graph(self, attr: EdgeAttr) -> gids_store.Graph:
         relation = attr.edge_type
-        if relation is None and not is_homogeneous(self.store):
-            raise MissingError(f"{self.store.name} has {len(self.store.relations)} edge types: give one")
+        if relation is None and self.typed:
+            raise MissingError(f"{self.store.name} has {_types(self.store)}: give an edge type")
         return self.store.graph(None if relation is None else tuple(relation))
 
     def _put_edge_index(self, edge_index: object, edge_attr: EdgeAttr) -> NoReturn:
@@ -143,44 +155,54 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
         raise _read_only(self.store)
 
 
-def store_of(data: object) -> gids_store.FeatureStore:
-    """The gids.FeatureStore of a loader's argument `data`. Raises TypeError."""
+def is_on_disk(data: object) -> bool:
+    """Whether a loader's argument `data` is a gids dataset. Raises ValueError for stores of two datasets."""
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], GraphStore):
-        if isinstance(data[0], FeatureStore) and data[0].store.path == data[1].store.path:
-            return data[0].store
-        raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
-    if isinstance(data, str | os.PathLike):
-        return gids_store.FeatureStore(data)
-    if isinstance(data, gids_store.FeatureStore):
-        return data
+        if not isinstance(data[0], FeatureStore):
+            return False
+        if data[0].store.path != data[1].store.path or data[0].typed != data[1].typed:
+            raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
+        return True
+    return isinstance(data, str | os.PathLike | gids_store.FeatureStore | Source)
+
+
+def store_of(data: Any) -> gids_store.FeatureStore:
+    """The gids.FeatureStore of a loader's argument `data`, which is_on_disk."""
+    if isinstance(data, tuple | list):
+        return cast(gids_store.FeatureStore, data[0].store)
     if isinstance(data, Source):
         return data.store
-    raise TypeError(
-        f"data is {type(data).__name__}: give gids.open(...), a path, a gids.FeatureStore, or "
-        "(gids.pyg.FeatureStore, gids.pyg.GraphStore). For Data in memory there is "
-        "torch_geometric.loader.NodeLoader(data, node_sampler=gids.pyg.NeighborSampler(data, num_neighbors))"
-    )
+    return data if isinstance(data, gids_store.FeatureStore) else gids_store.FeatureStore(data)
+
+
+def _types(store: gids_store.FeatureStore) -> str:
+    return f"{len(store.node_types)} node types and {len(store.relations)} edge types"
 
 
 def _ids_of(index: Any, count: int) -> torch.Tensor | None:
-    """int64[n], or None for all rows."""
+    """int64[n], or None for all rows. Negative ids count from the end."""
     if index is None:
         return None
     if isinstance(index, slice):
-        return torch.arange(*index.indices(count))
-    if isinstance(index, int):
-        index = [index]
-    ids = torch.as_tensor(index).cpu()
+        return torch.from_numpy(np.arange(*index.indices(count), dtype=np.int64))
+    ids = torch.as_tensor([index] if _is_one(index) else index).cpu()
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise IndexError(
                 f"the mask has shape {list(ids.shape)}; it must be [{count}], the number of rows"
             )
         return ids.nonzero().view(-1)
-    ids = ids.to(torch.int64)
-    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+    ids = ids.to(torch.int64).view(-1)
+    if len(ids) and not (ids.min() >= -count and ids.max() < count):
         raise IndexError(f"rows {ids.min()} to {ids.max()} are out of range: there are {count} rows")
-    return ids
+    return torch.where(ids < 0, ids + count, ids)
+
+
+def _is_one(index: Any) -> bool:
+    """Whether an index names one row, whose tensor has no dimension for rows."""
+    if isinstance(index, torch.Tensor | np.ndarray):
+        return index.ndim == 0
+    return isinstance(index, int | np.integer) and not isinstance(index, bool)
 
 
 def _read_only(store: gids_store.FeatureStore) -> TypeError:

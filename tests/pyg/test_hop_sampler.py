@@ -135,7 +135,6 @@ def test_wrong_counts_seeds_and_graphs_are_refused() -> None:
     whole = graph(("a", "to", "a"), 30, 30, 0)
     seeds = torch.arange(3)
     wrong: list[Any] = [
-        [],
         [1.5],
         [True],
         [-2],

@@ -21,6 +21,7 @@ from torch_geometric.sampler import NumNeighbors
 import gids
 import gids.pyg
 from gids.cuda import Device
+from gids.loader.epoch_loader import EpochLoader
 from gids.write import DatasetWriter, create_table
 
 
@@ -175,12 +176,12 @@ def test_input_nodes(one_path: Path, several_path: Path) -> None:
 def test_an_epochs_order_is_made_once(one_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = []
 
-    def order(self: gids.NodeLoader, epoch: int) -> torch.Tensor:
+    def order(self: EpochLoader, epoch: int) -> torch.Tensor:
         epochs.append(epoch)
         return original(self, epoch)
 
-    original = gids.NodeLoader.order
-    monkeypatch.setattr(gids.NodeLoader, "order", order)
+    original = EpochLoader.order
+    monkeypatch.setattr(EpochLoader, "order", order)
     mask = torch.arange(PAPERS) % 3 == 0
     with open_loader(one_path, [1], mask, shuffle=True, drop_last=True) as loader:
         for _ in range(2):
@@ -333,8 +334,7 @@ def test_minibatches_are_made_on_the_device(
 
 def test_wrong_arguments_of_a_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
     for error, message, path, counts, nodes, options in (
-        (TypeError, "node_sampler=gids.pyg", one, [2], None, {}),
-        (ValueError, "num_neighbors", one_path, [], None, {}),
+        (TypeError, "data is int: give gids.open", 5, [2], None, {}),
         (ValueError, "num_neighbors", one_path, [-2], None, {}),
         (TypeError, "give a list", one_path, {CITES: [2]}, None, {}),
         (ValueError, "edge type", several_path, {CITES: [2]}, "paper", {}),
@@ -344,16 +344,19 @@ def test_wrong_arguments_of_a_loader_are_refused(one: Data, one_path: Path, seve
         (ValueError, "a mask is", one_path, [2], torch.ones(3, dtype=torch.bool), {}),
         (TypeError, "give int64", one_path, [2], torch.ones(3), {}),
         (IndexError, "ids run from 0 to 599", one_path, [2], [600], {}),
-        (ValueError, "disjoint=True is not supported, only False", one_path, [2], None, {"disjoint": True}),
-        (ValueError, "time_attr='t' is not supported", one_path, [2], None, {"time_attr": "t"}),
-        (ValueError, "input_time is not", one_path, [2], None, {"input_time": torch.zeros(600)}),
-        (ValueError, "strategy='last' is not", one_path, [2], None, {"temporal_strategy": "last"}),
-        (ValueError, "input_id is not", one_path, [2], None, {"input_id": torch.arange(600)}),
-        (ValueError, "custom_cls is not", one_path, [2], None, {"custom_cls": HeteroData}),
-        (ValueError, "directed=False is not", one_path, [2], None, {"directed": False}),
+        (KeyError, "time_attr='t': neither nodes nor edges", one_path, [2], None, {"time_attr": "t"}),
+        (ValueError, "input_time= needs time_attr=", one_path, [2], None, {"input_time": torch.zeros(600)}),
+        (ValueError, "strategy='last' needs time_attr", one_path, [2], None, {"temporal_strategy": "last"}),
+        (ValueError, "for each of the 600 seeds", one_path, [2], None, {"input_id": torch.arange(6)}),
+        (ValueError, "collate_fn= is not supported", one_path, [2], None, {"collate_fn": list}),
+        (ValueError, "dataset= is not supported", one_path, [2], None, {"dataset": [1]}),
+        (ValueError, "batch_size=None needs sampler=", one_path, [2], None, {"batch_size": None}),
+        (ValueError, "give sampler= or shuffle=", one_path, [2], None, {"sampler": [1], "shuffle": True}),
+        (TypeError, "sampler= needs a length", one_path, [2], None, {"sampler": iter([1])}),
+        (ValueError, "seed= or generator=", one_path, [2], None, {"seed": 1, "generator": torch.Generator()}),
         (KeyError, "weight_attr='w': one.gids has no edges", one_path, [2], None, {"weight_attr": "w"}),
         (ValueError, "one number for each of", one_path, [2], None, {"weight_attr": "edge_attr"}),
-        (ValueError, "subgraph_type='induced'", one_path, [2], None, {"subgraph_type": "induced"}),
+        (ValueError, "subgraph_type='both' must be", one_path, [2], None, {"subgraph_type": "both"}),
         (TypeError, "num_neighbours", one_path, [2], None, {"num_neighbours": 3}),
         (KeyError, "no table 'z'", one_path, [2], None, {"tables": ["z"]}),
     ):

@@ -39,7 +39,12 @@ def test_tensors_are_the_rows_of_the_source(several: HeteroData, several_path: P
         (mask, x[mask]),
         (slice(10, 20, 3), x[10:20:3]),
         (None, x),
-        (7, x[7:8]),
+        (7, x[7]),
+        (-1, x[-1]),
+        (torch.tensor(-2), x[-2]),
+        (torch.tensor([-1, 3]), x[[-1, 3]]),
+        (slice(-3, None), x[-3:]),
+        (slice(9, 3, -2), x.flip(0)[PAPERS - 10 : PAPERS - 4 : 2]),
         (torch.empty(0, dtype=torch.int64), x[:0]),
     ):
         assert torch.equal(features.get_tensor("paper", "x", index=index), expected)
@@ -198,36 +203,65 @@ def test_workers_that_are_spawned_leave_nothing_behind(one_path: Path, tmp_path:
     assert "leaked" not in run.stderr
 
 
-def test_seeds_with_times_are_refused(one: Data, several: HeteroData) -> None:
+def test_seeds_with_times_need_a_sampler_by_time(one: Data, several: HeteroData) -> None:
     times, sampler = torch.arange(PAPERS), gids.pyg.NeighborSampler(one, [3])
-    with pytest.raises(ValueError, match=r"seeds have times \(input_time=\).*leave them out, or use PyG's"):
+    said = r"seeds have times \(input_time= or edge_label_time=\).*give it time_attr=, or leave them out"
+    with pytest.raises(ValueError, match=said):
         next(iter(NodeLoader(one, sampler, input_time=times)))
-    with pytest.raises(ValueError, match=r"the seeds have times \(edge_label_time=\)"):
+    with pytest.raises(ValueError, match=said):
         next(iter(LinkLoader(one, sampler, one.edge_index[:, :9], edge_label_time=times[:9])))
     of_types = gids.pyg.NeighborSampler(several, [3])
-    with pytest.raises(ValueError, match=r"the seeds have times \(input_time=\)"):
+    with pytest.raises(ValueError, match=said):
         next(iter(NodeLoader(several, of_types, input_nodes="paper", input_time=times)))
     pairs = WRITES, several[WRITES].edge_index[:, :9]
-    with pytest.raises(ValueError, match=r"the seeds have times \(edge_label_time=\)"):
+    with pytest.raises(ValueError, match=said):
         next(iter(LinkLoader(several, of_types, pairs, edge_label_time=times[:9])))
     assert len(list(NodeLoader(one, sampler, input_time=None, batch_size=PAPERS))) == 1
 
 
-@pytest.mark.parametrize("name", inspect.signature(PygNeighborSampler.__init__).parameters)
-def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data, name: str) -> None:
-    """With its default it is taken; another value changes what is drawn, changes nothing, or is refused."""
-    default = inspect.signature(PygNeighborSampler.__init__).parameters[name].default
-    if default is inspect.Parameter.empty:
-        return  # self, data, num_neighbors
-    gids.pyg.NeighborSampler(one, [3], **{name: default})
-    supported = {"replace": True, "weight_attr": "w", "is_sorted": True, "share_memory": True}
-    weighted = Data(edge_index=one.edge_index, w=torch.rand(one.num_edges), num_nodes=PAPERS)
-    if name in supported:
-        gids.pyg.NeighborSampler(weighted, [3], **{name: supported[name]})
-        return
-    other = {bool: not default, str: "induced", type(None): "time"}[type(default)]
-    with pytest.raises(ValueError, match=rf"{name}=.* is not supported, only {default!r}: leave it out, or"):
-        gids.pyg.NeighborSampler(one, [3], **{name: other})
+def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data) -> None:
+    """With its default it is taken; another value changes what is drawn, or nothing, or is refused."""
+    ours = inspect.signature(gids.pyg.NeighborSampler.__init__).parameters
+    pygs = inspect.signature(PygNeighborSampler.__init__).parameters
+    assert list(pygs) == list(ours)[: len(pygs)]
+    assert {n: p.default for n, p in pygs.items()} == {n: ours[n].default for n in pygs}
+    data = Data(edge_index=one.edge_index[:, one.edge_index[1].argsort()], num_nodes=PAPERS)
+    data.w, data.t = torch.rand(data.num_edges), torch.arange(data.num_edges)
+    torch.manual_seed(0)
+    nodes = _input(torch.arange(9))
+    plain = gids.pyg.NeighborSampler(data, [3]).sample_from_nodes(nodes)
+    changes: dict[str, tuple[Any, bool]] = {
+        "subgraph_type": ("bidirectional", True),
+        "replace": (True, True),
+        "disjoint": (True, True),
+        "weight_attr": ("w", True),
+        "is_sorted": (True, False),
+        "share_memory": (True, False),
+    }
+    for name, (value, changed) in changes.items():
+        torch.manual_seed(0)
+        found = gids.pyg.NeighborSampler(data, [3], **{name: value}).sample_from_nodes(nodes)
+        assert (str(found) != str(plain)) == changed, name
+    nodes.time = torch.full((9,), 50)
+    for strategy in ("uniform", "last"):
+        sampler = gids.pyg.NeighborSampler(data, [3], time_attr="t", temporal_strategy=strategy)
+        found = sampler.sample_from_nodes(nodes)
+        assert len(found.edge)
+        assert (data.t[found.edge] <= 50).all()
+    with pytest.warns(UserWarning, match="use subgraph_type='induced'"):
+        sampler = gids.pyg.NeighborSampler(data, [3], directed=False)
+    assert sampler.subgraph_type.value == "induced"
+    for name, value, said in (
+        ("sample_direction", "backward", "sample_direction='backward' is not supported, only 'forward'"),
+        ("subgraph_type", "both", r"subgraph_type='both' must be one of \('directional'"),
+        ("temporal_strategy", "first", r"temporal_strategy='first' must be one of \('uniform', 'last'\)"),
+        ("temporal_strategy", "last", "temporal_strategy='last' needs time_attr="),
+        ("time_attr", "x", "time_attr='x': neither nodes nor edges of the data have an attribute"),
+    ):
+        with pytest.raises((ValueError, KeyError), match=said):
+            gids.pyg.NeighborSampler(data, [3], **{name: value})
+    with pytest.raises(ValueError, match=r"is_sorted=True: edge_index of .* is not sorted by destination"):
+        gids.pyg.NeighborSampler(one, [3], is_sorted=True)
 
 
 def test_wrong_arguments_of_stores_and_samplers_are_refused(
@@ -250,17 +284,19 @@ def test_wrong_arguments_of_stores_and_samplers_are_refused(
         graphs.get_edge_index(("paper", "x", "paper"), "csc")
     with pytest.raises(ValueError, match="not of one gids dataset"):
         gids.pyg.NeighborSampler((features, both(one_path)[1]), [2])
-    with pytest.raises(TypeError, match="no argument 'num_neighbours'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_neighbours'"):
         gids.pyg.NeighborSampler(one, [2], num_neighbours=[2])
-    with pytest.raises(TypeError, match="no edge_index"):
-        gids.pyg.NeighborSampler(Data(x=one.x), [2])
+    with pytest.raises(TypeError, match="no edge_index: give its edges as edge_index"):
+        gids.pyg.NeighborSampler(Data(x=one.x, adj=one.edge_index), [2])
+    with pytest.raises(ValueError, match=r"typed=False: several.gids has 2 node types and 3 edge types"):
+        gids.pyg.FeatureStore(several_path, typed=False)
     for ends in ([[0], [PAPERS]], [[PAPERS], [0]]):
         broken = Data(x=one.x, edge_index=torch.tensor(ends), num_nodes=PAPERS)
         with pytest.raises(IndexError, match="ids run from 0"):
             gids.pyg.NeighborSampler(broken, [2])
     for name in ("x", "y"):  # a table, and labels in memory
         with pytest.raises(IndexError, match="out of range"):
-            features.get_tensor("paper", name, index=-1)
+            features.get_tensor("paper", name, index=-PAPERS - 1)
         with pytest.raises(IndexError, match="the mask has shape"):
             features.get_tensor("paper", name, index=torch.ones(3, dtype=torch.bool))
     with pytest.raises(IndexError, match="seed"):

@@ -1,0 +1,177 @@
+"""The seeds of loaders of datasets, as inputs of PyG's samplers. Called by gids.pyg's loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
+
+from gids.errors import MissingError
+from gids.pyg.attributes import is_homogeneous
+from gids.store import FeatureStore, Graph
+from gids.store.names import Relation, describe_type
+
+Inputs: TypeAlias = NodeSamplerInput | EdgeSamplerInput
+Nodes = torch.Tensor | Sequence[int] | None
+InputNodes = Nodes | str | tuple[str, Nodes]
+InputEdges = torch.Tensor | None | Relation | tuple[Relation, torch.Tensor | None]
+
+
+def node_inputs(
+    store: FeatureStore, nodes: InputNodes, *, times: torch.Tensor | None, input_id: torch.Tensor | None
+) -> NodeSamplerInput:
+    """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
+    ntype: str | None = None
+    given: Any = nodes
+    if isinstance(nodes, str):
+        ntype, given = nodes, None
+    elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
+        ntype, given = nodes
+    elif not is_homogeneous(store):
+        raise ValueError(
+            f"input_nodes of {store.name} must be a node type, or (node type, nodes): it has "
+            f"{len(store.node_types)} node types and {len(store.relations)} edge types"
+        )
+    count = store.num_nodes(ntype)
+    if given is None:
+        ids = torch.arange(count)
+        return NodeSamplerInput(
+            _alike("input_id", input_id, count), ids, _alike("input_time", times, count), ntype
+        )
+    ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
+    if ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise ValueError(f"input_nodes is bool{list(ids.shape)}; a mask is bool[{count}], one per node")
+        ids = ids.cpu().nonzero().view(-1)
+        input_id = ids if input_id is None else input_id
+    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
+        raise TypeError(f"input_nodes is {ids.dtype} of shape {list(ids.shape)}; give int64[n] or a mask")
+    ids = ids.to("cpu", torch.int64, copy=True)
+    _check_range("input_nodes", ids, count)
+    return NodeSamplerInput(
+        _alike("input_id", input_id, len(ids)), ids, _alike("input_time", times, len(ids)), ntype
+    )
+
+
+def edge_inputs(
+    store: FeatureStore,
+    graphs: Sequence[Graph],
+    edges: InputEdges,
+    *,
+    labels: torch.Tensor | None,
+    times: torch.Tensor | None,
+    input_id: torch.Tensor | None,
+) -> EdgeSamplerInput:
+    """Raises TypeError, ValueError, IndexError and KeyError for edges that do not fit the store."""
+    relation: Relation | None = None
+    given: Any = edges
+    if isinstance(edges, tuple | list) and len(edges) and isinstance(edges[0], str):
+        relation, given = _relation(store, graphs, edges), None
+    elif isinstance(edges, tuple | list) and len(edges) == 2 and _are_names(edges[0]):
+        relation, given = _relation(store, graphs, edges[0]), edges[1]
+    if relation is None and not is_homogeneous(store):
+        raise ValueError(
+            f"edge_label_index of {store.name} must be an edge type, or (edge type, edges): it has "
+            f"{len(store.node_types)} node types and {len(store.relations)} edge types"
+        )
+    graph = graphs[0] if relation is None else next(g for g in graphs if g.relation == relation)
+    if given is None:
+        ids, label, time = (_alike(*pair, graph.num_edges) for pair in _named(input_id, labels, times))
+        return _AllEdges(graph, ids, label, time, relation)
+    pairs = torch.as_tensor(given)
+    if pairs.dim() != 2 or len(pairs) != 2 or pairs.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"edge_label_index is {pairs.dtype} of shape {list(pairs.shape)}; give int64[2, n], sources and "
+            "destinations"
+        )
+    pairs = pairs.to("cpu", torch.int64)
+    _check_range("sources of edge_label_index", pairs[0], graph.num_src)
+    _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
+    ids, label, time = (_alike(*pair, pairs.shape[1]) for pair in _named(input_id, labels, times))
+    return EdgeSamplerInput(ids, pairs[0], pairs[1], label, time, relation)
+
+
+def count_of(inputs: Inputs) -> int:
+    """Number of seeds."""
+    if isinstance(inputs, _AllEdges):
+        return inputs.graph.num_edges
+    return len(inputs.node if isinstance(inputs, NodeSamplerInput) else inputs.row)
+
+
+def hash_inputs(inputs: Inputs, update: Callable[[Any], None]) -> None:
+    """Call update with everything that minibatches get from the inputs."""
+    for name in ("input_id", "node", "row", "col", "label", "time"):
+        value = getattr(inputs, name, None)
+        if value is not None:
+            update(f"{name} {value.dtype} {list(value.shape)};".encode())
+            update(value.contiguous().view(-1).view(torch.uint8).numpy())
+    update(str(inputs.input_type).encode())
+
+
+class _AllEdges(EdgeSamplerInput):  # type: ignore[misc]  # PyG is not typed
+    """All edges of a graph, looked up when they are seeds. By default input_id is the edge's id."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        input_id: torch.Tensor | None,
+        label: torch.Tensor | None,
+        time: torch.Tensor | None,
+        input_type: Relation | None,
+    ) -> None:
+        none = torch.empty(0, dtype=torch.int64)
+        super().__init__(input_id, none, none, label, time, input_type)
+        self.graph = graph
+
+    def __getitem__(self, index: Any) -> EdgeSamplerInput:
+        graph, positions = self.graph, torch.as_tensor(index, dtype=torch.int64).view(-1).numpy()
+        ids = positions if graph.edge_ids is None else graph.edge_ids[positions]
+        rows = torch.from_numpy(graph.indices[positions].astype(np.int64))
+        columns = torch.from_numpy(np.searchsorted(graph.indptr, positions, side="right") - 1)
+        by_id = torch.from_numpy(ids.astype(np.int64))
+        input_id, label, time = (
+            None if values is None else values[by_id] for values in (self.input_id, self.label, self.time)
+        )
+        return EdgeSamplerInput(
+            by_id if input_id is None else input_id, rows, columns, label, time, self.input_type
+        )
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, tuple | list) and all(isinstance(name, str) for name in given)
+
+
+def _relation(store: FeatureStore, graphs: Sequence[Graph], names: Sequence[str]) -> Relation:
+    """The edge type (source, relation, destination), or (source, destination) if one fits."""
+    given = tuple(names)
+    fitting = [g.relation for g in graphs if given in (g.relation, (g.relation[0], g.relation[2]))]
+    if len(fitting) != 1:
+        known = ", ".join(describe_type(g.relation) for g in graphs)
+        raise MissingError(f"{len(fitting)} edge types of {store.name} are {given} (it has {known})")
+    return fitting[0]
+
+
+def _named(
+    input_id: torch.Tensor | None, labels: torch.Tensor | None, times: torch.Tensor | None
+) -> list[tuple[str, torch.Tensor | None]]:
+    return [("input_id", input_id), ("edge_label", labels), ("edge_label_time", times)]
+
+
+def _alike(name: str, values: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    """A value for each seed. Raises ValueError for another number of them."""
+    if values is None:
+        return None
+    found = torch.as_tensor(values)
+    if found.dim() < 1 or len(found) != count:
+        raise ValueError(
+            f"{name} has shape {list(found.shape)}; give one value for each of the {count} seeds"
+        )
+    return found.cpu()
+
+
+def _check_range(what: str, ids: torch.Tensor, count: int) -> None:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise IndexError(f"{what} run from {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")

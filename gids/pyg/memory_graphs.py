@@ -1,0 +1,159 @@
+"""The topology and attributes of PyG data in memory, and of other people's stores. Called by NeighborSampler.
+
+data: Data, HeteroData, or (FeatureStore, GraphStore) of torch_geometric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData, TensorAttr
+from torch_geometric.data import FeatureStore as PygFeatureStore
+from torch_geometric.data import GraphStore as PygGraphStore
+
+from gids.store import Graph
+from gids.store.names import NODE, RELATION, Relation, describe_type
+
+Type = str | Relation
+
+
+def is_typed(data: Any) -> bool:
+    """Whether seeds of data have a type. Raises TypeError for data of another kind."""
+    if isinstance(data, Data | HeteroData):
+        return isinstance(data, HeteroData)
+    if (
+        isinstance(data, tuple | list)
+        and len(data) == 2
+        and isinstance(data[0], PygFeatureStore)
+        and isinstance(data[1], PygGraphStore)
+    ):
+        return any(attr.edge_type is not None for attr in data[1].get_all_edge_attrs())
+    raise TypeError(
+        f"data is {type(data).__name__}: give gids.open(...), a path, a gids.FeatureStore, PyG's Data or "
+        "HeteroData, or a pair of stores with PyG's interfaces, such as (gids.pyg.FeatureStore(...), "
+        "gids.pyg.GraphStore(...))"
+    )
+
+
+def graphs_in_memory(data: Any, *, is_sorted: bool) -> list[Graph]:
+    """A copy of the topology, sorted by destination: 16 bytes per edge. Edges to a node keep their order.
+
+    Data without edge_index and adj_t has no edges. is_sorted: the edges are sorted by destination already,
+    and are not copied. Raises ValueError if they are not, TypeError for edges in another form (adj),
+    IndexError for an edge of a node out of range.
+    """
+    if isinstance(data, Data):
+        return [_graph(data, RELATION, data.num_nodes, data.num_nodes, is_sorted)]
+    if isinstance(data, HeteroData):
+        counts = {ntype: data[ntype].num_nodes for ntype in data.node_types}
+        return [
+            _graph(storage, relation, counts[relation[0]], counts[relation[2]], is_sorted)
+            for relation, storage in data.edge_items()
+        ]
+    return _of_stores(*data)
+
+
+def attribute_in_memory(data: Any, type_: Type, name: str) -> Any:
+    """The attribute of a type of nodes or edges, for all of them; None if the type has none of that name."""
+    if isinstance(data, Data):
+        if name not in data:
+            return None
+        of_nodes, of_edges = data.is_node_attr(name), data.is_edge_attr(name)
+        return data[name] if (of_nodes if isinstance(type_, str) else of_edges or not of_nodes) else None
+    if isinstance(data, HeteroData):
+        return data[type_].get(name)
+    features = data[0]
+    group = type_ if is_typed(data) else None
+    if not any(a.attr_name == name and a.group_name == group for a in features.get_all_tensor_attrs()):
+        return None
+    return features.get_tensor(TensorAttr(group, name, None))
+
+
+def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int, is_sorted: bool) -> Graph:
+    if "adj_t" in storage:
+        colptr, row, _ = storage.adj_t.csr()
+        return _checked(relation, num_src, num_dst, colptr, row, None)
+    if "edge_index" not in storage:
+        if "adj" in storage:
+            raise TypeError(f"{describe_type(relation)} has no edge_index: give its edges as edge_index")
+        none = torch.empty(0, dtype=torch.int64)
+        return _checked(relation, num_src, num_dst, torch.zeros(num_dst + 1, dtype=torch.int64), none, None)
+    row, col = storage.edge_index.cpu()
+    if len(col) and not (col.min() >= 0 and col.max() < num_dst):
+        raise _out_of_range(relation, "leads to", col, num_dst)
+    order = None
+    if not is_sorted:
+        order = col.argsort(stable=True)
+        row = row[order]
+    elif (col.diff() < 0).any():
+        raise ValueError(
+            f"is_sorted=True: edge_index of {describe_type(relation)} is not sorted by destination"
+        )
+    colptr = torch.zeros(num_dst + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(col, minlength=num_dst), 0, out=colptr[1:])
+    return _checked(relation, num_src, num_dst, colptr, row, order)
+
+
+def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
+    attrs = graphs.get_all_edge_attrs()
+    rows, colptrs, orders = graphs.csc()
+    if not isinstance(rows, dict):
+        rows, colptrs, orders = {None: rows}, {None: colptrs}, {None: orders}
+    sizes: list[tuple[str, int]] = []
+    for attr in attrs:
+        src, _, dst = _relation(attr.edge_type)
+        sizes += zip((src, dst), attr.size or (), strict=False)
+    for edge_type, colptr in colptrs.items():
+        src, _, dst = _relation(edge_type)
+        sizes += [(src, _after_last(rows[edge_type])), (dst, len(colptr) - 1)]
+    for attr in features.get_all_tensor_attrs():
+        if attr.group_name is None or isinstance(attr.group_name, str):
+            size = features.get_tensor_size(attr)
+            sizes += [(attr.group_name or NODE, size[0])] if size else []
+    counts = _largest(sizes)
+    found = []
+    for edge_type, colptr in colptrs.items():
+        relation = _relation(edge_type)
+        num_src, num_dst = counts[relation[0]], counts[relation[2]]
+        padded = torch.nn.functional.pad(colptr.to("cpu", torch.int64), (0, num_dst + 1 - len(colptr)))
+        padded[len(colptr) :] = colptr[-1]
+        found.append(_checked(relation, num_src, num_dst, padded, rows[edge_type], orders[edge_type]))
+    return found
+
+
+def _relation(edge_type: Any) -> Relation:
+    return RELATION if edge_type is None else (edge_type[0], edge_type[1], edge_type[2])
+
+
+def _largest(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for ntype, count in sizes:
+        counts[ntype] = max(count, counts.get(ntype, 0))
+    return counts
+
+
+def _after_last(ids: torch.Tensor) -> int:
+    return int(ids.max()) + 1 if len(ids) else 0
+
+
+def _checked(
+    relation: Relation,
+    num_src: int,
+    num_dst: int,
+    colptr: torch.Tensor,
+    row: torch.Tensor,
+    order: torch.Tensor | None,
+) -> Graph:
+    if len(row) and not (row.min() >= 0 and row.max() < num_src):
+        raise _out_of_range(relation, "comes from", row, num_src)
+    edge_ids = None if order is None else order.cpu().numpy()
+    return Graph(relation, num_src, num_dst, colptr.cpu().numpy(), row.cpu().contiguous().numpy(), edge_ids)
+
+
+def _out_of_range(relation: Relation, what: str, ids: torch.Tensor, limit: int) -> IndexError:
+    return IndexError(
+        f"edge_index of {describe_type(relation)} {what} nodes {int(ids.min())} to {int(ids.max())}; "
+        f"ids run from 0 to {limit - 1}"
+    )
