@@ -67,9 +67,10 @@ class DatasetLoader(Closing):
     """PyG's loader for data in memory."""
 
     def __init_subclass__(cls) -> None:
-        own = inspect.signature(cls.__init__)
-        given = list(own.parameters.values())[1:]
-        cls.__signature__ = own.replace(parameters=given)  # type: ignore[attr-defined]
+        own, common = (inspect.signature(of.__init__).parameters for of in (cls, DatasetLoader))
+        more = [p for p in common.values() if p.name not in own and p.kind is p.KEYWORD_ONLY]
+        given = [*list(own.values())[1:-1], *more, common["pyg_arguments"]]
+        cls.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else kwargs.get("data")
@@ -285,7 +286,7 @@ class LoaderEpoch(Iterator[Any]):
 def _in_memory(cls: type[DatasetLoader], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PyG's own loader of data in memory, which samples by gids."""
     given = inspect.signature(cls).bind(*args, **kwargs).arguments
-    given.update(given.pop("options", {}))
+    given.update(given.pop("pyg_arguments", {}))
     check_names(f"gids.pyg.{cls.__name__}", given, _argument_names(cls))
     is_typed(given["data"])
     for name in _OF_DATASETS:
@@ -302,13 +303,8 @@ def _in_memory(cls: type[DatasetLoader], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _argument_names(cls: type[DatasetLoader]) -> list[str]:
-    own = list(inspect.signature(cls).parameters)
-    common = [
-        p.name
-        for p in inspect.signature(DatasetLoader.__init__).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
-    return [*(name for name in own if name != "options"), *common, *NO_EFFECT, "collate_fn", "dataset"]
+    own = [name for name in inspect.signature(cls).parameters if name != "pyg_arguments"]
+    return [*own, *NO_EFFECT, "collate_fn", "dataset"]
 
 
 def _is_changed(cls: type[DatasetLoader], name: str, value: Any) -> bool:

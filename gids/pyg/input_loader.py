@@ -52,7 +52,7 @@ class InputSampler:
         if self.negatives is not None:
             negatives = StepNegatives(self.negatives, (seed, epoch, step), first)
         output: Output
-        if isinstance(self.sampler, NeighborSampler):
+        if type(self.sampler) is NeighborSampler:  # a subclass may sample in its own way
             drawn = self.sampler.draw(topology, inputs, negatives, seed=seed, epoch=epoch, step=step)
             if self.transform is None and self.sampler.subgraph_type.value == "directional":
                 return drawn
@@ -77,7 +77,7 @@ class InputSampler:
 
     def __repr__(self) -> str:
         """Everything that minibatches depend on, as far as it is known."""
-        if not isinstance(self.sampler, NeighborSampler):
+        if type(self.sampler) is not NeighborSampler:
             return type(self.sampler).__qualname__
         negatives = "" if self.negatives is None else f", {_described(self.negatives)}"
         kind = self.sampler.subgraph_type.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,3 +112,24 @@ def write(path: Path, data: Data | HeteroData) -> Path:
             num_src, num_dst = counts[relation[0]], counts[relation[2]]
             writer.write_edges(relation, edge_list(row, col, num_src=num_src, num_dst=num_dst))
     return path
+
+
+def stores(data: Data | HeteroData) -> dict[Any, Any]:
+    if isinstance(data, Data):
+        return {None: data}
+    return {**dict(data.node_items()), **dict(data.edge_items())}
+
+
+def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
+    """The same attributes with the same values."""
+    assert type(ours) is type(theirs)
+    mine, other = stores(ours), stores(theirs)
+    assert mine.keys() == other.keys()
+    for key, storage in mine.items():
+        assert set(storage.keys()) == set(other[key].keys()), key
+        for name, value in storage.items():
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == other[key][name].dtype
+                assert torch.equal(value, other[key][name]), (key, name)
+            else:
+                assert value == other[key][name], (key, name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from open_options import take_options
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all, write
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_same, sample_all, stores, write
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader as PygNodeLoader
@@ -30,27 +30,6 @@ def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any
     taken = take_options(given)
     source = gids.open(path, **taken) if isinstance(path, str | Path | gids.FeatureStore) else path
     return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **given)
-
-
-def stores(data: Data | HeteroData) -> dict[Any, Any]:
-    if isinstance(data, Data):
-        return {None: data}
-    return {**dict(data.node_items()), **dict(data.edge_items())}
-
-
-def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
-    """The same attributes with the same values."""
-    assert type(ours) is type(theirs)
-    mine, other = stores(ours), stores(theirs)
-    assert mine.keys() == other.keys()
-    for key, storage in mine.items():
-        assert set(storage.keys()) == set(other[key].keys()), key
-        for name, value in storage.items():
-            if isinstance(value, torch.Tensor):
-                assert value.dtype == other[key][name].dtype
-                assert torch.equal(value, other[key][name]), (key, name)
-            else:
-                assert value == other[key][name], (key, name)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -1,0 +1,107 @@
+"""PyTorch Lightning: its Trainer on gids.pyg's loaders, PyG's data modules on gids.pyg.NeighborSampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyg_model import PAPERS
+from torch_geometric.data import Data
+
+import gids
+import gids.pyg
+
+pl = pytest.importorskip("lightning.pytorch")
+
+
+class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(24, 5)
+        self.seen: dict[str, list[Any]] = {"train": [], "val": [], "predict": []}
+
+    def training_step(self, batch: Data, index: int) -> torch.Tensor:
+        self.seen["train"].append(batch)
+        seeds = getattr(batch, "batch_size", None) or len(batch.x)
+        return torch.nn.functional.cross_entropy(self.linear(batch.x)[:seeds], batch.y[:seeds])
+
+    def validation_step(self, batch: Data, index: int) -> None:
+        self.seen["val"].append(batch)
+
+    def predict_step(self, batch: Data, index: int) -> torch.Tensor:
+        self.seen["predict"].append(batch)
+        return batch.input_id
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(root: Path) -> Any:
+    return pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=root,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_path: Path) -> None:
+    model, fit = Model(), trainer(tmp_path)
+    options: dict[str, Any] = {"batch_size": 100, "shuffle": True}
+    with (
+        gids.open(one_path, memory=64 << 20) as source,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(0, PAPERS, 2), **options) as train,
+        gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100) as val,
+        gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150) as links,
+    ):
+        fit.fit(model, train, val)
+        assert len(model.seen["train"]) == 2 * len(train) == 6
+        assert len(model.seen["val"]) >= 2 * len(val)
+        for batch in model.seen["train"]:
+            assert torch.equal(batch.x, one.x[batch.n_id])
+        first, second = (torch.cat([b.input_id for b in model.seen["train"][k : k + 3]]) for k in (0, 3))
+        assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(PAPERS // 2))
+        assert first.tolist() != second.tolist()  # another epoch
+        found = torch.cat(fit.predict(model, links))
+        assert found.tolist() == list(range(300))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pygs_data_modules_take_the_sampler(one: Data, one_path: Path, tmp_path: Path) -> None:
+    from torch_geometric.data.lightning import LightningLinkData, LightningNodeData
+
+    store = gids.FeatureStore(one_path)
+    stores = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(store)
+    for data in (one, stores):
+        sampler, model = gids.pyg.NeighborSampler(data, [3, 2]), Model()
+        nodes = LightningNodeData(
+            data,
+            torch.arange(300),
+            input_val_nodes=torch.arange(300, 400),
+            node_sampler=sampler,
+            batch_size=100,
+        )
+        trainer(tmp_path).fit(model, nodes)
+        assert len(model.seen["train"]) == 2 * 3
+        for batch in model.seen["train"]:
+            assert torch.equal(batch.x, one.x[batch.n_id])
+    model = Model()
+    links = LightningLinkData(
+        one,
+        one.edge_index[:, :200],
+        input_val_edges=one.edge_index[:, 200:300],
+        link_sampler=gids.pyg.NeighborSampler(one, [3, 2]),
+        neg_sampling="binary",
+        batch_size=100,
+    )
+    trainer(tmp_path).fit(model, links)
+    assert len(model.seen["train"]) == 2 * 2
+    for batch in model.seen["train"]:
+        assert batch.edge_label.tolist() == [1.0] * 100 + [0.0] * 100

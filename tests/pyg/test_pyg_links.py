@@ -1,0 +1,211 @@
+"""gids.pyg.LinkNeighborLoader: PyG's minibatches of seed edges, from a dataset on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyg_model import CITES, PAPERS, WRITES, assert_same
+from scipy import stats
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.sampler import NegativeSampling
+
+import gids
+import gids.pyg
+
+
+def pairs_of(batch: Any, relation: Any = None) -> torch.Tensor:
+    """The node ids of edge_label_index."""
+    if relation is None:
+        return torch.stack([batch.n_id[ids] for ids in batch.edge_label_index])
+    row, col = batch[relation].edge_label_index
+    return torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
+
+
+def test_minibatches_are_those_of_pygs_own_loader(
+    one: Data, one_path: Path, several: HeteroData, several_path: Path
+) -> None:
+    """All neighbours are taken, so that only negatives are drawn, and here there are none."""
+    times = torch.arange(100) * 3
+    for data, path, edges in (
+        (one, one_path, one.edge_index[:, :100]),
+        (several, several_path, (WRITES, several[WRITES].edge_index[:, :100])),
+        (several, several_path, (CITES, several[CITES].edge_index[:, :100])),
+    ):
+        options: dict[str, Any] = {"batch_size": 32, "edge_label": torch.arange(100), "input_id": times}
+        with gids.pyg.LinkNeighborLoader(path, [-1, -1], edges, **options) as loader:
+            ours = list(loader)
+            assert len(loader) == len(ours) == 4
+            assert_same(loader(range(32)), ours[0])
+        sampler = gids.pyg.NeighborSampler(data, [-1, -1])
+        theirs = PygLinkNeighborLoader(data, [-1, -1], edges, neighbor_sampler=sampler, **options)
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert_same(batch, expected)
+        in_memory = gids.pyg.LinkNeighborLoader(data, [-1, -1], edges, **options)
+        assert type(in_memory) is PygLinkNeighborLoader
+        for batch, expected in zip(in_memory, theirs, strict=True):
+            assert_same(batch, expected)
+
+
+def test_all_edges_are_seeds_by_default(
+    one: Data, one_path: Path, several: HeteroData, several_path: Path
+) -> None:
+    """input_id is the edge's id, so that it numbers labels and rows of edge tables."""
+    label = torch.arange(one.num_edges) * 7
+    with gids.pyg.LinkNeighborLoader(one_path, [1], None, label, batch_size=500, shuffle=True) as loader:
+        batches = list(loader)
+        for batch in batches:
+            assert torch.equal(pairs_of(batch), one.edge_index[:, batch.input_id])
+            assert torch.equal(batch.edge_label, label[batch.input_id])
+        ids = torch.cat([batch.input_id for batch in batches])
+        assert sorted(ids.tolist()) == list(range(one.num_edges))
+    for edges in (WRITES, ("author", "paper"), (WRITES, None)):
+        with gids.pyg.LinkNeighborLoader(several_path, [1], edges, batch_size=500) as loader:
+            batch = next(iter(loader))
+            expected = several[WRITES].edge_index[:, batch[WRITES].input_id]
+            assert torch.equal(pairs_of(batch, WRITES), expected)
+
+
+def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
+    one: Data, one_path: Path, several: HeteroData, several_path: Path
+) -> None:
+    for path, edges, relation, limits in (
+        (one_path, one.edge_index[:, :100], None, (PAPERS, PAPERS)),
+        (several_path, (WRITES, several[WRITES].edge_index[:, :100]), WRITES, (150, PAPERS)),
+    ):
+        given = edges if relation is None else edges[1]
+        for negatives, amount in ((None, 1), ("binary", 1), ({"mode": "binary", "amount": 0.5}, 0.5)):
+            options: dict[str, Any] = {"batch_size": 40, "neg_sampling": negatives}
+            if negatives is None:
+                options["neg_sampling_ratio"] = 1.0
+            found = []
+            for window in (0, 16):
+                with (
+                    gids.open(path, memory=64 << 20, window=window) as source,
+                    gids.pyg.LinkNeighborLoader(source, [2], edges, shuffle=True, **options) as loader,
+                ):
+                    found.append([pairs_of(batch, relation) for _ in range(2) for batch in loader])
+                    state = loader.state_dict()
+                    batch = next(iter(loader))
+            of_edges = batch if relation is None else batch[relation]
+            assert torch.equal(pairs_of(batch, relation)[:, :40], given[:, of_edges.input_id])
+            assert of_edges.edge_label.tolist() == [1.0] * 40 + [0.0] * int(40 * amount)
+            assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+            assert not torch.equal(found[0][0][:, 40:], found[0][3][:, 40:])  # epoch 1
+            for ends, limit in zip(torch.cat([f[:, 40:] for f in found[0]], 1), limits, strict=True):
+                assert 0 <= ends.min() < limit // 4
+                assert limit - limit // 4 < ends.max() < limit
+            with (
+                gids.open(path, memory=64 << 20) as source,
+                gids.pyg.LinkNeighborLoader(source, [2], edges, shuffle=True, **options) as loader,
+            ):
+                loader.load_state_dict(state)
+                assert torch.equal(pairs_of(next(iter(loader)), relation), pairs_of(batch, relation))
+
+
+def test_triplets(one: Data, one_path: Path, several: HeteroData, several_path: Path) -> None:
+    edges = one.edge_index[:, :100]
+    with gids.pyg.LinkNeighborLoader(
+        one_path, [2], edges, batch_size=40, neg_sampling=NegativeSampling("triplet", 3)
+    ) as loader:
+        for batch in loader:
+            assert torch.equal(batch.n_id[batch.src_index], edges[0, batch.input_id])
+            assert torch.equal(batch.n_id[batch.dst_pos_index], edges[1, batch.input_id])
+            assert batch.dst_neg_index.shape == (len(batch.input_id), 3)
+            assert "edge_label_index" not in batch
+    edges = several[WRITES].edge_index[:, :100]
+    with gids.pyg.LinkNeighborLoader(
+        several_path, [2], (WRITES, edges), batch_size=40, neg_sampling="triplet"
+    ) as loader:
+        for batch in loader:
+            ids = batch[WRITES].input_id
+            assert torch.equal(batch["author"].n_id[batch["author"].src_index], edges[0, ids])
+            assert torch.equal(batch["paper"].n_id[batch["paper"].dst_pos_index], edges[1, ids])
+            assert batch["paper"].dst_neg_index.shape == (len(ids),)
+            assert "src_index" not in batch["paper"]
+
+
+def test_negatives_are_drawn_by_weight(one: Data, one_path: Path) -> None:
+    weight = torch.arange(PAPERS).remainder(7).float()
+    negatives = NegativeSampling("binary", 4, src_weight=None, dst_weight=weight)
+    counts = np.zeros((2, PAPERS))
+    with gids.pyg.LinkNeighborLoader(
+        one_path, [], one.edge_index, batch_size=600, neg_sampling=negatives, tables=[]
+    ) as loader:
+        for _ in range(4):
+            for batch in loader:
+                for ends, of in zip(pairs_of(batch)[:, len(batch.input_id) :], counts, strict=True):
+                    of += np.bincount(ends, minlength=PAPERS)
+    assert (counts[1][weight == 0] == 0).all()
+    for of, expected in zip(counts, (torch.ones(PAPERS), weight), strict=True):
+        share = expected.double().numpy() / float(expected.sum()) * of.sum()
+        free = share > 0
+        assert stats.chi2.sf(((of[free] - share[free]) ** 2 / share[free]).sum(), free.sum() - 1) > 1e-3
+
+
+def test_ranks_share_edges_and_negatives(one: Data, one_path: Path) -> None:
+    edges = one.edge_index[:, :101]
+    options: dict[str, Any] = {"neg_sampling": NegativeSampling("triplet", 2), "shuffle": True, "seed": 4}
+
+    def of_rank(rank: int, ranks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        size = 40 // ranks
+        with gids.pyg.LinkNeighborLoader(
+            one_path, [1], edges, batch_size=size, rank=rank, world_size=ranks, **options
+        ) as loader:
+            return [(b.input_id, b.n_id[b.dst_neg_index]) for b in loader]
+
+    together = [of_rank(rank, 2) for rank in range(2)]
+    for step, (ids, negatives) in enumerate(of_rank(0, 1)):
+        assert torch.equal(torch.cat([rank[step][0] for rank in together]), ids)
+        assert torch.equal(torch.cat([rank[step][1] for rank in together]), negatives)
+
+
+def test_packs_yield_the_same_minibatches(one: Data, one_path: Path) -> None:
+    found = []
+    for reads in ("random", "pack"):
+        with (
+            gids.open(one_path, memory=64 << 20, reads=reads) as source,  # type: ignore[arg-type]
+            gids.pyg.LinkNeighborLoader(
+                source, [3, 2], one.edge_index, batch_size=100, neg_sampling="binary", shuffle=True
+            ) as loader,
+        ):
+            found.append(list(loader))
+    for batch, same in zip(*found, strict=True):
+        assert_same(batch, same)
+
+
+def test_wrong_arguments_of_a_link_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
+    edges = one.edge_index[:, :9]
+    short = NegativeSampling("binary", dst_weight=torch.ones(3))
+    for error, message, path, given, options in (
+        (ValueError, "must be an edge type, or", several_path, edges, {}),
+        (KeyError, r"0 edge types of several.gids are \('paper', 'x'\)", several_path, ("paper", "x"), {}),
+        (TypeError, "give int64", one_path, torch.ones(2, 3), {}),
+        (TypeError, "give int64", one_path, torch.ones(3, 2, dtype=torch.int64), {}),
+        (IndexError, "sources of edge_label_index run from", one_path, edges + PAPERS - 1, {}),
+        (
+            ValueError,
+            "'edge_label_time' is set, but 'time_attr' is not",
+            one_path,
+            edges,
+            {"edge_label_time": 1},
+        ),
+        (ValueError, "edge_label has shape", one_path, edges, {"edge_label": torch.ones(3)}),
+        (
+            ValueError,
+            "leave edge_label out",
+            one_path,
+            edges,
+            {"edge_label": torch.ones(9), "neg_sampling": "triplet"},
+        ),
+        (ValueError, "neg_sampling= or neg_sampling_ratio=", one_path, edges, {"neg_sampling": short}),
+        (ValueError, "one number for each of the 600 nodes", one_path, edges, {"neg_sampling": short}),
+    ):
+        if "or neg" in message:
+            options["neg_sampling_ratio"] = 1.0
+        with pytest.raises(error, match=message):
+            gids.pyg.LinkNeighborLoader(path, [2], given, **options)  # type: ignore[arg-type]
