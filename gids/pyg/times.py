@@ -13,6 +13,7 @@ from gids.errors import MissingError
 from gids.sampler import sort_by_time
 from gids.sampler.time_order import By, times_of
 from gids.store import Graph
+from gids.store.graph import first_out_of_order
 from gids.store.names import Relation, describe_type
 
 STORED = "time"
@@ -24,14 +25,14 @@ def with_times(
 ) -> tuple[list[Graph], By]:
     """The graphs with the times of this name, sorted by them, and whose times they are.
 
-    find: returns an attribute of a type of nodes or edges, or None. Graphs that are not sorted are copied:
-    about 24 bytes per edge. Raises KeyError if nothing has such times, ValueError if both nodes and edges
-    have, TypeError for times that are not one integer each.
+    find: returns an attribute of a type of nodes or edges, or None. A graph that is not in the order of
+    these times is copied: about 24 bytes per edge. Raises KeyError if nothing has such times, ValueError if
+    both nodes and edges have, TypeError for times that are not one integer each.
     """
     kinds: list[By] = ["edges", "nodes"]
-    if attribute == STORED and any(times_of(g, by) is not None for g in graphs for by in kinds):
-        by: By = "edges" if any(g.edge_times is not None for g in graphs) else "nodes"
-        return [_sorted(g, by) for g in graphs], by
+    stored = [by for by in kinds if any(times_of(g, by) is not None for g in graphs)]
+    if attribute == STORED and len(stored) == 1:
+        return [_sorted(g, stored[0]) for g in graphs], stored[0]
     types = dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2]))
     of_nodes = {t: _numbers(find(t, attribute), t, attribute) for t in types}
     of_edges = {g.relation: _numbers(find(g.relation, attribute), g.relation, attribute) for g in graphs}
@@ -41,10 +42,11 @@ def with_times(
         error = ValueError if found else MissingError
         raise error(f"time_attr={attribute!r}: {which} of {name} have an attribute of that name")
     if found[0] is of_nodes:
-        return [
-            _sorted(replace(g, src_times=of_nodes[g.relation[0]], dst_times=of_nodes[g.relation[2]]), "nodes")
+        timed = [
+            replace(g, src_times=of_nodes[g.relation[0]], dst_times=of_nodes[g.relation[2]], sorted_by=None)
             for g in graphs
-        ], "nodes"
+        ]
+        return [_sorted(g, "nodes") for g in timed], "nodes"
     return [_sorted(_with_edge_times(g, of_edges[g.relation]), "edges") for g in graphs], "edges"
 
 
@@ -61,13 +63,14 @@ def node_times(graphs: Sequence[Graph]) -> dict[str, torch.Tensor]:
 def _sorted(graph: Graph, by: By) -> Graph:
     if times_of(graph, by) is None or graph.sorted_by == by:
         return graph
+    if first_out_of_order(graph, by) is None:
+        return replace(graph, sorted_by=by)
     return sort_by_time(graph, by)
 
 
 def _with_edge_times(graph: Graph, by_id: np.ndarray | None) -> Graph:
-    if by_id is None or graph.edge_ids is None:
-        return replace(graph, edge_times=by_id)
-    return replace(graph, edge_times=by_id[graph.edge_ids])
+    times = by_id if by_id is None or graph.edge_ids is None else by_id[graph.edge_ids]
+    return replace(graph, edge_times=times, sorted_by=None)
 
 
 def _numbers(given: Any, type_: str | Relation, attribute: str) -> np.ndarray | None:

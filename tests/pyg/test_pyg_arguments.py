@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_same
@@ -20,6 +21,8 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gids
 import gids.pyg
+from gids.cli import main
+from gids.store import graphs_of
 
 DOCS = Path(__file__).parents[2] / "docs/pyg-arguments.md"
 
@@ -236,6 +239,21 @@ def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path) 
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
 
 
+def test_trees_with_all_their_edges_are_those_of_shadow(one: Data, one_path: Path) -> None:
+    options: dict[str, Any] = {"disjoint": True, "subgraph_type": "induced", "batch_size": 20}
+    with gids.pyg.NeighborLoader(one_path, [3, 3], torch.arange(60), **options) as loader:
+        for batch in loader:
+            assert torch.equal(batch.batch[:20], torch.arange(20))
+            for root in range(20):
+                nodes = batch.n_id[batch.batch == root]
+                edges = batch.e_id[batch.batch[batch.edge_index[0]] == root]
+                assert len(nodes.unique()) == len(nodes) <= 1 + 3 + 9
+                inside = torch.isin(one.edge_index, nodes).all(0)
+                assert sorted(edges.tolist()) == inside.nonzero().view(-1).tolist()
+            assert torch.equal(*batch.batch[batch.edge_index])
+            assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
+
+
 def test_neighbours_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> None:
     """Times of nodes and of edges, from tables of any name; in memory and on disk."""
     from gids.write import DatasetWriter
@@ -292,6 +310,42 @@ def test_neighbours_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> No
                 assert torch.equal(seed_time, label_times[batch.input_id])
                 tree = batch.batch[batch.edge_index[1]]
                 assert (data.when[batch.n_id[batch.edge_index[0]]] <= seed_time[tree]).all()
+
+
+def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path: Path) -> None:
+    """The same minibatches as from times in memory, and no copy of the topology."""
+    generator = torch.Generator().manual_seed(6)
+    homogeneous, typed, by_edge = one.clone(), several.clone(), one.clone()
+    homogeneous.time = torch.randint(1000, (PAPERS,), generator=generator)
+    by_edge.time = torch.randint(1000, (one.num_edges,), generator=generator)
+    for ntype, count in (("paper", PAPERS), ("author", AUTHORS)):
+        typed[ntype].time = torch.randint(1000, (count,), generator=generator)
+    seeds = torch.arange(0, 150, 2)
+    times = torch.randint(1000, (75,), generator=generator)
+    for number, (data, nodes) in enumerate(
+        ((homogeneous, seeds), (typed, ("author", seeds)), (by_edge, seeds))
+    ):
+        source, path = tmp_path / f"{number}.pt", tmp_path / f"{number}.gids"
+        torch.save(data.to_dict(), source)
+        assert main(["convert", str(source), str(path)]) == 0
+        store = gids.FeatureStore(path)
+        for input_time in (times, None):
+            if input_time is None and data is by_edge:
+                continue
+            options: dict[str, Any] = {"batch_size": 30, "input_time": input_time, "time_attr": "time"}
+            theirs = gids.pyg.NeighborLoader(data, [-1, -1], nodes, **options)
+            with gids.pyg.NeighborLoader(store, [-1, -1], nodes, **options) as loader:
+                for graph, stored in zip(loader.node_sampler.graphs, graphs_of(store), strict=True):
+                    assert isinstance(stored.indices, np.memmap)
+                    assert isinstance(graph.indices, np.memmap)  # no copy
+                for batch, expected in zip(loader, theirs, strict=True):
+                    assert_same(batch, expected)
+    typed[CITES].time = torch.arange(2400)
+    with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of the data have"):
+        gids.pyg.NeighborSampler(typed, [2], time_attr="time")
+    homogeneous.time = homogeneous.time.float()
+    with pytest.raises(TypeError, match="times must be integers"):
+        gids.pyg.NeighborSampler(homogeneous, [2], time_attr="time")
 
 
 def test_data_without_edges_and_seeds_without_neighbours() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_same
+from pyg_model import CITES, PAPERS, WRITES, assert_same, stores
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -16,6 +17,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import gids
 import gids.pyg
+from gids.cuda import Device
 
 
 def pairs_of(batch: Any, relation: Any = None) -> torch.Tensor:
@@ -176,6 +178,29 @@ def test_packs_yield_the_same_minibatches(one: Data, one_path: Path) -> None:
             found.append(list(loader))
     for batch, same in zip(*found, strict=True):
         assert_same(batch, same)
+
+
+def test_minibatches_are_made_on_the_device(
+    one: Data, one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    for path, edges, options in (
+        (one_path, one.edge_index[:, :90], {"neg_sampling": "binary"}),
+        (several_path, WRITES, {"neg_sampling": "triplet"}),
+        (one_path, one.edge_index[:, :90], {"subgraph_type": "bidirectional"}),
+    ):
+        given: dict[str, Any] = {"batch_size": 40, "shuffle": True, **options}
+        with gids.pyg.LinkNeighborLoader(path, [3, -1], edges, **given) as loader:
+            expected = [batch for batch, _ in zip(loader, range(3), strict=False)]
+        with gids.pyg.LinkNeighborLoader(
+            path, [3, -1], edges, device="cuda", topology_on="host", **given
+        ) as loader:
+            for batch, same in zip(loader, expected, strict=False):
+                for storage in stores(batch).values():
+                    for name, value in storage.items():
+                        if isinstance(value, torch.Tensor) and name != "input_id":
+                            assert value.device == device.torch_device, name
+                assert_same(batch.cpu(), same)
 
 
 def test_wrong_arguments_of_a_link_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
