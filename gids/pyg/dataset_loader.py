@@ -118,6 +118,7 @@ class DatasetLoader(Closing):
             data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
         )
         store = source.store
+        made = neighbor_sampler is None
         if neighbor_sampler is not None:
             if changed := [name for name in sampling if _is_changed(type(self), name, sampling[name])]:
                 raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
@@ -130,8 +131,8 @@ class DatasetLoader(Closing):
             given = source if isinstance(data, str | os.PathLike) else data  # opened once
             neighbor_sampler = NeighborSampler(given, **sampling, threads=source.options.threads)
             graphs = neighbor_sampler.graphs
-        if torch.device(device).type != "cpu" and isinstance(neighbor_sampler, NeighborSampler):
-            neighbor_sampler.check_device(device)
+            if torch.device(device).type != "cpu":
+                neighbor_sampler.check_device(device)
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
             tables = [t for one in source.stores for t in one.tables.values() if t.type in types]
@@ -139,7 +140,7 @@ class DatasetLoader(Closing):
             if seed is not None:
                 raise ValueError("give seed= or generator=, not both")
             seed = int(torch.randint(torch.iinfo(torch.int64).max, (), generator=generator))
-        self._sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output)
+        self._sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output, own=made)
         self._loader = InputLoader(
             source,
             Topology(graphs[0] if inputs.input_type is None else graphs),

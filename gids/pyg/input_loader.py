@@ -31,17 +31,20 @@ from gids.sampler.minibatch import PerType
 class InputSampler:
     """Samples inputs of PyG for a gids loader, by any sampler of PyG. A Sampler of gids.loader.
 
-    Random numbers of a NeighborSampler of gids depend on (seed, epoch, step), those of others on torch's
-    generator. negatives: for edges. transform: is called with each SamplerOutput.
+    own: the sampler was made for the loader. It samples from the loader's topology, and its random numbers
+    depend on (seed, epoch, step). Others have their own topology and random numbers. negatives: for edges.
+    transform: is called with each SamplerOutput.
     """
 
     def __init__(
         self,
-        sampler: BaseSampler,
+        sampler: NeighborSampler | BaseSampler,
         negatives: NegativeSampling | None,
         transform: Callable[[Any], Any] | None,
+        *,
+        own: bool,
     ) -> None:
-        self.sampler, self.negatives, self.transform = sampler, negatives, transform
+        self.sampler, self.negatives, self.transform, self._own = sampler, negatives, transform, own
 
     def sample(
         self, topology: Any, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
@@ -52,7 +55,7 @@ class InputSampler:
         if self.negatives is not None:
             negatives = StepNegatives(self.negatives, (seed, epoch, step), first)
         output: Output
-        if type(self.sampler) is NeighborSampler:  # a subclass may sample in its own way
+        if self._own:
             drawn = self.sampler.draw(topology, inputs, negatives, seed=seed, epoch=epoch, step=step)
             if self.transform is None and self.sampler.subgraph_type.value == "directional":
                 return drawn
@@ -73,11 +76,11 @@ class InputSampler:
 
     @property
     def nbytes(self) -> int:
-        return self.sampler.hops.nbytes if isinstance(self.sampler, NeighborSampler) else 0
+        return self.sampler.hops.nbytes if self._own else 0
 
     def __repr__(self) -> str:
         """Everything that minibatches depend on, as far as it is known."""
-        if type(self.sampler) is not NeighborSampler:
+        if not self._own:
             return type(self.sampler).__qualname__
         negatives = "" if self.negatives is None else f", {_described(self.negatives)}"
         kind = self.sampler.subgraph_type.value

@@ -125,10 +125,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     @property
     def hops(self) -> HopSampler:
         """The sampler of this process."""
-        if self._process != os.getpid():  # a forked worker: threads stay behind
-            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
-            self._topologies = {}
-            self._process = os.getpid()
+        self._renew()
         return self._samplers[-1]
 
     @property
@@ -164,8 +161,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     def topology(self, typed: bool) -> Topology:
         """The graphs for seeds with or without a type."""
-        hops = self.hops
-        assert hops is self._samplers[-1]
+        self._renew()
         if typed not in self._topologies:
             self._topologies[typed] = Topology(self.graphs if typed else self.graphs[0])
         return self._topologies[typed]
@@ -193,7 +189,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
                 "the seeds have times (input_time= or edge_label_time=), and the sampler does not sample by "
                 "time: give it time_attr=, or leave them out"
             )
-
         drawn: HopMinibatch
         if isinstance(inputs, NodeSamplerInput):
             drawn = node_sample(inputs, sample)
@@ -217,6 +212,13 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     def finished(self, output: Output) -> Output:
         """The output with the subgraph's type."""
         return output.to_bidirectional() if self.subgraph_type.value == "bidirectional" else output
+
+    def _renew(self) -> None:
+        """In a forked worker: make a sampler and topologies of its own, because threads stay behind."""
+        if self._process != os.getpid():
+            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
+            self._topologies = {}
+            self._process = os.getpid()
 
     def _is_alone(
         self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None

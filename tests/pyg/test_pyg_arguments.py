@@ -177,6 +177,22 @@ def test_any_sampler_of_pyg_samples_for_a_dataset(one: Data, several: HeteroData
         assert torch.equal(batch[WRITES].e_id, plain[WRITES].e_id)
 
 
+def test_a_given_sampler_keeps_its_own_order_of_edges(one: Data, one_path: Path) -> None:
+    """Its weights are by the position of edges in its own topology."""
+    data, order = one.clone(), torch.arange(one.num_edges).flip(0)
+    data.edge_index, data.w = one.edge_index[:, order], (order % 2).float()
+
+    class ById(gids.pyg.NeighborSampler):
+        edge_permutation = order
+
+    sampler = ById(data, [1, 1], weight_attr="w")
+    with gids.pyg.NeighborLoader(one_path, None, neighbor_sampler=sampler, batch_size=100) as loader:
+        for batch in loader:
+            assert (batch.e_id % 2 == 1).all()
+            assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
+            assert torch.equal(batch.edge_attr, one.edge_attr[batch.e_id])
+
+
 def test_a_loader_can_be_called_and_zipped(one: Data, one_path: Path, several_path: Path) -> None:
     with (
         gids.pyg.NeighborLoader(one_path, [-1], torch.arange(9, 59), transform=Data.clone) as papers,
