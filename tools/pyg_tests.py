@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import itertools
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -204,6 +205,9 @@ def main_of_tool() -> int:
             said = io.StringIO()
             with contextlib.redirect_stdout(said) if not given.v else contextlib.nullcontext():
                 status = pytest.main([*options, *quiet, "-k", given.k, *map(str, files)], plugins=[plugin])
+        for name, module in list(sys.modules.items()):  # the next run imports the tests anew
+            if given.checkout.resolve() in Path(getattr(module, "__file__", None) or "/").parents:
+                del sys.modules[name]
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             print(said.getvalue())
             return 2

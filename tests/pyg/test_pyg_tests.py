@@ -1,0 +1,54 @@
+"""tools/pyg_tests.py: PyG's own tests import gids.pyg under PyG's names. Here with two tests of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = Path(__file__).parents[2] / "tools/pyg_tests.py"
+
+TESTS = """
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.testing import onlyNeighborSampler, withPackage
+from torch_geometric.typing import WITH_EDGE_TIME_NEIGHBOR_SAMPLE
+
+def loader_of(size):
+    data = Data(x=torch.arange(9.0)[:, None], edge_index=torch.randint(9, (2, 40)))
+    return NeighborLoader(data, [2], batch_size=size, disjoint=True)
+
+@onlyNeighborSampler
+@withPackage('pyg_lib')
+def test_where_the_data_is(get_dataset):
+    assert WITH_EDGE_TIME_NEIGHBOR_SAMPLE
+    assert get_dataset(name='Cora')[0].num_nodes == 2708
+    batch = next(iter(loader_of(3)))
+    assert batch.batch[:3].tolist() == [0, 1, 2]
+    assert torch.equal(batch.x.view(-1).long(), batch.n_id)
+
+def test_that_fails():
+    where, _, _ = type(loader_of(3)).__module__.partition('.')
+    assert where == ''
+"""
+
+
+def test_passes_and_failures_are_counted_and_data_is_where_it_should_be(tmp_path: Path) -> None:
+    (tmp_path / "test/loader").mkdir(parents=True)
+    (tmp_path / "test/loader/test_zip_loader.py").write_text(TESTS)
+    command = [sys.executable, TOOL, tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stderr
+    failed = "test/loader/test_zip_loader.py::test_that_fails: AssertionError: assert '{}' == ''"
+    assert run.stdout.splitlines() == [
+        failed.format("torch_geometric"),
+        "data in memory: 1 failed, 1 passed",
+        failed.format("gids"),
+        "data on disk: 1 failed, 1 passed",
+    ]
+    run = subprocess.run(
+        [sys.executable, TOOL, tmp_path / "test"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "has none of test/loader/test_neighbor_loader.py" in run.stderr
