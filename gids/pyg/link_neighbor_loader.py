@@ -21,7 +21,7 @@ class LinkNeighborLoader(DatasetLoader):
     Args:
         edge_label_index: the seed edges: int64[2, n], which need not be in the topology, or None for all
             edges; in a dataset with several types an edge type, or (edge type, one of these). All edges
-            are in the order of the topology, and their ``input_id`` is the edge id.
+            are in the order of their ids, as in PyG; this takes 4 bytes of memory per edge.
         edge_label: a label for each seed edge. With binary negatives, labels from 0 on are raised by 1.
         edge_label_time: a time for each seed edge.
         neg_sampling: NegativeSampling, a mode ("binary", "triplet") or a dictionary of its arguments.

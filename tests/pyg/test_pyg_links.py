@@ -56,7 +56,7 @@ def test_minibatches_are_those_of_pygs_own_loader(
 def test_all_edges_are_seeds_by_default(
     one: Data, one_path: Path, several: HeteroData, several_path: Path
 ) -> None:
-    """input_id is the edge's id, so that it numbers labels and rows of edge tables."""
+    """In the order of their ids, so that these number labels and rows of edge tables."""
     label = torch.arange(one.num_edges) * 7
     with gids.pyg.LinkNeighborLoader(one_path, [1], None, label, batch_size=500, shuffle=True) as loader:
         batches = list(loader)
@@ -70,6 +70,7 @@ def test_all_edges_are_seeds_by_default(
             batch = next(iter(loader))
             expected = several[WRITES].edge_index[:, batch[WRITES].input_id]
             assert torch.equal(pairs_of(batch, WRITES), expected)
+            assert batch[WRITES].input_id.tolist() == list(range(500))
 
 
 def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
