@@ -21,6 +21,8 @@ from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stream import Ids
 from gids.packs import (
     DiskRates,
+    HostGather,
+    HostRows,
     Layout,
     PackBudget,
     PackMachine,
@@ -254,10 +256,12 @@ class PackReads:
         """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""
         if self.machine is None:
             return {}
-        return {**self.machine.plan.purposes, "outputs": self.machine.peak_output_bytes}
+        return {**self.machine.plan.purposes, "outputs": self.machine.rows.peak_output_bytes}
 
     def release(self) -> None:
         """Free the memory of packs. Between epochs only."""
+        if self.machine is not None:
+            self.machine.close()
         self.machine = None
 
     def random_s(self, sampled: SampledAhead[Any], host: PackHost) -> float:
@@ -349,14 +353,22 @@ class PackReads:
         plan = self._plan(sampled, memory_bytes, host, not sampled.last)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
-        self.machine = None  # its memory is freed before there is more
+        self.release()  # the memory is freed before there is more
+        threads, output_rows = self.options.threads or torch.get_num_threads(), _room_rows(sampled)
+        gather = HostGather(
+            self.tables,
+            threads=threads,
+            output_dtype=self._dtype,
+            pool_bytes=plan.purposes["outputs"],
+            output_rows=output_rows,
+        )
         self.machine = PackMachine(
             sampled.spaces,
             plan,
-            threads=self.options.threads or torch.get_num_threads(),
+            HostRows(gather, plan.pack_bytes),
+            threads=threads,
             check_crc=self.options.check_crc,
-            output_dtype=self._dtype,
-            output_rows=_room_rows(sampled),
+            output_rows=output_rows,
             engine=self.options.engine,
             direct=self.options.direct,
             gap_bytes=self.rates().gap_bytes,
