@@ -497,6 +497,10 @@ class RowSet:
         """Compute the ranks, after the last insert()."""
     def rows(self) -> list[int]:
         """Ascending."""
+    def words(self) -> NDArray[np.uint64]:
+        """A bit for each row. A view."""
+    def ranks(self) -> NDArray[np.uint32]:
+        """For each word, the rows of the set in the words before it. A view of a sealed set."""
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
