@@ -560,6 +560,9 @@ class Priority:
 
     @staticmethod
     def create() -> Priority: ...
+    def begin_urgent(self) -> None:
+        """A read begins that a sweep waits for, until end_urgent()."""
+    def end_urgent(self) -> None: ...
 
 class PackWriter:
     """Threads that write packs to a scratch file."""

@@ -7,6 +7,7 @@ from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Way, Work, sweep_seconds
 from gids.packs.host_gather import HostGather
 from gids.packs.memory import PackBudget, PackPlan
+from gids.packs.on_device import OnDevice
 from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
@@ -21,6 +22,7 @@ __all__ = [
     "HostRows",
     "Layout",
     "NotSpoolable",
+    "OnDevice",
     "OtherIdsError",
     "PackBudget",
     "PackMachine",
