@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 from datasets import random_in_edges, same_bits
 from emulator import EmulatedDevice
-from late_device import LateDevice
+from late_device import LateDevice, LateStream
 from packs_example import (
     PAPERS,
     assert_same,
@@ -131,22 +133,34 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
             expected[name] = table_rows.to(dtype) if converts else table_rows
         for _ in range(2):
             batches = random_minibatches(rng, {name: t.row_count for name, t in tables.items()})
-            kept: list[tuple[Ids, Ids]] = []
+            trained: list[Ids] = []
             with device.use(training):
-                stream = loader.attach(batches, lambda ids: MadeOn(ids, sampling), count=len(batches))
-                for (_, features), asked in zip(stream, batches, strict=True):
-                    training.put(lambda: None)
-                    if rng.random() < 0.5:
-                        kept.append((asked, dict(features)))
-                        continue
-                    training.synchronize()
-                    check(features, asked, expected)
+                stream = loader.attach(batches, partial(sampled_late, on=sampling), count=len(batches))
+                for _, features in stream:
+                    trained.append({name: copied_late(rows, on=training) for name, rows in features.items()})
+                del features
                 training.synchronize()
-            for asked, features in kept:
+            for asked, features in zip(batches, trained, strict=True):
                 check(features, asked, expected)
         assert loader.stats()["packs"]["minibatches"] > 0
     device.close()
     assert not device.mapped
+
+
+def sampled_late(ids: Ids, on: LateStream) -> MadeOn:
+    """Ids that are there when the stream has done its work."""
+    return MadeOn({name: copied_late(of_table, on) for name, of_table in ids.items()}, on)
+
+
+def copied_late(tensor: torch.Tensor, on: LateStream) -> torch.Tensor:
+    """A copy that the stream makes later, whether or not the tensor is released before."""
+    copy = torch.zeros_like(tensor)
+    on.put(partial(copy_bytes, copy, tensor.data_ptr()))
+    return copy
+
+
+def copy_bytes(to: torch.Tensor, source: int) -> None:
+    ctypes.memmove(to.data_ptr(), source, to.nbytes)
 
 
 def check(features: Ids, asked: Ids, expected: Ids) -> None:
