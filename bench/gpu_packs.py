@@ -1,6 +1,6 @@
 """How fast is an epoch of short rows by packs in device memory, compared with random reads? Called by gpu.py.
 
-A table of 512-byte rows, and minibatches of random rows of it: rows with low numbers are read more often. Both
+A table of 512-byte rows, and minibatches of random rows: low row numbers are read more often. Both
 sides have the same device memory, a part of the table; the page cache is dropped before each. Every row of
 every minibatch is compared on the device, in both sides' time.
 """
