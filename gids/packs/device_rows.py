@@ -117,8 +117,11 @@ class DeviceRows(RowMemory):
         self._output_bytes: deque[int] = deque(maxlen=OUTPUTS)  # of the last minibatches
         self._peak_output_bytes = 0
         mapped: list[HostArray | HostMapping] = [self._numbers, self._fault, self._staging.mapping]
-        self._end = weakref.finalize(self, _release, os.getpid(), [self._staging.stream, self.stream], mapped)
-
+        loads: weakref.WeakSet[DeviceLoad] = weakref.WeakSet()
+        streams = [self._staging.stream, self.stream]
+        self._end = weakref.finalize(self, _release, os.getpid(), loads, streams, mapped)
+        self.loads = loads
+        """The loads that may be running."""
         self.without_kvikio = False
         """Whether kvikio has failed."""
 
@@ -280,17 +283,26 @@ class _DeviceSource:
                 bad = rows.read(self._engine, self._priority, self._file, extents, stopped)
             return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
 
-        return DeviceLoad(work)
+        load = DeviceLoad(work)
+        self._rows.loads.add(load)
+        return load
 
     def close(self) -> None:
         if self._kvikio is not None:
             self._kvikio.close()
 
 
-def _release(pid: int, streams: list[Stream], mapped: list[HostArray | HostMapping]) -> None:
-    """Wait for the streams, unmap. A forked child owns none of these."""
+def _release(
+    pid: int,
+    loads: weakref.WeakSet[DeviceLoad],
+    streams: list[Stream],
+    mapped: list[HostArray | HostMapping],
+) -> None:
+    """End the loads, wait for the streams, unmap. A forked child owns none of these."""
     if os.getpid() != pid:
         return
+    for load in list(loads):  # when the interpreter ends; else they are closed
+        load.close()
     try:
         for stream in streams:
             stream.synchronize()

@@ -39,11 +39,13 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.pinned_reader import PinnedExtentReader
 from gids.loader import packed
+from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.row_memory import Extent, Wanted
 from gids.packs.scratch import ScratchFile
 from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 Ids = dict[str, torch.Tensor]
 CUTS: list[dict[str, Any]] = [
@@ -101,7 +103,26 @@ def test_minibatches_and_rows_are_those_of_random_reads_on_the_cpu(
     assert not loads_that_run()
 
 
-@pytest.mark.parametrize("seed", range(8))
+def test_a_homogeneous_graph_and_converted_features(
+    on: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(1500, 20))
+        writer.write_table("node", "paper", "text", torch.randn(1500, 33), dtype=torch.int8, scale="row")
+        writer.write_graph(("paper", "cites", "paper"), *random_in_edges(1500, 1500, 1), num_src=1500)
+    cut_small(monkeypatch, pack_bytes=120_000, minibatches=4)
+    for dtype in (None, torch.float16, torch.bfloat16):
+        options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "dtype": dtype}
+        with open_source(path, "random") as random, open_source(path) as source:
+            one = gids.NodeLoader(random, torch.arange(0, 1500, 10), [3, 3], **options)
+            other = gids.NodeLoader(source, torch.arange(0, 1500, 10), [3, 3], device="cuda", **options)
+            for a, b in zip(one, other, strict=True):
+                assert_same(a, b)
+            assert other.stats()["packs"]["minibatches"] == len(other)
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_rows_are_those_of_the_table_whatever_runs_late(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -169,10 +190,13 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
         assert same_bits(features[name], expected[name][ids]), name
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_minibatches_that_are_sampled_on_the_device(
     path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
+    """They are kept in the spool, or sampled again."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(SampledAhead, "_keeps", lambda *_: bool(rng.integers(2)))
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=6)
