@@ -103,19 +103,24 @@ class DevicePackBudget(PackBudget):
 
 
 class HostCopies:
-    """Copies what was sampled on a device to the host, on a stream that does not wait for training."""
+    """Copies what was sampled on a device to the host, on a stream that does not wait for training.
+
+    Unless the minibatch was made on torch's current stream, like training.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream = device.new_stream()
+        self._complete = False  # the minibatch whose ids were copied last
 
     def ids(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Ids of a minibatch on the CPU. Blocks until the minibatch is complete.
+        """Ids of a minibatch on the CPU. Blocks until they are there.
 
         Tables that have the same tensor have the same copy.
         """
-        made_on = ids.stream if isinstance(ids, MadeOn) else self._device.current_stream()
-        made_on.synchronize()
+        self._complete = isinstance(ids, MadeOn)
+        if isinstance(ids, MadeOn):
+            ids.stream.synchronize()
         copies: dict[int, torch.Tensor] = {}
         with self.use():
             for tensor in ids.values():
@@ -124,7 +129,9 @@ class HostCopies:
         return {name: copies[id(tensor)] for name, tensor in ids.items()}
 
     def use(self) -> AbstractContextManager[object]:
-        """A context in which torch copies on the stream. What is copied is complete."""
+        """A context in which torch copies tensors of the minibatch whose ids were copied last."""
+        if not self._complete:
+            self._stream.wait_stream(self._device.current_stream())
         return self._device.use(self._stream)
 
 

@@ -139,6 +139,7 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
     cuda_is(device)
     sampling, training = device.new_stream(), device.new_stream()
     training.slow = bool(rng.integers(2))
+    on_training = bool(rng.integers(2))  # and not on a stream of its own
     scratch_bytes = int(rng.integers(1 << 20, 1 << 28))
     with open_source(path, "pack", 64 << 20, 64 << 20, scratch_bytes=scratch_bytes) as source:
         chosen = list(source.store.tables.values())
@@ -156,7 +157,9 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
             batches = random_minibatches(rng, {name: t.row_count for name, t in tables.items()})
             trained: list[Ids] = []
             with device.use(training):
-                stream = loader.attach(batches, partial(sampled_late, on=sampling), count=len(batches))
+                made_on = None if on_training else sampling
+                ids_of = partial(sampled_late, on=training if on_training else sampling, made_on=made_on)
+                stream = loader.attach(batches, ids_of, count=len(batches))
                 for _, features in stream:
                     trained.append({name: copied_late(rows, on=training) for name, rows in features.items()})
                 del features
@@ -168,9 +171,10 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
     assert not device.mapped
 
 
-def sampled_late(ids: Ids, on: LateStream) -> MadeOn:
+def sampled_late(ids: Ids, on: LateStream, made_on: LateStream | None) -> Ids:
     """Ids that are there when the stream has done its work."""
-    return MadeOn({name: copied_late(of_table, on) for name, of_table in ids.items()}, on)
+    copies = {name: copied_late(of_table, on) for name, of_table in ids.items()}
+    return copies if made_on is None else MadeOn(copies, made_on)
 
 
 def copied_late(tensor: torch.Tensor, on: LateStream) -> torch.Tensor:
