@@ -522,6 +522,10 @@ def test_packs_that_kvikio_reads(
             super().read(files, offsets, lengths, out, out_offsets)
             done.append(int(lengths.sum()))
 
+        def close(self) -> None:
+            super().close()
+            self._engine.close()
+
     def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents:
         engine = open_engine([scratch.path], direct=scratch.direct, max_read_bytes=1 << 20)
         return KvikioExtents(device, Reader(device, engine, [scratch.path]), priority)
@@ -540,6 +544,7 @@ def test_packs_that_kvikio_reads(
         assert len(done) == fails_at
         assert len(told) == 1
         assert sum(staged) > 0
+    assert not scratch_files(path)
 
 
 def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
