@@ -6,6 +6,7 @@
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
+    python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
     python bench/gpu.py overlap     training beside reads and sampling, compared with each alone
     python bench/gpu.py life        loaders opened and closed while little memory is free
@@ -32,6 +33,7 @@ import gpu_cache
 import gpu_extents
 import gpu_limits
 import gpu_overlap
+import gpu_packs
 import gpu_queue
 import gpu_sampling
 import gpu_training
@@ -49,6 +51,7 @@ QUESTIONS: dict[str, tuple[Callable[[Device, Path, Any, Figures], None], Any, An
     "planning": (gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
     "queue": (gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
     "extents": (gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
+    "packs": (gpu_packs.packs, gpu_packs.PackSizes(), gpu_packs.SMALL),
     "sampling": (gpu_sampling.sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
     "overlap": (gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
     "life": (gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),

@@ -511,6 +511,10 @@ class RowSet:
         """Compute the ranks, after the last insert()."""
     def rows(self) -> list[int]:
         """Ascending."""
+    def words(self) -> NDArray[np.uint64]:
+        """A bit for each row. A view."""
+    def ranks(self) -> NDArray[np.uint32]:
+        """For each word, the rows of the set in the words before it. A view of a sealed set."""
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
@@ -569,6 +573,9 @@ class Priority:
 
     @staticmethod
     def create() -> Priority: ...
+    def begin_urgent(self) -> None:
+        """A read begins that a sweep waits for, until end_urgent()."""
+    def end_urgent(self) -> None: ...
 
 class PackWriter:
     """Threads that write packs to a scratch file."""

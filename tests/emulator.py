@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -261,7 +262,18 @@ class EmulatedDevice(Device):
         self.mapped: dict[int, int] = {}
         self.launches: list[str] = []
         self._seed = seed
-        self._stream = EmulatedStream()
+        self._default = EmulatedStream()
+        self._here = threading.local()
+
+    @property
+    def _stream(self) -> EmulatedStream:
+        """The current stream of this thread."""
+        found: EmulatedStream = getattr(self._here, "stream", self._default)
+        return found
+
+    @_stream.setter
+    def _stream(self, stream: EmulatedStream) -> None:
+        self._here.stream = stream
 
     def launch(
         self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument

@@ -103,7 +103,7 @@ class LateDevice(EmulatedDevice):
 
     def __init__(self, seed: int, *, lazy: float | None = None, **options: Any) -> None:
         super().__init__(seed, **{"limit_s": 20.0} | options)
-        self._stream: EmulatedStream = CpuStream()
+        self._default: EmulatedStream = CpuStream()
         self._streams: list[LateStream] = []
         self._random = random.Random(seed)
         self._lazy = self._random.choice((0.2, 0.7, 1.0)) if lazy is None else lazy

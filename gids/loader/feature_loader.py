@@ -49,7 +49,7 @@ from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
-from gids.packs import MOST_ROWS, RowReader
+from gids.packs import MOST_ROWS, OnDevice, RowReader
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -124,7 +124,10 @@ class FeatureLoader(Closing):
         self._cache_end = self._opened.enter_context(ExitStack())
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
-        self._packs = PackReads(self.tables, options, dtype, self._engine.bounce_bytes)
+        self._packs_on: OnDevice | None = None
+        if isinstance(self._placement, DevicePlacement) and options.reads == "pack":
+            self._packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
+        self._packs = PackReads(self.tables, options, dtype, self._engine.bounce_bytes, self._packs_on)
         self._largest = 0  # bytes of the largest minibatch of this epoch
         self._seen: Rows = {}  # of the largest minibatches
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
@@ -210,7 +213,8 @@ class FeatureLoader(Closing):
     @property
     def memories(self) -> frozenset[str]:
         """The memories that the cache takes: "host", the name of a device, or both."""
-        return self._placement.memories
+        host = frozenset() if self._packs_on is None else frozenset({"host"})
+        return self._placement.memories | host
 
     @property
     def has_cache(self) -> bool:
@@ -332,7 +336,7 @@ class FeatureLoader(Closing):
             if self._may_use_packs():
                 stream = PackedStream(
                     minibatches,
-                    ids_of,
+                    ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of),
                     bytes_of or (lambda _: 0),
                     PackHost(
                         sampler_bytes=lambda: source_bytes(self._waiting),
@@ -496,7 +500,9 @@ class FeatureLoader(Closing):
     def _may_use_packs(self) -> bool:
         """Whether an epoch that begins now considers packs."""
         reads, packs = self._options.reads, self._packs
-        if reads == "random" or packs.only_random or self.device.type != "cpu":
+        if reads == "random" or packs.only_random:
+            return False
+        if self.device.type != "cpu" and reads == "auto":
             return False
         wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
         if reads != "auto":

@@ -47,8 +47,8 @@ class Options:
 
     def check_device(self, device: torch.device) -> None:
         """Raise ValueError for options that loaders on this device do not have."""
-        if self.reads not in ("auto", "random") and device.type != "cpu":
-            raise ValueError(f"reads={self.reads!r} needs device='cpu': use reads='random' on CUDA")
+        if self.reads == "sweep" and device.type != "cpu":
+            raise ValueError("reads='sweep' needs device='cpu': use reads='pack' or reads='random' on CUDA")
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +22,15 @@ from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stream import Ids
 from gids.packs import (
     DiskRates,
+    HostGather,
+    HostRows,
     Layout,
+    OnDevice,
     PackBudget,
     PackMachine,
     PackPlan,
     Resident,
+    RowMemory,
     Scratch,
     Way,
     Work,
@@ -36,6 +41,7 @@ from gids.packs import (
 from gids.sizes import format_bytes
 from gids.store import Table
 
+T = TypeVar("T")
 log = logging.getLogger("gids")
 
 LEAST_BYTES = 256 << 20
@@ -97,7 +103,7 @@ class PackHost:
 
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
-    loader's engine.
+    loader's engine. device: where packs are in device memory.
 
     Attributes: machine: has the memory of packs, or is None; consumer_s: seconds that the consumer takes for
     a minibatch, 0 at first; step: minibatches returned; only_random: why later epochs do not consider packs,
@@ -105,8 +111,14 @@ class PackReads:
     """
 
     def __init__(
-        self, tables: Sequence[Table], options: Options, dtype: torch.dtype | None, bounce_bytes: int
+        self,
+        tables: Sequence[Table],
+        options: Options,
+        dtype: torch.dtype | None,
+        bounce_bytes: int,
+        device: OnDevice | None = None,
     ) -> None:
+        self._device = device
         self.tables, self.options, self._dtype, self._bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
         self.consumer_s = 0.0
@@ -265,10 +277,25 @@ class PackReads:
         """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""
         if self.machine is None:
             return {}
-        return {**self.machine.plan.purposes, "outputs": self.machine.peak_output_bytes}
+        return {**self.machine.plan.purposes, "outputs": self.machine.rows.peak_output_bytes}
+
+    def spooling(self) -> AbstractContextManager[object]:
+        """A context in which sampled minibatches are copied to the spool."""
+        return nullcontext() if self._device is None else self._device.copies.use()
+
+    def settle(self) -> None:
+        """Wait until minibatches that came from the spool are complete."""
+        if self._device is not None:
+            self._device.settle()
+
+    def settled(self, minibatches: Iterable[T]) -> Iterable[T]:
+        """Minibatches of the spool, each complete when it is taken."""
+        return minibatches if self._device is None else self._device.settled(minibatches)
 
     def release(self) -> None:
         """Free the memory of packs. Between epochs only."""
+        if self.machine is not None:
+            self.machine.close()
         self.machine = None
 
     def random_s(self, sampled: SampledAhead[Any], host: PackHost) -> float:
@@ -341,7 +368,8 @@ class PackReads:
         return left if sampled.last else left // 2
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
-        return PackBudget(
+        make = PackBudget if self._device is None else self._device.budget
+        return make(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self.tables},
             bounce_bytes=self._bounce_bytes,
@@ -360,14 +388,34 @@ class PackReads:
         plan = self._plan(sampled, memory_bytes, host, not sampled.last)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
-        self.machine = None  # its memory is freed before there is more
+        self.release()  # the memory is freed before there is more
+        threads, output_rows = self.options.threads or torch.get_num_threads(), _room_rows(sampled)
+        gather = HostGather(
+            self.tables,
+            threads=threads,
+            output_dtype=self._dtype,
+            pool_bytes=plan.purposes["outputs"] if self._device is None else 0,
+            output_rows=output_rows,
+        )
+        rows: RowMemory
+        if self._device is None:
+            rows = HostRows(gather, plan.pack_bytes)
+        else:
+            rows = self._device.rows(
+                gather,
+                sampled.spaces,
+                plan,
+                self._budget(sampled, memory_bytes, host),
+                output_dtype=self._dtype,
+                output_rows=output_rows,
+            )
         self.machine = PackMachine(
             sampled.spaces,
             plan,
-            threads=self.options.threads or torch.get_num_threads(),
+            rows,
+            threads=threads,
             check_crc=self.options.check_crc,
-            output_dtype=self._dtype,
-            output_rows=_room_rows(sampled),
+            output_rows=output_rows,
             engine=self.options.engine,
             direct=self.options.direct,
             gap_bytes=self.rates().gap_bytes,
@@ -378,11 +426,15 @@ class PackReads:
         purposes = self._budget(sampled, memory_bytes, host).needed(
             _room_rows(sampled), _room(sampled.minibatch_bytes), not sampled.last
         )
+        there = also = ""
+        if self._device is not None:
+            n = self._device.memory_bytes
+            there, also = f", or device_memory={n} ({format_bytes(n)}),", " or device_memory="
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         return (
-            f"memory={memory_bytes} ({format_bytes(memory_bytes)}) is too small for reads="
+            f"memory={memory_bytes} ({format_bytes(memory_bytes)}){there} is too small for reads="
             f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
-            "memory= to gids.open(), use smaller minibatches, or reads='random'."
+            f"memory={also} to gids.open(), use smaller minibatches, or reads='random'."
         )
 
 

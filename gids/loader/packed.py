@@ -122,6 +122,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         with self._profile("gather"), observers.stage("gather"):
             minibatch, features, error = superbatch.take()
         if observers.any:
+            packs.settle()
             observers.entered(packs.step, self._ids_of(minibatch))
             for event in (observers.planned, observers.gathered, observers.retired):
                 event(packs.step)
@@ -219,6 +220,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
             count_pages=packs.options.reads == "auto",
             stage=stage,
+            spooling=packs.spooling,
             seconds=self._seconds,
             base=0 if before is None else before.base + len(before.spool),
             again=self._again,
@@ -378,6 +380,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _go_on(self, minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()
+        minibatches = self._packs.settled(minibatches)
         if self._packs.choices:
             self._choice = self._packs.choices[-1]
         # A generator over what it needs: an open window must not hold this stream alive.

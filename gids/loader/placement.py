@@ -161,7 +161,7 @@ class DevicePlacement(Placement):
         memory_bytes: int,
         dtype: torch.dtype | None,
     ) -> None:
-        self._device, self._engine, self._tables = device, engine, tables
+        self.device, self._engine, self._tables = device, engine, tables
         self._options, self._dtype = options, dtype
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
@@ -181,10 +181,10 @@ class DevicePlacement(Placement):
             reader = None
             if any(plan.lines.values()) and heats and not options.check_crc:
                 paths = [path for t in self._tables for path in t.shard_paths]
-                reader = open_extent_reader(self._device, self._engine, paths)
+                reader = open_extent_reader(self.device, self._engine, paths)
                 stack.callback(reader.close)
             return DeviceFeatureCache(
-                self._device,
+                self.device,
                 self._engine,
                 self._tables,
                 lines=plan.lines,

@@ -54,6 +54,7 @@ class SampledAhead(Generic[T]):
         most_bytes: int,
         count_pages: bool,
         stage: Callable[[], AbstractContextManager[object]],
+        spooling: Callable[[], AbstractContextManager[object]],
         seconds: dict[str, float],
         base: int,
         again: Callable[[int], Iterator[T]] | None,
@@ -61,7 +62,7 @@ class SampledAhead(Generic[T]):
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
-        self._stage, self._seconds = stage, seconds
+        self._stage, self._spooling, self._seconds = stage, spooling, seconds
         self._first = list(first)
         self.most = MOST_MINIBATCHES
         self.base, self._again, self._keep_s = base, again, keep_s
@@ -120,7 +121,8 @@ class SampledAhead(Generic[T]):
                 self._sampled_since(begun)
             minibatch_bytes = self._bytes_of(minibatch)
             try:
-                self.spool.put(minibatch, rows, tuple(ids), keep=self._keeps(minibatch_bytes))
+                with self._spooling():
+                    self.spool.put(minibatch, rows, tuple(ids), keep=self._keeps(minibatch_bytes))
             except NotSpoolable as error:
                 self.held, self.reason = [minibatch], str(error)
                 return

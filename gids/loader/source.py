@@ -142,7 +142,7 @@ def open(
             available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
             least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
             it holds the staging memory and a tier of pinned lines under the device's cache (default: no
-            tier).
+            tier); with ``reads="pack"`` all that packs need on the host.
         device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
@@ -168,7 +168,7 @@ def open(
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
             (rows of many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for
             each part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted
-            time. On CUDA only ``"random"``.
+            time. On CUDA ``"random"`` or ``"pack"``; ``"auto"`` is ``"random"`` there.
         scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
             The files have no names, so nothing is left behind.
         scratch_bytes: limit of all scratch files together. Default: half of the free space.

@@ -147,7 +147,7 @@ class Work:
                 for n, space in zip(packed, self.spaces, strict=True)
             )
             lists_bytes = self.plan.lists_bytes(int(lists))
-            left = self.plan.pack_bytes - held - (2 if self.plan.overlap else 1) * lists_bytes
+            left = self.plan.rows_bytes(lists_bytes) - held
             pack_bytes = (left - self._padding) // 2 // ALIGNMENT * ALIGNMENT
             if pack_bytes > self._padding and tuple(rows) not in found:
                 sets = tuple(of.hottest(n) for of, n in zip(self.counts, rows, strict=True))

@@ -32,7 +32,7 @@ _MINIBATCHES = 7
 _SETS = 4
 """Row sets: the resident rows', the present pack's, one to sweep by, one to collect in."""
 
-_SETS_OF_A_TRIAL = 2
+SETS_OF_A_TRIAL = 2
 """The resident rows', and those of the pack that is filled."""
 
 _MOST_LISTS_SHARE = 4
@@ -51,6 +51,9 @@ _LEAST_PACKS = 4
 _MOST_PACKS = 1024
 _SPARE_BUFFERS = 16
 """Write buffers beside the one of each pack: those that are being written."""
+
+LEAST_WRITE_BYTES = (_LEAST_PACKS + _SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
+"""Write buffers take at least as much."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,10 @@ class PackPlan:
     def pack_bytes(self) -> int:
         """For the resident rows, two packs, and the row lists of packs that wait."""
         return self.purposes["packs"]
+
+    def rows_bytes(self, lists_bytes: int) -> int:
+        """For resident rows and two packs, if the row lists of a superbatch take so many bytes."""
+        return self.pack_bytes - (2 if self.overlap else 1) * lists_bytes
 
     def lists_bytes(self, wanted_bytes: int) -> int:
         """For the row lists of a superbatch, whose packs want so many or fewer."""
@@ -115,10 +122,12 @@ class PackBudget:
 
         rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
         """
-        purposes = self.needed(rows, minibatch_bytes, overlap)
+        return self._plan(self.needed(rows, minibatch_bytes, overlap), overlap)
+
+    def _plan(self, purposes: Mapping[str, int], overlap: bool) -> PackPlan | None:
         left = self.memory_bytes - sum(purposes.values())
         # The first superbatch is counted and cut before there are outputs and packs.
-        trials = (left + purposes["outputs"] - self._counts_bytes) // (_SETS_OF_A_TRIAL * self._set_bytes)
+        trials = (left + purposes["outputs"] - self._counts_bytes) // (SETS_OF_A_TRIAL * self._set_bytes)
         if left <= 0 or trials <= 0:
             return None
         return PackPlan(
@@ -137,14 +146,12 @@ class PackBudget:
             "sampler": self.sampler_bytes,
             "outputs": _OUTPUTS * self._output_bytes(rows),
             "minibatches": minibatches * (minibatch_bytes + 4 * sum(rows.values())),
-            "row sets": (_SETS + (_SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
+            "row sets": (_SETS + (SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
             "sweep": PIECES * self._piece_bytes + (2 if overlap else 1) * READS * self._read_bytes,
         }
         if overlap:
             purposes["counts"] = self._counts_bytes
-            purposes["write buffers"] = max(
-                self.memory_bytes // _WRITE_SHARE, (_LEAST_PACKS + _SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
-            )
+            purposes["write buffers"] = max(self.memory_bytes // _WRITE_SHARE, LEAST_WRITE_BYTES)
         return purposes
 
     @property

@@ -42,6 +42,7 @@ class RowReader:
 
         Raises as FeatureCache.read_through().
         """
+        ids = self._machine.rows.ids_on_host(ids)
         spaces = spaces_of([t for t in self._machine.tables if t.name in ids], ids)
         features: dict[str, torch.Tensor] = {}
         failed = None
@@ -55,8 +56,8 @@ class RowReader:
                 out = memory.bytes()[: len(unique) * t.row_bytes]
                 read = self._read_pages if self._machine.check_crc else self._read_rows
                 failed = read(t, unique, out) or failed
-                features[t.name] = self._machine.gather(t, rows, [(wanted, memory, 0)])
-        return features, failed
+                features[t.name] = self._machine.rows.host.gather(t, rows, [(wanted, memory, 0)])
+        return self._machine.rows.from_host(features), failed
 
     def _read_rows(self, t: Table, rows: Ids, out: Bytes) -> StorageError | None:
         """Read these rows to out, one after the other. Returns the error of the first that failed."""

@@ -225,7 +225,8 @@ def _restore(
     if not len(buffer):
         return torch.empty(shape, dtype=dtype, device=device)
     tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
-    return tensor if device is None else tensor.to(device)
+    # From pinned memory, so that the copy waits in the stream, and this thread does not wait for training.
+    return tensor if device is None else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _write(file: ScratchFile, data: memoryview, offset: int) -> None:

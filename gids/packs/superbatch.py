@@ -18,15 +18,14 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs.cut import Layout
 from gids.packs.memory import ALIGNMENT, PIECES, READS, PackPlan
+from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spaces import Rows, Space
 from gids.packs.spool import Spool
-from gids.store.dtypes import make_bools_proper
 from gids.store.geometry import align_up
 
 if TYPE_CHECKING:
@@ -37,68 +36,38 @@ _WRITERS = 8
 
 
 class PackMachine:
-    """What the superbatches of a loader share: memory for packs, outputs and threads.
+    """What the superbatches of a loader share: memory for packs, and options.
 
-    plan: how memory is shared out. threads: threads that copy rows. engine, direct: of gids.open().
-    output_rows: rows that an output has room for, by table.
+    plan: how memory is shared out. rows: the memory for packs. threads: threads of a sweep. engine, direct:
+    of gids.open(). output_rows: rows that an output has room for, by table.
     """
 
     def __init__(
         self,
         spaces: Sequence[Space],
         plan: PackPlan,
+        rows: RowMemory,
         *,
         threads: int,
         check_crc: bool,
-        output_dtype: torch.dtype | None,
         output_rows: dict[str, int],
         engine: str,
         direct: bool,
         gap_bytes: int,
     ) -> None:
-        self.spaces, self.plan, self.check_crc = list(spaces), plan, check_crc
+        self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows, check_crc
         self.tables: list[Table] = [t for space in spaces for t in space.tables]
-        self.memory = _core.PackMemory.create(plan.pack_bytes)
-        self.workers = _core.Workers.create(threads)
         self.threads = threads
         self.priority = _core.Priority.create()
         self.found = [_core.RowSet.create(space.row_count) for space in spaces]  # to collect a pack's rows in
         self.bad_resident: dict[str, list[_BadRows]] = {}  # resident rows that could not be read
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
-        self._pool = _core.BufferPool.create(plan.purposes["outputs"])
-        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in self.tables}
-        self._forms = {t.name: row_form(t, output_dtype) for t in self.tables}
         self.output_rows = output_rows
 
-    @property
-    def peak_output_bytes(self) -> int:
-        found: int = self._pool.peak_bytes
-        return found
-
-    def gather(self, table: Table, rows: Rows, holders: list[tuple[Any, Any, int]]) -> torch.Tensor:
-        """Copy rows of a table, in the output's dtype, from the first of holders that has them.
-
-        holders: (RowSet, PackMemory, offset).
-        """
-        form = self._forms[table.name]
-        room = self.output_rows.get(table.name, 0)
-        flat = self._pool.take(len(rows) * form.out_row_bytes, room * form.out_row_bytes)
-        missing = _core.gather_packed(
-            self.workers,
-            rows,
-            holders,
-            row_bytes=table.row_bytes,
-            stored_as=form.stored_as,
-            wanted_as=form.wanted_as,
-            row_values=form.values,
-            scales=form.scales,
-            out=flat.reshape(len(rows), form.out_row_bytes),
-        )
-        if missing:
-            raise AssertionError(f"{missing} rows of '{table.name}' are in no pack")
-        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(len(rows), *table.shape)
-        return make_bools_proper(tensor)
+    def close(self) -> None:
+        """Give the memory back. Idempotent. No superbatch is open."""
+        self.rows.close()
 
 
 def read_error(code: int, shard: str | os.PathLike[str], offset: int) -> StorageError:
@@ -165,8 +134,11 @@ class Superbatch:
         self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
-        at, lists_bytes = 0, layout.resident.lists_bytes
-        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, machine.peak_output_bytes)
+        # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
+        self._resident_nbytes = resident_bytes if fill_resident and machine.rows.swept is None else 0
+        at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
+        outputs_bytes = machine.rows.peak_output_bytes
+        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, outputs_bytes)
         most_packs = machine.plan.most_packs(self._write_bytes) if self._scratch else len(layout.packs)
         for end, rows in layout.packs[first_pack : first_pack + most_packs]:
             nbytes = sum(
@@ -187,7 +159,10 @@ class Superbatch:
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
         self._sets: list[Any] = []  # its rows in each space
-        self._loads: dict[int, Any] = {}
+        self._resident_sets: list[Any] = []
+        self._loads: dict[int, Load] = {}
+        self._sweeps: dict[int, Any] = {}  # in place of loads, without scratch
+        self._source: PackSource | None = None
         self._bad: dict[str, list[_BadRows]] = {}  # in every pack
         self._bad_in_pack: dict[str, list[_BadRows]] = {}
         self._file: Any = None
@@ -230,7 +205,8 @@ class Superbatch:
         if self._scratch is not None:
             self._file = self._scratch.open()
             self._opened.callback(self._file.close)
-            self._file.reserve(align_up(sum(pack.nbytes for pack in self._packs), ALIGNMENT))
+            packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
+            self._file.reserve(align_up(packed, ALIGNMENT))
             paths.append(self._file.path)
             direct = direct and self._file.direct
         self._engine = open_engine(
@@ -243,7 +219,9 @@ class Superbatch:
         self._opened.callback(self._engine.close)
         if self._scratch is not None:
             if not machine.plan.overlap:
-                machine.memory.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
+                machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
+            self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self._file)
+            self._opened.callback(self._source.close)
             buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
             writer = _core.PackWriter.create(
                 self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
@@ -290,20 +268,19 @@ class Superbatch:
         minibatch, names, rows = self._spool.take(index)
         begun = time.perf_counter()
         pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
-        memory, features, error = self._machine.memory, {}, None
+        wanted, error = [], None
         for s, (space, of_space) in enumerate(zip(self._machine.spaces, rows, strict=True)):
             for table in space.tables:
                 name = table.name
                 if name not in names:
                     continue
-                holders = [
-                    (self._resident[s], memory, self._resident_parts[name]),
-                    (self._sets[s], memory, half + pack.parts[name]),
-                ]
-                features[name] = self._machine.gather(table, of_space, holders)
+                resident = (self._resident_sets[s], self._resident_parts[name])
+                packed = (self._sets[s], half + pack.parts[name])
+                wanted.append(Wanted(table, of_space, (resident, packed)))
                 for of in (self._machine.bad_resident, self._bad, self._bad_in_pack):
                     for bad in of.get(name, ()):
                         error = error or bad.error_of(of_space)
+        features = self._machine.rows.gather(wanted)
         self.seconds["gather"] += time.perf_counter() - begun
         return minibatch, features, error
 
@@ -312,6 +289,9 @@ class Superbatch:
         if self._sweep is not None:
             self._sweep.cancel()
         self._sweep = self._writer = None  # which keep the scratch file, and buffers
+        self._sweeps.clear()
+        for load in self._loads.values():
+            load.close()
         self._loads.clear()
         self._opened.close()
 
@@ -322,15 +302,19 @@ class Superbatch:
         self._current += 1
         begun = time.perf_counter()
         self._bad_in_pack = {}
-        load = self._loads.pop(self._current)
+        pack, rows = self._packs[self._current], self._machine.rows
         if self._scratch is not None:
-            for begin, end, code in load.wait():
-                self._lose(begin, end, code)
-            self.bytes_read += self._packs[self._current].nbytes
+            load = self._loads.pop(self._current)
+            self._sets, bad = load.wait()
+            for one in bad:
+                self._lose(*one)
+            self.bytes_read += pack.nbytes + (0 if self._current else self._resident_nbytes)
         else:
-            self._finished(load.wait(), self._bad_in_pack, resident=self._current == 0)
-        pack = self._packs[self._current]
-        self._sets = [of.to_set() for of in pack.lists]
+            swept = self._sweeps.pop(self._current).wait()
+            self._finished(swept, self._bad_in_pack, resident=self._current == 0)
+            self._sets = rows.sets_of(pack.lists)
+        if not self._resident_sets:
+            self._resident_sets = rows.keep(self._resident)
         if self._current:
             self._packs[self._current - 1].lists.clear()
         self.seconds["wait"] += time.perf_counter() - begun
@@ -339,20 +323,21 @@ class Superbatch:
 
     def _load(self, index: int) -> None:
         """Begin to fill one half of the memory with a pack."""
-        pack, half = self._packs[index], self._halves[self._half_of(index)]
-        machine = self._machine
-        if self._scratch is not None:
-            file = len(self._shard_paths)
-            self._loads[index] = _core.PackRead(
-                self._engine.native, machine.priority, file, pack.at, machine.memory, half, pack.nbytes
-            )
+        pack, machine = self._packs[index], self._machine
+        half = self._half_of(index)
+        at = self._halves[half]
+        if self._source is not None:
+            extents = [Extent(pack.at, at, pack.nbytes)]
+            if index == 0 and self._resident_nbytes:
+                extents.insert(0, Extent(0, 0, self._resident_nbytes))
+            self._loads[index] = self._source.load(extents, pack.lists, half)
             return
         targets = {
-            t.name: [(pack.lists[s], machine.memory, half + pack.parts[t.name])]
+            t.name: [(pack.lists[s], machine.rows.swept, at + pack.parts[t.name])]
             for s, space in enumerate(machine.spaces)
             for t in space.tables
         }
-        self._loads[index] = self._start_sweep(self._with_resident(targets) if index == 0 else targets, None)
+        self._sweeps[index] = self._start_sweep(self._with_resident(targets) if index == 0 else targets, None)
 
     def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not self._fill_resident:
@@ -361,7 +346,7 @@ class Superbatch:
             for t in space.tables:
                 part = (
                     _core.RowList.create(self._resident[s]),
-                    self._machine.memory,
+                    self._machine.rows.swept,
                     self._resident_parts[t.name],
                 )
                 targets[t.name].append(part)
@@ -450,16 +435,30 @@ class Superbatch:
             self._machine.bad_resident.setdefault(table.name, []).append(noted)
 
     def _lose(self, begin: int, end: int, code: int) -> None:
-        """Note the rows of the current pack in bytes [begin, end), which could not be read from scratch."""
+        """Note the rows in bytes [begin, end) of the scratch file, which could not be read."""
         pack = self._packs[self._current]
-        reason = f"cannot read a pack: {os.strerror(code)}"
-        error = StorageError(code, reason, self._file.directory, pack.at + begin)
-        for s, space in enumerate(self._machine.spaces):
-            rows = np.array(pack.lists[s].to_set().rows(), np.uint32)
+        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", self._file.directory, begin)
+        if begin < self._resident_nbytes:
+            sets = [np.array(of.rows(), np.uint32) for of in self._resident]
+            self._lose_rows(sets, self._resident_parts, (begin, end), error, self._machine.bad_resident)
+            return
+        sets = [np.array(of.to_set().rows(), np.uint32) for of in pack.lists]
+        self._lose_rows(sets, pack.parts, (begin - pack.at, end - pack.at), error, self._bad_in_pack)
+
+    def _lose_rows(
+        self,
+        sets: Sequence[np.ndarray],
+        parts: dict[str, int],
+        lost: tuple[int, int],
+        error: StorageError,
+        bad: dict[str, list[_BadRows]],
+    ) -> None:
+        """Note the rows in these bytes of a pack, or of the resident rows. parts: where each table begins."""
+        begin, end = lost
+        for rows, space in zip(sets, self._machine.spaces, strict=True):
             for t in space.tables:
-                part = pack.parts[t.name]
+                part = parts[t.name]
                 first = max(0, begin - part) // t.row_bytes
                 last = max(0, end - part + t.row_bytes - 1) // t.row_bytes
-                if len(lost := rows[first:last]):
-                    noted = _BadRows(lost, 1, [error] * len(lost))
-                    self._bad_in_pack.setdefault(t.name, []).append(noted)
+                if len(found := rows[first:last]):
+                    bad.setdefault(t.name, []).append(_BadRows(found, 1, [error] * len(found)))

@@ -199,6 +199,17 @@ void bind_packs(nb::module_& m) {
              return found;
            },
            "Ascending.")
+      .def("words",
+           [](const RowSet& set) {
+             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(set.ranked().words, {set.word_count()}, nb::find(&set));
+           },
+           "uint64[ceil(row_count / 64)]: a bit for each row. A view.")
+      .def("ranks",
+           [](const RowSet& set) {
+             if (!set.sealed()) throw std::invalid_argument("a set has ranks once it is sealed");
+             return nb::ndarray<nb::numpy, const u32, nb::ndim<1>>(set.ranked().ranks, {set.word_count()}, nb::find(&set));
+           },
+           "uint32 for each word: rows of the set in the words before it. A view of a sealed set.")
       .def("__len__", &RowSet::size)
       .def_prop_ro("nbytes", &RowSet::bytes);
 
@@ -281,7 +292,9 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<Priority>(m, "Priority", "Lets reads of packs go before a sweep.")
       .def("__init__", [](Priority*) { throw nb::type_error("use Priority.create"); })
-      .def_static("create", [] { return std::make_shared<Priority>(); });
+      .def_static("create", [] { return std::make_shared<Priority>(); })
+      .def("begin_urgent", &Priority::begin_urgent, "A read that a sweep waits for begins.")
+      .def("end_urgent", &Priority::end_urgent);
 
   nb::class_<Writer>(m, "PackWriter", "Writes packs to a scratch file.")
       .def("__init__", [](Writer*) { throw nb::type_error("use PackWriter.create"); })

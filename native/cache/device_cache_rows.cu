@@ -7,38 +7,24 @@
 namespace device = gids::device;
 namespace queue = gids::queue;
 namespace word = gids::word;
+using gids::gather_rows;
 using gids::i64;
+using gids::lane;
 using gids::local_ref;
 using gids::u32;
 using gids::u64;
 using gids::u8;
+using gids::warp_count;
+using gids::warp_index;
 
 namespace {
 
-__device__ u64 warp_index() { return (u64{blockIdx.x} * blockDim.x + threadIdx.x) / 32; }
-__device__ u64 warp_count() { return u64{gridDim.x} * blockDim.x / 32; }
-__device__ u32 lane() { return threadIdx.x % 32; }
 __device__ u64 address(const u8* p) { return reinterpret_cast<u64>(p); }
 
 // Missing pages of a round that starts at `first`.
 __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round_max) {
   const u64 left = counters.misses > first ? counters.misses - first : 0;
   return left < round_max ? left : round_max;
-}
-
-// Copies rows to out[0, n): source(i) is the address of row i, or 0 to skip it. Each warp takes so many rows at once
-// that the minibatch is spread evenly over all warps, up to one per lane.
-template <class Source>
-__device__ void gather(u64 n, u8* out, const gids::RowCopy& copy, Source&& source) {
-  const u64 turns = gids::div_ceil(n, 32 * warp_count());
-  const u64 batch = turns ? gids::div_ceil(n, turns * warp_count()) : 1;
-  for (u64 first = warp_index() * batch; first < n; first += warp_count() * batch) {
-    const u32 rows = static_cast<u32>(n - first < batch ? n - first : batch);
-    const u64 from = lane() < rows ? source(first + lane()) : 0;
-    copy.with_item([&](auto item) {
-      gids::copy_rows(item, from, out + first * copy.out_row_bytes, rows, static_cast<u32>(copy.row_items), lane());
-    });
-  }
 }
 
 }  // namespace
@@ -90,7 +76,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void
   const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   if (size == 0) return;
-  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
     const u64 page = t.page_of(ids[i]);
     if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
@@ -107,7 +93,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_host_lines(const device::Table* table, const i64* ids, u64 n, u8* out, u64 as, u64 row_items,
                            u64 out_row_bytes, const float* scales) {
   const device::Table t = *table;
-  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
     const u64 w = t.words[t.page_of(ids[i])];
     if (word::state_of(w) != gids::PageState::resident || word::line_of(w) < t.device_lines) return 0;
@@ -123,7 +109,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void
                       const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
                       const float* scales, i64* left) {
   const device::Table t = *table;
-  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+  gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     const i64 id = ids[i];
     if (!t.holds(id)) {
       atomicMax(&counters->bad, ~i);

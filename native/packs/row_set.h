@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "gids/row_rank.h"
 #include "gids/target.h"
 
 namespace gids::packs {
@@ -18,7 +19,11 @@ class RowSet {
 
   u64 row_count() const { return row_count_; }
   u64 size() const { return size_; }
-  bool contains(u32 row) const { return words_[row / 64] >> (row % 64) & 1; }
+  bool contains(u32 row) const { return ranked().contains(row); }
+  // The set as kernels see it. Ranks only once it is sealed.
+  RankedRows ranked() const { return {words_.data(), ranks_.data()}; }
+  u64 word_count() const { return words_.size(); }
+  bool sealed() const { return ranks_.size() == words_.size(); }
 
   // True if the row was not in the set.
   bool insert(u32 row) {
@@ -39,10 +44,7 @@ class RowSet {
   void seal();
 
   // Of a row of a sealed set.
-  u64 rank(u32 row) const {
-    const u64 below = words_[row / 64] & ((u64{1} << (row % 64)) - 1);
-    return ranks_[row / 64] + static_cast<u64>(std::popcount(below));
-  }
+  u64 rank(u32 row) const { return ranked().rank(row); }
   void prefetch(u32 row) const {
     __builtin_prefetch(&words_[row / 64]);
     __builtin_prefetch(&ranks_[row / 64]);

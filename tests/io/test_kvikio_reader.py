@@ -338,3 +338,31 @@ def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     assert found.version
     assert "no NVIDIA driver" in found.reason
     assert ("kvikio" in sys.modules) == loaded, "the probe must not import kvikio here"
+
+
+@has_kvikio
+@no_driver
+def test_kvikio_reads_an_unnamed_file_of_this_process(stub_libcuda: str, tmp_path: Path) -> None:
+    """Scratch files of packs have no name: their path is that of an open file of this process."""
+    code = """
+import subprocess
+from pathlib import Path
+from gids.packs.scratch import Scratch
+file = Scratch(Path(paths[0]), 1 << 30).open()
+file.reserve(1 << 20)
+data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
+aligned = torch.empty((1 << 20) + 4096, dtype=torch.uint8).numpy()
+aligned = aligned[-aligned.ctypes.data % 4096:][: 1 << 20]
+aligned[:] = data
+assert os.pwrite(file.fd, aligned, 0) == 1 << 20
+reader, out = KvikioReader(device, [file.path], gds=False), torch.zeros(700_000, dtype=torch.uint8)
+files, offsets, lengths, places = columns([(0, 4096, 600_000, 8192)])
+reader.read(files, offsets, lengths, out, places)
+assert np.array_equal(out[8192:608_192].numpy(), data[4096:604_096])
+reader.close()
+# The probe opens it in a child process.
+child = ["head", "-c", "1000", f"/proc/{os.getpid()}/fd/{file.fd}"]
+assert subprocess.run(child, capture_output=True, check=True).stdout == bytes(data[:1000])
+print("ended")
+"""
+    assert run(code, library=stub_libcuda, paths=[tmp_path]) == "ended\n"

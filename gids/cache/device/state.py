@@ -104,7 +104,7 @@ class TableState:
         self._scales = None
         if form.scales is not None:
             self._scales = torch.from_numpy(form.scales).to(device.torch_device)
-        self.row_copy = (*_row_copy(form), 0 if self._scales is None else self._scales)
+        self.row_copy = (*row_copy(form), 0 if self._scales is None else self._scales)
 
     @property
     def line_count(self) -> int:
@@ -220,8 +220,8 @@ def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | 
     return there
 
 
-def _row_copy(form: RowForm) -> tuple[int, int, int]:
-    """The first three fields of a RowCopy; see native/include/gids/row_copy.h."""
+def row_copy(form: RowForm) -> tuple[int, int, int]:
+    """The first three fields of a RowCopy, for kernels; see native/include/gids/row_copy.h."""
     if not form.stored_as:
         width = math.gcd(form.out_row_bytes, _WIDEST)
         return (

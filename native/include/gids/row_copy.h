@@ -182,6 +182,25 @@ __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_it
   }
 }
 
+__device__ inline u64 warp_index() { return (u64{blockIdx.x} * blockDim.x + threadIdx.x) / 32; }
+__device__ inline u64 warp_count() { return u64{gridDim.x} * blockDim.x / 32; }
+__device__ inline u32 lane() { return threadIdx.x % 32; }
+
+// Copies rows to out[0, n): source(i) is the address of row i, or 0 to skip it. Each warp takes so many rows at once
+// that the minibatch is spread evenly over all warps, up to one per lane.
+template <class Source>
+__device__ void gather_rows(u64 n, u8* out, const RowCopy& copy, Source&& source) {
+  const u64 turns = div_ceil(n, 32 * warp_count());
+  const u64 batch = turns ? div_ceil(n, turns * warp_count()) : 1;
+  for (u64 first = warp_index() * batch; first < n; first += warp_count() * batch) {
+    const u32 rows = static_cast<u32>(n - first < batch ? n - first : batch);
+    const u64 from = lane() < rows ? source(first + lane()) : 0;
+    copy.with_item([&](auto item) {
+      copy_rows(item, from, out + first * copy.out_row_bytes, rows, static_cast<u32>(copy.row_items), lane());
+    });
+  }
+}
+
 #endif  // GIDS_SIMT
 
 }  // namespace gids

@@ -1,0 +1,311 @@
+"""DeviceRows: resident rows and packs in the memory of a GPU. Kernels gather minibatches from them.
+
+Made by OnDevice, used by superbatches. Loads run in threads (device_loads.py). Kernels run on one stream;
+each minibatch is handed over to torch's current stream.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.cache.device.checks import check_memory
+from gids.cache.device.state import HostArray, row_copy
+from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.cuda.device import CACHE_PRIORITY
+from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio
+from gids.packs.host_gather import HostGather
+from gids.packs.memory import ALIGNMENT
+from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
+from gids.packs.spaces import Rows, Space
+from gids.store.dtypes import make_bools_proper
+
+if TYPE_CHECKING:
+    from gids.cuda.device import Device, Event, Stream
+    from gids.cuda.device import Mapping as HostMapping
+    from gids.io import Engine
+    from gids.packs.on_device import HostCopies
+    from gids.packs.scratch import ScratchFile
+
+_UNIT = "packs/gather_packed.cu"
+_THREADS = 256
+_WARPS = _THREADS // 32
+_WAVES = 4  # blocks per multiprocessor; see the launch bounds of the kernel
+
+OUTPUTS = 3
+"""One minibatch is gathered, and the consumer's stream uses the two before it."""
+
+SENT = 2
+"""Minibatches whose row numbers are on their way to the device."""
+
+
+class DeviceSet:
+    """A RowSet in device memory."""
+
+    def __init__(self, device: Device, row_count: int) -> None:
+        words = -(-row_count // 64)
+        self.words = device.empty((words,), torch.int64)
+        self.ranks = device.empty((words,), torch.int32)
+
+    def fill(self, rows: _core.RowSet, staging: Staging) -> None:
+        """Blocks. No kernel that uses the set is enqueued."""
+        staging.write(rows.words(), self.words)
+        staging.write(rows.ranks(), self.ranks)
+
+    def free(self) -> None:
+        self.words = self.ranks = torch.empty(0)
+
+
+class DeviceRows(RowMemory):
+    """pack_bytes: device memory for the resident rows and two packs. staging_bytes: pinned host memory.
+
+    most_rows: row numbers of the largest minibatch, of all spaces. purposes: bytes by purpose that this will
+    take in device memory. copies: brings ids to the host.
+
+    Raises MemoryBudgetError if the device has less free memory.
+    """
+
+    swept = None
+
+    def __init__(
+        self,
+        device: Device,
+        host: HostGather,
+        spaces: Sequence[Space],
+        *,
+        pack_bytes: int,
+        staging_bytes: int,
+        output_dtype: torch.dtype | None,
+        most_rows: int,
+        purposes: Mapping[str, int],
+        copies: HostCopies,
+    ) -> None:
+        check_memory(device, purposes)
+        self.host, self._device, self._copies = host, device, copies
+        self.stream: Stream = device.new_stream(CACHE_PRIORITY)
+        """The stream of all kernels."""
+        device.preload(_UNIT)
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}
+        with device.use(self.stream):
+            self.memory = device.empty((pack_bytes // ALIGNMENT * ALIGNMENT,), torch.uint8)
+            self._resident, *self._halves = (
+                [DeviceSet(device, space.row_count) for space in spaces] for _ in range(3)
+            )
+            for t in [t for space in spaces for t in space.tables]:
+                form = row_form(t, output_dtype)
+                scales: int | torch.Tensor = 0
+                if form.scales is not None:
+                    scales = torch.from_numpy(form.scales).to(device.torch_device)
+                self._dtypes[t.name] = out_dtype_of(t, output_dtype)
+                self._row_copies[t.name] = (*row_copy(form), scales)
+        self._kept: Sequence[_core.RowSet] | None = None
+        self._staging = Staging(device, staging_bytes)
+        self._most_rows = most_rows
+        self._numbers = HostArray(device, 4 * SENT * most_rows)
+        self._sent: deque[Event] = deque()
+        self._turn = 0
+        self._fault = HostArray(device, 8)
+        self._consumed: deque[Event] = deque()  # of torch's stream, when a minibatch was asked for
+        self._output_bytes: deque[int] = deque(maxlen=OUTPUTS)  # of the last minibatches
+        self._peak_output_bytes = 0
+        mapped: list[HostArray | HostMapping] = [self._numbers, self._fault, self._staging.mapping]
+        loads: weakref.WeakSet[DeviceLoad] = weakref.WeakSet()
+        streams = [self._staging.stream, self.stream]
+        self._end = weakref.finalize(self, _release, os.getpid(), loads, streams, mapped)
+        self.loads = loads
+        """The loads that may be running."""
+        self.without_kvikio = False
+        """Whether kvikio has failed."""
+
+    @property
+    def peak_output_bytes(self) -> int:
+        return self._peak_output_bytes
+
+    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
+        kvikio = None if self.without_kvikio else open_kvikio(self._device, scratch, priority)
+        return _DeviceSource(self, engine, priority, file, kvikio)
+
+    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
+        raise AssertionError("a sweep cannot write to device memory")
+
+    def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
+        if self._kept is not resident:
+            self.stream.synchronize()
+            for there, rows in zip(self._resident, resident, strict=True):
+                there.fill(rows, self._staging)
+            self._kept = resident
+        return list(self._resident)
+
+    def discard(self, at: int, nbytes: int) -> None:
+        """A sweep uses none of the device's memory."""
+
+    def fill_half(self, half: int, lists: Sequence[_core.RowList]) -> list[DeviceSet]:
+        """The row sets of the pack in this half. Blocks. Called by its load."""
+        for there, rows in zip(self._halves[half], lists, strict=True):
+            there.fill(rows.to_set(), self._staging)
+        return list(self._halves[half])
+
+    def read(
+        self,
+        engine: Engine,
+        priority: _core.Priority,
+        file: int,
+        extents: Sequence[Extent],
+        stopped: Stopped,
+    ) -> list[Bad]:
+        """Read a pack through staging. Blocks. Called by its load."""
+        return self._staging.read(engine, priority, file, extents, self.memory, stopped)
+
+    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
+        """See RowMemory.gather(). Blocks until the consumer's stream used the minibatch before the last."""
+        self._check_fault()
+        current = self._device.current_stream()
+        self._consumed.append(current.record_event())
+        while len(self._consumed) > 1:
+            self._consumed.popleft().synchronize()
+        outputs: dict[str, torch.Tensor] = {}
+        with self._device.use(self.stream):
+            numbers = self._send({id(one.rows): one.rows for one in wanted})
+            for one in wanted:
+                out = self._device.empty((len(one.rows), *one.table.shape), self._dtypes[one.table.name])
+                self._launch(one, numbers[id(one.rows)], out)
+                outputs[one.table.name] = out
+        current.wait_event(self.stream.record_event())
+        for out in outputs.values():
+            self._device.hand_over(out, self.stream, current)
+        self._output_bytes.append(sum(out.nbytes for out in outputs.values()))
+        self._peak_output_bytes = max(self._peak_output_bytes, sum(self._output_bytes))
+        return {name: make_bools_proper(out) for name, out in outputs.items()}
+
+    def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return self._copies.ids(ids)
+
+    def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: rows.to(self._device.torch_device) for name, rows in features.items()}
+
+    def close(self) -> None:
+        """See RowMemory.close(). Waits for the kernels."""
+        if self._end.alive:
+            self._end()
+            self.memory = torch.empty(0, dtype=torch.uint8)
+            for of in [self._resident, *self._halves]:
+                for one in of:
+                    one.free()
+            self._row_copies.clear()
+            self._consumed.clear()
+            self._device.trim()
+            self._check_fault()
+
+    def _send(self, arrays: Mapping[int, Rows]) -> dict[int, torch.Tensor]:
+        """Row numbers, copied to the device on the stream: int32[n] each, of the same bits."""
+        total = sum(map(len, arrays.values()))
+        assert total <= self._most_rows, "the minibatch is larger than those that memory is shared out for"
+        there = self._device.empty((total,), torch.int32)
+        if len(self._sent) == SENT:
+            self._sent.popleft().synchronize()
+        first = 4 * self._most_rows * (self._turn % SENT)
+        self._turn += 1
+        staged = self._numbers.bytes[first : first + 4 * total].view(np.uint32)
+        found, at = {}, 0
+        for key, rows in arrays.items():
+            staged[at : at + len(rows)] = rows
+            found[key] = there[at : at + len(rows)]
+            at += len(rows)
+        if total:
+            address = self._numbers.bytes.ctypes.data + first
+            self._device.copy_from_host(self.stream, there, address)
+        self._sent.append(self.stream.record_event())
+        return found
+
+    def _launch(self, one: Wanted, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        (resident, resident_at), (pack, pack_at) = one.holders
+        base = self.memory.data_ptr()
+        self._device.launch(
+            self.stream,
+            _UNIT,
+            "gids_gather_packed",
+            min(-(-len(numbers) // _WARPS), _WAVES * self._device.sm_count),
+            _THREADS,
+            resident.words,
+            resident.ranks,
+            base + resident_at,
+            pack.words,
+            pack.ranks,
+            base + pack_at,
+            numbers,
+            len(numbers),
+            one.table.row_count,
+            one.table.row_bytes,
+            out,
+            *self._row_copies[one.table.name],
+            self._fault.address,
+        )
+
+    def _check_fault(self) -> None:
+        """Raise AssertionError if a kernel that has run found a row in no pack."""
+        fault = int(self._fault.bytes.view(np.uint64)[0])
+        if fault:
+            self._fault.bytes[:] = 0  # raised once
+            raise AssertionError(f"row {fault - 1} of a minibatch is in no pack")
+
+
+class _DeviceSource:
+    """See gids.packs.row_memory.PackSource."""
+
+    def __init__(
+        self,
+        rows: DeviceRows,
+        engine: Engine,
+        priority: _core.Priority,
+        file: int,
+        kvikio: KvikioExtents | None,
+    ) -> None:
+        self._rows, self._engine, self._priority, self._file = rows, engine, priority, file
+        self._kvikio = kvikio
+
+    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
+        before = self._rows.stream.record_event()  # the kernels that read the half's last pack are enqueued
+
+        def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
+            before.synchronize()
+            bad: list[Bad] = []
+            rows, kvikio = self._rows, self._kvikio
+            if kvikio is None or rows.without_kvikio or not kvikio.read(extents, rows.memory, stopped):
+                rows.without_kvikio = kvikio is not None
+                bad = rows.read(self._engine, self._priority, self._file, extents, stopped)
+            return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
+
+        load = DeviceLoad(work)
+        self._rows.loads.add(load)
+        return load
+
+    def close(self) -> None:
+        if self._kvikio is not None:
+            self._kvikio.close()
+
+
+def _release(
+    pid: int,
+    loads: weakref.WeakSet[DeviceLoad],
+    streams: list[Stream],
+    mapped: list[HostArray | HostMapping],
+) -> None:
+    """End the loads, wait for the streams, unmap. A forked child owns none of these."""
+    if os.getpid() != pid:
+        return
+    for load in list(loads):  # when the interpreter ends; else they are closed
+        load.close()
+    try:
+        for stream in streams:
+            stream.synchronize()
+    finally:
+        for one in mapped:
+            one.close()

@@ -1,0 +1,68 @@
+"""HostGather: copies rows out of packs in host memory, by native threads, in the dtype of the features.
+
+Called by HostRows for minibatches, and by RowReader. Knows row sets and addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gids import _core
+from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.packs.spaces import Rows
+from gids.store.dtypes import make_bools_proper
+
+if TYPE_CHECKING:
+    from gids.store import Table
+
+
+class HostGather:
+    """threads: that copy rows. pool_bytes: memory of outputs that is kept for later ones. output_rows: rows
+    that an output has room for, by table."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        threads: int,
+        output_dtype: torch.dtype | None,
+        pool_bytes: int = 0,
+        output_rows: Mapping[str, int] | None = None,
+    ) -> None:
+        self._workers = _core.Workers.create(threads)
+        self._pool = _core.BufferPool.create(pool_bytes)
+        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
+        self._forms = {t.name: row_form(t, output_dtype) for t in tables}
+        self._output_rows = output_rows or {}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that outputs took."""
+        found: int = self._pool.peak_bytes
+        return found
+
+    def gather(
+        self, table: Table, rows: Rows, holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]]
+    ) -> torch.Tensor:
+        """Copy rows of a table from the first of holders that has them: (set, memory, offset of its rows)."""
+        form = self._forms[table.name]
+        room = self._output_rows.get(table.name, 0)
+        flat = self._pool.take(len(rows) * form.out_row_bytes, room * form.out_row_bytes)
+        missing = _core.gather_packed(
+            self._workers,
+            rows,
+            list(holders),
+            row_bytes=table.row_bytes,
+            stored_as=form.stored_as,
+            wanted_as=form.wanted_as,
+            row_values=form.values,
+            scales=form.scales,
+            out=flat.reshape(len(rows), form.out_row_bytes),
+        )
+        if missing:
+            raise AssertionError(f"{missing} rows of '{table.name}' are in no pack")
+        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(len(rows), *table.shape)
+        return make_bools_proper(tensor)

@@ -1,0 +1,173 @@
+"""RowMemory: the memory of resident rows and packs. HostRows is the one on the CPU.
+
+Called by superbatches, which decide what is in memory, and where.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from gids import _core
+from gids.packs.host_gather import HostGather
+from gids.packs.spaces import Rows
+
+if TYPE_CHECKING:
+    from gids.io import Engine
+    from gids.packs.scratch import ScratchFile
+    from gids.store import Table
+
+Bad = tuple[int, int, int]
+"""Bytes [begin, end) of the scratch file that could not be read, and the errno."""
+
+
+class Extent(NamedTuple):
+    """A part of the scratch file, and where it goes in the memory."""
+
+    offset: int
+    at: int
+    nbytes: int
+
+
+class Wanted(NamedTuple):
+    """Rows of a table that a minibatch reads. holders: (row set, where its rows begin in the memory) of the
+    resident rows and of the pack; the sets are those of keep() and load()."""
+
+    table: Table
+    rows: Rows
+    holders: tuple[tuple[Any, int], tuple[Any, int]]
+
+
+class Load(Protocol):
+    """A pack on its way from scratch to memory."""
+
+    def wait(self) -> tuple[list[Any], list[Bad]]:
+        """The row set of each space, and what could not be read. Blocks until the pack is in memory."""
+
+    def close(self) -> None:
+        """Stop it. Idempotent. Blocks for one read at most."""
+
+
+class PackSource(Protocol):
+    """A scratch file, opened to read packs from."""
+
+    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
+        """Begin to read a pack. Does not block. lists: its rows in each space. half: 0 or 1."""
+
+    def close(self) -> None:
+        """Idempotent. The loads are closed."""
+
+
+class RowMemory(ABC):
+    """Attributes: swept: memory that a sweep can write rows to; None if rows come from scratch only. host:
+    copies rows that are in host memory."""
+
+    swept: _core.PackMemory | None
+    host: HostGather
+
+    @property
+    @abstractmethod
+    def peak_output_bytes(self) -> int: ...
+
+    @abstractmethod
+    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
+        """engine: has the scratch file open as its file of this number."""
+
+    @abstractmethod
+    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
+        """Row sets of a pack that was swept to memory."""
+
+    @abstractmethod
+    def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
+        """Row sets of the resident rows."""
+
+    @abstractmethod
+    def discard(self, at: int, nbytes: int) -> None:
+        """Lend these bytes to a sweep until they are written again. Their contents are lost."""
+
+    @abstractmethod
+    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
+        """The rows of a minibatch in the order in which it reads them, by table, ready for torch."""
+
+    def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Ids of a minibatch on the CPU."""
+        return ids
+
+    def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Features that are in host memory, as the loader returns them."""
+        return features
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back. Idempotent. No load and no sweep is going on."""
+
+
+class HostRows(RowMemory):
+    """nbytes: for the resident rows and two packs."""
+
+    swept: _core.PackMemory
+
+    def __init__(self, host: HostGather, nbytes: int) -> None:
+        self.host = host
+        self.swept = _core.PackMemory.create(nbytes)
+
+    @property
+    def peak_output_bytes(self) -> int:
+        return self.host.peak_bytes
+
+    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
+        return _HostSource(engine, priority, file, self.swept)
+
+    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
+        return [of.to_set() for of in lists]
+
+    def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
+        return list(resident)
+
+    def discard(self, at: int, nbytes: int) -> None:
+        self.swept.discard(at, nbytes)
+
+    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
+        return {
+            table.name: self.host.gather(table, rows, [(of, self.swept, at) for of, at in holders])
+            for table, rows, holders in wanted
+        }
+
+    def close(self) -> None:
+        """Features in use keep their memory; the packs' goes with the last reference."""
+
+
+class _HostSource:
+    def __init__(self, engine: Engine, priority: _core.Priority, file: int, memory: _core.PackMemory) -> None:
+        self._engine, self._priority, self._file, self._memory = engine, priority, file, memory
+
+    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
+        reads = [
+            _core.PackRead(self._engine.native, self._priority, self._file, offset, self._memory, at, nbytes)
+            for offset, at, nbytes in extents
+        ]
+        return _HostLoad(reads, extents, lists)
+
+    def close(self) -> None:
+        """Nothing is open beside the engine."""
+
+
+class _HostLoad:
+    def __init__(
+        self, reads: list[_core.PackRead], extents: Sequence[Extent], lists: Sequence[_core.RowList]
+    ) -> None:
+        self._reads, self._extents, self._lists = reads, extents, lists
+
+    def wait(self) -> tuple[list[Any], list[Bad]]:
+        bad = [
+            (extent.offset + begin, extent.offset + end, code)
+            for read, extent in zip(self._reads, self._extents, strict=True)
+            for begin, end, code in read.wait()
+        ]
+        return [of.to_set() for of in self._lists], bad
+
+    def close(self) -> None:
+        self._reads.clear()  # the end of a PackRead cancels it

@@ -1,0 +1,583 @@
+"""Packs in device memory: minibatches and rows of random reads, in whatever order streams run."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import late_device
+import numpy as np
+import pytest
+import torch
+from datasets import random_in_edges, same_bits
+from emulator import EmulatedDevice
+from late_device import LateDevice, LateStream
+from packs_example import (
+    PAPERS,
+    assert_same,
+    cut_small,
+    open_loader,
+    scratch_files,
+    wait_until_all_has_ended,
+)
+from packs_example import open_source as open_on_host
+from test_packed_tables import random_minibatches
+from test_packed_tables import write as write_random_tables
+from test_packs_on_a_bad_disk import check_error, faulty, minibatches, needs, place, random_pages, results
+
+import gids
+from gids import _core
+from gids.cuda.device import Device, MadeOn
+from gids.errors import MemoryBudgetError, StorageError
+from gids.io import open_engine
+from gids.io.device.pinned_reader import PinnedExtentReader
+from gids.loader import packed
+from gids.loader.sampled_ahead import SampledAhead
+from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
+from gids.packs.device_loads import KvikioExtents
+from gids.packs.row_memory import Extent, Wanted
+from gids.packs.scratch import ScratchFile
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
+
+Ids = dict[str, torch.Tensor]
+CUTS: list[dict[str, Any]] = [
+    {"pack_bytes": 2_000_000},
+    {"pack_bytes": 2_500_000, "minibatches": 5},
+    {"pack_bytes": 2_000_000, "packs": 2},
+]
+
+
+@pytest.fixture
+def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
+    """What device="cuda" opens in the test."""
+    cuda_is(device)
+    return device
+
+
+@pytest.fixture(scope="module")
+def rows(path: Path) -> Ids:
+    """Every row of the dataset."""
+    store = FeatureStore(path)
+    found = {name: t.read_rows(range(t.row_count)) for name, t in store.tables.items()}
+    store.close()
+    return found
+
+
+def open_source(
+    path: Path, reads: str = "pack", memory: int = 16 << 20, device_memory: int = 16 << 20, **options: Any
+) -> gids.Source:
+    return open_on_host(path, reads, memory, device_memory=device_memory, staging=1 << 20, **options)
+
+
+def loads_that_run() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("gids-pack-load")]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_minibatches_and_rows_are_those_of_random_reads_on_the_cpu(
+    on: Device, path: Path, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        random = open_loader(source)
+        expected = [list(random) for _ in range(2)]
+    cut_small(monkeypatch, **cut)
+    with open_source(path, check_crc=True) as source:
+        loader = open_loader(source, device="cuda")
+        for epoch in expected:
+            for a, b in zip(epoch, loader, strict=True):
+                assert_same(a, b)
+        stats = loader.stats()["packs"]
+        assert stats["minibatches"] == 2 * len(loader)
+        assert stats["packs"] > 4
+        assert all(choice["way"] == "pack" for choice in stats["choices"])
+        assert stats["choices"][0]["resident_rows"] > 0
+    assert not scratch_files(path)
+    assert not loads_that_run()
+
+
+def test_a_homogeneous_graph_and_converted_features(
+    on: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(1500, 20))
+        writer.write_table("node", "paper", "text", torch.randn(1500, 33), dtype=torch.int8, scale="row")
+        writer.write_graph(("paper", "cites", "paper"), *random_in_edges(1500, 1500, 1), num_src=1500)
+    cut_small(monkeypatch, pack_bytes=120_000, minibatches=4)
+    for dtype in (None, torch.float16, torch.bfloat16):
+        options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "dtype": dtype}
+        with open_source(path, "random") as random, open_source(path) as source:
+            one = gids.NodeLoader(random, torch.arange(0, 1500, 10), [3, 3], **options)
+            other = gids.NodeLoader(source, torch.arange(0, 1500, 10), [3, 3], device="cuda", **options)
+            for a, b in zip(one, other, strict=True):
+                assert_same(a, b)
+            assert other.stats()["packs"]["minibatches"] == len(other)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_those_of_the_table_whatever_runs_late(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    """Every dtype and order, ids that are sampled on a stream, training that lags."""
+    rng = np.random.default_rng(seed)
+    counts = {"paper": int(rng.integers(300, 1500)), "author": int(rng.integers(1, 300)), "one": 1}
+    path = tmp_path / "a.gids"
+    write_random_tables(path, rng, counts, random_in_edges(counts["paper"], counts["paper"], seed))
+    if rng.random() < 0.8:
+        few = int(rng.integers(1, 12))
+        cut_small(monkeypatch, minibatches=few, packs=int(rng.integers(1, 4)), pack_bytes=8 << 20)
+    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
+    device = LateDevice(seed)
+    cuda_is(device)
+    sampling, training = device.new_stream(), device.new_stream()
+    training.slow = bool(rng.integers(2))
+    on_training = seed % 2 == 1  # ids are made there, and not on a stream of their own
+    scratch_bytes = int(rng.integers(1 << 20, 1 << 28))
+    with open_source(path, "pack", 64 << 20, 64 << 20, scratch_bytes=scratch_bytes) as source:
+        chosen = list(source.store.tables.values())
+        dtype = [None, torch.float32, torch.bfloat16][rng.integers(3)]
+        if dtype is not None:
+            chosen = [t for t in chosen if t.dtype.is_floating_point and t.dtype.itemsize < 8] or chosen[:1]
+        loader = gids.FeatureLoader(source, chosen, dtype=dtype, device="cuda")
+        tables = {t.name: t for t in loader.tables}
+        expected = {}
+        for name, t in tables.items():
+            table_rows = t.read_rows(range(t.row_count))
+            converts = dtype is not None and t.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            expected[name] = table_rows.to(dtype) if converts else table_rows
+        for _ in range(2):
+            batches = random_minibatches(rng, {name: t.row_count for name, t in tables.items()})
+            trained: list[Ids] = []
+            with device.use(training):
+                made_on = None if on_training else sampling
+                ids_of = partial(sampled_late, on=training if on_training else sampling, made_on=made_on)
+                stream = loader.attach(batches, ids_of, count=len(batches))
+                for _, features in stream:
+                    trained.append({name: copied_late(rows, on=training) for name, rows in features.items()})
+                del features
+                training.synchronize()
+            for asked, features in zip(batches, trained, strict=True):
+                check(features, asked, expected)
+        assert loader.stats()["packs"]["minibatches"] > 0
+    device.close()
+    assert not device.mapped
+
+
+def sampled_late(ids: Ids, on: LateStream, made_on: LateStream | None) -> Ids:
+    """Ids that are there when the stream has done its work."""
+    copies = {name: copied_late(of_table, on) for name, of_table in ids.items()}
+    return copies if made_on is None else MadeOn(copies, made_on)
+
+
+def copied_late(tensor: torch.Tensor, on: LateStream) -> torch.Tensor:
+    """A copy that the stream makes later, whether or not the tensor is released before."""
+    copy = torch.zeros_like(tensor)
+    on.put(partial(copy_bytes, copy, tensor.data_ptr()))
+    return copy
+
+
+def copy_bytes(to: torch.Tensor, source: int) -> None:
+    ctypes.memmove(to.data_ptr(), source, to.nbytes)
+
+
+def check(features: Ids, asked: Ids, expected: Ids) -> None:
+    assert features.keys() == asked.keys()
+    for name, ids in asked.items():
+        assert same_bits(features[name], expected[name][ids]), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_minibatches_that_are_sampled_on_the_device(
+    path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    """They are kept in the spool, or sampled again."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(SampledAhead, "_keeps", lambda *_: bool(rng.integers(2)))
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=6)
+    device = LateDevice(seed)
+    cuda_is(device)
+    training = device.new_stream()
+    with open_source(path) as source:
+        loader = open_loader(source, device="cuda")
+        with device.use(training):
+            for a, b in zip(expected, loader, strict=True):
+                training.put(lambda: None)
+                training.synchronize()
+                assert_same(a, b)
+        assert loader.stats()["packs"]["minibatches"] == len(expected)
+    device.close()
+    assert not device.mapped
+
+
+def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000)
+    for stop, first, second in ((1, "cuda", "cuda"), (7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
+        with open_source(path) as source:
+            loader = open_loader(source, device=first)
+            epoch = iter(loader)
+            for _ in range(stop):
+                next(epoch)
+            state = loader.state_dict()
+            epoch.close()
+        with open_source(path) as source:
+            resumed = open_loader(source, device=second)
+            resumed.load_state_dict(state)
+            for a, b in zip(expected[stop:], resumed, strict=True):
+                assert_same(a, b)
+
+
+def test_both_memories_hold(path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Any) -> None:
+    """Training lags, so that outputs are held as long as possible."""
+    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
+    host_bytes, device_bytes = 10 << 20, 3 << 20
+    device = LateDevice(0, lazy=1.0, total_bytes=1 << 30)
+    cuda_is(device)
+    training = device.new_stream()
+    training.slow = True
+    with open_source(path, "pack", host_bytes, device_bytes) as source:
+        batches = minibatches(source.store, 40, np.random.default_rng(2))
+        loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
+        with device.use(training):
+            for _minibatch, _features in loader.attach(batches, lambda ids: ids, count=len(batches)):
+                training.put(lambda: None)
+            memory = loader.stats()["memory"]
+            del _features
+        assert loader.stats()["packs"]["minibatches"] == len(batches)
+        there = {purpose: n for purpose, n in memory.items() if purpose in on_device.ON_DEVICE}
+        assert 1 << 20 < there["packs"] < device.memory.peak_bytes <= sum(there.values())
+        assert sum(there.values()) <= device_bytes
+        assert sum(memory.values()) - sum(there.values()) <= host_bytes
+        mapped = sum(device.mapped.values())
+        assert memory["staging"] <= mapped <= memory["staging"] + 3 * 4096
+    device.close()
+    assert not device.mapped
+    assert device.memory.tensor_bytes == 0
+
+
+@pytest.mark.parametrize(("memory", "device_memory"), [(4 << 20, 16 << 20), (16 << 20, 1 << 20)])
+def test_too_little_of_either_memory_says_so(
+    path: Path, memory: int, device_memory: int, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(EmulatedDevice())
+    with (
+        open_source(path, "pack", memory, device_memory) as source,
+        pytest.raises(MemoryBudgetError, match=rf"memory={memory} .*, or device_memory={device_memory} "),
+    ):
+        list(open_loader(source, device="cuda", batch_size=1334))
+
+
+def test_sweep_is_refused_and_auto_reads_at_random(
+    path: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda_is(EmulatedDevice())
+    with (
+        open_source(path, "sweep") as source,
+        pytest.raises(ValueError, match="reads='sweep' needs device='cpu': use reads='pack'"),
+    ):
+        open_loader(source, device="cuda")
+    with open_source(path, "auto", device_memory=4 << 20) as source:
+        loader = open_loader(source, device="cuda")
+        next(iter(loader))
+        assert loader.stats()["packs"]["minibatches"] == 0
+        assert "queue" in loader.stats()["memory"]
+
+
+@pytest.mark.parametrize("cut", [{}, {"minibatches": 6}, {"packs": 2}], ids=str)
+def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
+    on: Device, path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(3)
+    cut_small(monkeypatch, pack_bytes=1_500_000, **cut)
+    with open_source(path) as source:
+        bad = random_pages(source.store, rng) | {("paper.text", 0)}
+        places = [place(source.store, *page) for page in bad]
+        faulty(
+            monkeypatch,
+            lambda _, paths: [(paths.index(shard), at + 3, errno.EIO, 1 << 30) for shard, at in places],
+        )
+        batches = minibatches(source.store, 30, rng)
+        loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
+        failed = 0
+        for batch, error in zip(batches, results(loader, batches, rows), strict=True):
+            needed = needs(source.store, batch)
+            if error is not None:
+                check_error(source.store, error, needed, bad, errno.EIO)
+                failed += 1
+            else:
+                assert not needed & bad
+        assert failed
+        places.clear()
+        assert all(error is None for error in results(loader, batches, rows))  # the next epoch
+
+
+@pytest.mark.parametrize("where", ["resident", "pack"])
+def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
+    on: Device, path: Path, rows: Ids, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_small(monkeypatch, pack_bytes=900_000)
+    lost: list[int] = []
+    resident_bytes: list[int] = []
+    prepare = Superbatch.prepare
+
+    def prepared(superbatch: Superbatch) -> None:
+        lost.append(10 if where == "resident" else superbatch._packs[1].at + 10)
+        resident_bytes.append(superbatch._resident_nbytes)
+        prepare(superbatch)
+
+    monkeypatch.setattr(Superbatch, "prepare", prepared)
+    faulty(monkeypatch, lambda i, files: [(len(files) - 1, lost[-1], errno.EIO, 1 << 30)] if i == 0 else [])
+    with open_source(path) as source:
+        batches = minibatches(source.store, 30, np.random.default_rng(6))
+        loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
+        errors = list(results(loader, batches, rows))
+        failed = [i for i, error in enumerate(errors) if error is not None]
+        assert failed
+        if where == "pack":  # of one pack only
+            assert failed[-1] - failed[0] < len(batches) // 2
+        for i in failed:
+            error = errors[i]
+            assert error is not None
+            assert error.errno == errno.EIO
+            assert Path(error.filename or "") == source.store.table("paper.feat").shard_paths[0].parent
+            assert error.offset is not None
+            assert error.offset <= lost[0]
+            assert (error.offset < resident_bytes[0]) == (where == "resident")
+        assert not any(results(loader, batches, rows))  # the next epoch
+
+
+@pytest.mark.parametrize("method", ["prepare", "begin"])
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_full_disk_goes_on_by_random_reads(
+    path: Path,
+    method: str,
+    turn: int,
+    cuda_is: Callable[[Device], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
+    original, calls = getattr(Superbatch, method), 0
+
+    def failing(self: Superbatch, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= turn:
+            raise StorageError(errno.ENOSPC, "no room", "somewhere")
+        original(self, *args)
+
+    monkeypatch.setattr(Superbatch, method, failing)
+    device = LateDevice(turn)
+    cuda_is(device)
+    training = device.new_stream()
+    with open_source(path, device_memory=6 << 20) as source:
+        loader = open_loader(source, device="cuda")
+        with device.use(training):
+            for a, b in zip(expected, loader, strict=True):
+                training.put(lambda: None)
+                training.synchronize()
+                assert_same(a, b)
+        assert loader.stats()["packs"]["superbatches"] == turn - 1
+        assert "queue" in loader.stats()["memory"]
+    assert sum(r.levelname == "WARNING" for r in caplog.records) == 1
+    device.close()
+    assert not scratch_files(path)
+    assert device.memory.peak_bytes < 8 << 20  # the cache came after the packs had gone; and the topology
+
+
+def test_validation_in_mid_epoch(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def validation(source: gids.Source, device: str) -> gids.NodeLoader:
+        seeds = {"paper": torch.arange(1, PAPERS, 9)}
+        tables = list(source.store.tables)
+        return gids.NodeLoader(source, seeds, [3, 2], tables=tables, batch_size=40, device=device)
+
+    with open_source(path, "random") as source:
+        expected, other = list(open_loader(source)), validation(source, "cpu")
+        validated = [list(other) for _ in range(2)]
+    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
+    with open_source(path, check_crc=True) as source:
+        loader, other = open_loader(source, device="cuda"), validation(source, "cuda")
+        for step, (a, b) in enumerate(zip(expected, loader, strict=True)):
+            assert_same(a, b)
+            if step == 6:
+                for one, another in zip(validated[0], other, strict=True):
+                    assert_same(one, another)
+        for one, another in zip(validated[1], other, strict=True):  # now with packs of its own
+            assert_same(one, another)
+        assert other.stats()["packs"]["minibatches"] == len(expected) + len(other)
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "exception", "loader", "source"])
+def test_a_packed_epoch_may_end_at_any_moment(
+    on: Device, path: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_small(monkeypatch, pack_bytes=2_000_000)
+    source = open_source(path, scratch=tmp_path)
+    for stop in (1, 2, 6) if how in ("close", "drop", "exception") else (6,):
+        loader = open_loader(source, device="cuda")
+        epoch = iter(loader)
+        for _ in range(stop):
+            next(epoch)
+        assert scratch_files(tmp_path)
+        if how == "close":
+            epoch.close()
+        elif how == "drop":
+            del epoch
+        elif how == "exception":
+            with pytest.raises(RuntimeError, match="the model failed"):
+                train(epoch)
+            del epoch
+        elif how == "loader":
+            loader.close()
+        else:
+            source.close()
+        gc.collect()
+        wait_until_all_has_ended(tmp_path)
+        assert not loads_that_run()
+    source.close()
+
+
+def train(epoch: object) -> None:
+    """Fails. The caller has the only reference to the epoch."""
+    raise RuntimeError("the model failed")
+
+
+def test_closing_does_not_wait_for_a_long_load(
+    path: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = EmulatedDevice()
+    cuda_is(device)
+    cut_small(monkeypatch, pack_bytes=2_000_000)
+    read, slow = _core.PackRead, threading.Event()
+
+    class Slow:
+        """A read that takes 0.2 s."""
+
+        def __init__(self, *args: Any) -> None:
+            self._read = read(*args)
+
+        def wait(self) -> list[tuple[int, int, int]]:
+            if slow.is_set():
+                time.sleep(0.2)
+            return self._read.wait()
+
+    monkeypatch.setattr(_core, "PackRead", Slow)
+    monkeypatch.setattr(on_device, "_LEAST_STAGING", 64 << 10)  # a pack takes 20 reads or more
+    monkeypatch.setattr(on_device, "_STAGING_SHARE", 1 << 10)
+    with open_source(path) as source:
+        loader = open_loader(source, device="cuda")
+        epoch = iter(loader)
+        next(epoch)
+        slow.set()
+        while not loads_that_run():
+            next(epoch)  # until the next pack is being read
+        begun = time.monotonic()
+        epoch.close()
+        assert time.monotonic() - begun < 1
+        assert not loads_that_run()
+    assert not device.mapped
+
+
+@pytest.mark.parametrize("fails_at", [None, 0, 3])
+def test_packs_that_kvikio_reads(
+    on: Device,
+    path: Path,
+    fails_at: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In place of kvikio another reader of extents, which fails at a time: then staging does the rest."""
+    caplog.set_level("INFO", "gids")
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000)
+    monkeypatch.setattr(device_loads, "_KVIKIO_BYTES", 1 << 18)
+    done: list[int] = []
+    staged: list[int] = []
+    read = device_rows.DeviceRows.read
+
+    def by_staging(self: device_rows.DeviceRows, *args: Any) -> Any:
+        staged.append(sum(extent.nbytes for extent in args[3]))
+        return read(self, *args)
+
+    monkeypatch.setattr(device_rows.DeviceRows, "read", by_staging)
+
+    class Reader(PinnedExtentReader):
+        def read(self, files: Any, offsets: Any, lengths: Any, out: torch.Tensor, out_offsets: Any) -> None:
+            if len(done) == fails_at:
+                raise StorageError(errno.EIO, "kvikio cannot read it", "scratch", 7)
+            super().read(files, offsets, lengths, out, out_offsets)
+            done.append(int(lengths.sum()))
+
+        def close(self) -> None:
+            super().close()
+            self._engine.close()
+
+    def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents:
+        engine = open_engine([scratch.path], direct=scratch.direct, max_read_bytes=1 << 20)
+        return KvikioExtents(device, Reader(device, engine, [scratch.path]), priority)
+
+    monkeypatch.setattr(device_rows, "open_kvikio", opened)
+    with open_source(path) as source:
+        loader = open_loader(source, device="cuda")
+        for a, b in zip(expected, loader, strict=True):
+            assert_same(a, b)
+    told = [r for r in caplog.records if "reading packs through pinned memory" in r.getMessage()]
+    if fails_at is None:
+        assert len(done) > 5
+        assert not told
+        assert staged == []
+    else:
+        assert len(done) == fails_at
+        assert len(told) == 1
+        assert sum(staged) > 0
+    assert not scratch_files(path)
+
+
+def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch, pack_bytes=1_500_000)
+    monkeypatch.setattr(packed, "EARLY", 2)
+    found: list[RowMemory] = []
+    make = device_rows.DeviceRows.__init__
+
+    def noted(self: device_rows.DeviceRows, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        found.append(self)
+
+    monkeypatch.setattr(device_rows.DeviceRows, "__init__", noted)
+    with open_source(path) as source:
+        batches = [{"paper.feat": torch.arange(i, i + 50)} for i in range(10)]
+        loader = gids.FeatureLoader(source, ["paper.feat"], device="cuda")
+        stream = loader.attach(batches, lambda ids: ids, count=10)
+        next(stream)
+        [rows] = found
+        assert isinstance(rows, device_rows.DeviceRows)
+        sets = (rows._resident[0], rows._halves[0][0])
+        wanted = Wanted(loader.tables[0], np.array([3000], np.uint32), ((sets[0], 0), (sets[1], 0)))
+        rows.gather([wanted])
+        rows.stream.synchronize()
+        with pytest.raises(AssertionError, match="row 3000 of a minibatch is in no pack"):
+            next(stream)
+
+
+def test_pieces_cover_extents() -> None:
+    extents = [Extent(0, 4096, 10), Extent(100, 0, 0), Extent(50, 7, 25)]
+    assert list(device_loads._pieces(extents, 10)) == [
+        Extent(0, 4096, 10),
+        Extent(50, 7, 10),
+        Extent(60, 17, 10),
+        Extent(70, 27, 5),
+    ]
