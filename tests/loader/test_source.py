@@ -130,7 +130,7 @@ def test_an_option_of_open_given_to_a_loader_says_where_it_belongs(path: Path, c
     [
         ("bach_size", "did you mean 'batch_size'?"),
         ("windw", "did you mean 'window' of gids.open()?"),
-        ("xyzzy", "has no argument 'xyzzy' (it has source, seeds, sampler, tables, "),
+        ("xyzzy", "has no argument 'xyzzy' (it has source, seeds, sampler, time, strategy, tables, "),
     ],
 )
 def test_a_misspelled_name_gets_a_suggestion(path: Path, name: str, suggestion: str) -> None:
