@@ -105,7 +105,8 @@ class Work:
         packs = times * len(cut)
         if way == "sweep":
             swept_s = times * sum(sweep_seconds(self.spaces, rows, self.rates) for _, rows in cut)
-            return max(swept_s, self.consumer_s)
+            resident_s = sweep_seconds(self.spaces, list(map(len, trial.resident.rows)), self.rates)
+            return max(swept_s + resident_s, self.consumer_s)
         of_packs = [sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
         packed = times * sum(n * space.row_bytes for n, space in zip(of_packs, self.spaces, strict=True))
         lists = times * sum(
