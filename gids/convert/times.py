@@ -1,6 +1,6 @@
 """Recognises the times of nodes and edges among the arrays of a source. Called by the readers and run.py.
 
-Times are tables too, so that models can read them. What sorts the edges is here.
+Times stay tables, so that models can read them. This module copies them to sort the edges.
 """
 
 from __future__ import annotations

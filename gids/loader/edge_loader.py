@@ -59,10 +59,9 @@ class EdgeLoader(EpochLoader):
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
         time: the time of each seed edge, int64[n]; negatives have that of their edge. Minibatches are then
-        temporal,
-            as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the dataset has
-            times of them. False: not temporal. An edge of the same time as the seed edge, also the seed edge
-            itself, is not later: give times less 1, or exclude, to leave it out.
+            temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the
+            dataset has times of them. False: not temporal. An edge of the same time as the seed edge, also
+            the seed edge itself, is not later: give times less 1, or exclude, to leave it out.
         strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default

@@ -34,9 +34,8 @@ class NodeLoader(EpochLoader):
             and makes minibatches of tensors; a dictionary makes minibatches of dictionaries.
         sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
         time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal: a
-        seed has
-            a tree of its own without edges that are later than the seed. Fanouts draw by the times of edges,
-            if the dataset has them, else by those of nodes; a sampler needs ``temporal``.
+            seed has a tree of its own without edges that are later than the seed. Fanouts draw by the times
+            of edges, if the dataset has them, else by those of nodes; a sampler needs ``temporal``.
         strategy: with fanouts and time: "uniform" (default), or "last" for the latest neighbours.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
             nodes, such as ``other.table("paper.text")``; or a mapping from feature names to these. None: all

@@ -63,7 +63,7 @@ class DevicePackBudget(PackBudget):
     device_bytes: int
 
     def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
-        """See PackBudget.needed(). Of both memories, without row lists and write buffers."""
+        """Bytes by purpose in both memories, without packs, row lists and write buffers."""
         purposes = super().needed(rows, minibatch_bytes, overlap)
         purposes.pop("write buffers", None)
         numbers = 4 * numbers_of(self.spaces, rows)
@@ -103,9 +103,9 @@ class DevicePackBudget(PackBudget):
 
 
 class HostCopies:
-    """Copies what was sampled on a device to the host, on a stream that does not wait for training.
+    """Copies what was sampled on a device to the host.
 
-    Unless the minibatch was made on torch's current stream, like training.
+    Its stream waits for training only if the minibatch was made on torch's current stream, as training is.
     """
 
     def __init__(self, device: Device) -> None:

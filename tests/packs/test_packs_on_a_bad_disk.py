@@ -74,15 +74,6 @@ def results(loader: gids.FeatureLoader, batches: list[Ids], rows: Ids) -> Iterat
         next(stream)
 
 
-@pytest.fixture(scope="module")
-def rows(path: Path) -> Ids:
-    """Every row of the undamaged dataset."""
-    store = FeatureStore(path)
-    found = {name: t.read_rows(range(t.row_count)) for name, t in store.tables.items()}
-    store.close()
-    return found
-
-
 def faulty(monkeypatch: pytest.MonkeyPatch, faults_of: Callable[[int, list[str]], list[Fault]]) -> None:
     """Inject faults into the engines of superbatches. faults_of: (number of the engine, its files)."""
     original, opened = superbatch.open_engine, 0

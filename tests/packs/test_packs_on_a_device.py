@@ -44,7 +44,6 @@ from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_devi
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.row_memory import Extent, Wanted
 from gids.packs.scratch import ScratchFile
-from gids.store import FeatureStore
 from gids.write import DatasetWriter
 
 Ids = dict[str, torch.Tensor]
@@ -62,15 +61,6 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
     return device
 
 
-@pytest.fixture(scope="module")
-def rows(path: Path) -> Ids:
-    """Every row of the dataset."""
-    store = FeatureStore(path)
-    found = {name: t.read_rows(range(t.row_count)) for name, t in store.tables.items()}
-    store.close()
-    return found
-
-
 def open_source(
     path: Path, reads: str = "pack", memory: int = 16 << 20, device_memory: int = 16 << 20, **options: Any
 ) -> gids.Source:
@@ -79,6 +69,16 @@ def open_source(
 
 def loads_that_run() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("gids-pack-load")]
+
+
+def check_beside_training(device: LateDevice, expected: list[Any], loader: gids.NodeLoader) -> None:
+    """An epoch's minibatches are these, while a stream of training is current."""
+    training = device.new_stream()
+    with device.use(training):
+        for a, b in zip(expected, loader, strict=True):
+            training.put(lambda: None)
+            training.synchronize()
+            assert_same(a, b)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -206,14 +206,9 @@ def test_minibatches_that_are_sampled_on_the_device(
     cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=6)
     device = LateDevice(seed)
     cuda_is(device)
-    training = device.new_stream()
     with open_source(path) as source:
         loader = open_loader(source, device="cuda")
-        with device.use(training):
-            for a, b in zip(expected, loader, strict=True):
-                training.put(lambda: None)
-                training.synchronize()
-                assert_same(a, b)
+        check_beside_training(device, expected, loader)
         assert loader.stats()["packs"]["minibatches"] == len(expected)
     device.close()
     assert not device.mapped
@@ -382,14 +377,9 @@ def test_a_full_disk_goes_on_by_random_reads(
     monkeypatch.setattr(Superbatch, method, failing)
     device = LateDevice(turn)
     cuda_is(device)
-    training = device.new_stream()
     with open_source(path, device_memory=6 << 20) as source:
         loader = open_loader(source, device="cuda")
-        with device.use(training):
-            for a, b in zip(expected, loader, strict=True):
-                training.put(lambda: None)
-                training.synchronize()
-                assert_same(a, b)
+        check_beside_training(device, expected, loader)
         assert loader.stats()["packs"]["superbatches"] == turn - 1
         assert "queue" in loader.stats()["memory"]
     assert sum(r.levelname == "WARNING" for r in caplog.records) == 1

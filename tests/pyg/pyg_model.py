@@ -120,6 +120,16 @@ def stores(data: Data | HeteroData) -> dict[Any, Any]:
     return {**dict(data.node_items()), **dict(data.edge_items())}
 
 
+def assert_part_of(batch: HeteroData, several: HeteroData) -> None:
+    """A minibatch has the features of its nodes, and edges of the whole graph."""
+    for ntype in ("paper", "author"):
+        assert torch.equal(batch[ntype].x, several[ntype].x[batch[ntype].n_id])
+    for relation in (CITES, WRITES, WRITTEN):
+        row, col = batch[relation].edge_index
+        ends = torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
+        assert torch.equal(ends, several[relation].edge_index[:, batch[relation].e_id])
+
+
 def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
     """The same attributes with the same values."""
     assert type(ours) is type(theirs)

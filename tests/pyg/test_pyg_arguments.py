@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_same
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_part_of, assert_same
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader, NodeLoader, ZipLoader
@@ -394,12 +394,7 @@ def test_other_peoples_stores_are_a_source(several: HeteroData, one: Data) -> No
     stores = features, graphs
     loader = gids.pyg.NeighborLoader(stores, [-1, 2], "author", batch_size=50, weight_attr="w")
     for batch in loader:
-        for ntype in ("paper", "author"):
-            assert torch.equal(batch[ntype].x, several[ntype].x[batch[ntype].n_id])
-        for relation in (CITES, WRITES, WRITTEN):
-            row, col = batch[relation].edge_index
-            ends = torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
-            assert torch.equal(ends, several[relation].edge_index[:, batch[relation].e_id])
+        assert_part_of(batch, several)
     links = gids.pyg.LinkNeighborLoader(
         stores, [2], (WRITES, several[WRITES].edge_index[:, :9]), batch_size=9
     )

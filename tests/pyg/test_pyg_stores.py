@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_part_of
 from torch_geometric.data import Data, HeteroData, TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 from torch_geometric.loader import LinkLoader, NodeLoader
@@ -130,12 +130,7 @@ def test_pygs_node_loader_runs_on_stores_of_several_types(several: HeteroData, s
     data = both(several_path)
     sampler = gids.pyg.NeighborSampler(data, [4, 3])
     for batch in NodeLoader(data, sampler, input_nodes="author", batch_size=60):
-        for ntype in ("paper", "author"):
-            assert torch.equal(batch[ntype].x, several[ntype].x[batch[ntype].n_id])
-        for relation in (CITES, WRITES, WRITTEN):
-            row, col = batch[relation].edge_index
-            ends = torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
-            assert torch.equal(ends, several[relation].edge_index[:, batch[relation].e_id])
+        assert_part_of(batch, several)
 
 
 def test_pygs_link_loader_runs_on_the_sampler(one: Data, several: HeteroData) -> None:

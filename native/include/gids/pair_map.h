@@ -1,7 +1,7 @@
-// id_map.h for nodes of trees: a map from (tree, node id) to where the pair first appears. Open addressing, two 64-bit
-// words per slot (the key, and the least position noted), any number of threads at once. What it holds after all have
-// noted their keys depends neither on their order nor on their number. Shared by the host and the CUDA kernels; owning a
-// table and filling it with ones is the caller's.
+// A map from (tree, node id) to the position where the pair first appears: id_map.h for nodes of trees. It uses open
+// addressing. A slot has two 64-bit words: the key, and the least position noted. Any number of threads may note keys at
+// once; the result does not depend on their order or number. The host and the CUDA kernels share this header. The caller
+// owns the table and fills it with ones.
 #pragma once
 
 #include "gids/id_map.h"
