@@ -400,6 +400,7 @@ class HostSampler:
         seeds: list[list[NDArray[np.int64]]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
+        only: int | None,
         replace: bool,
         weights: list[NDArray[np.float32] | None],
         dependency: tuple[int, bool],
@@ -411,8 +412,8 @@ class HostSampler:
         induced: bool,
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
-        first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge;
-        dependency: (kappa, nested), where kappa 0 is infinite; near: by relation, a bit for each source whose
+        first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds as
+        its nodes, and leave node ids in indices; weights: by relation, of each edge; dependency: (kappa, nested), where kappa 0 is infinite; near: by relation, a bit for each source whose
         edges weigh `factor` times, the lowest bit of a byte first.
 
         trees: by minibatch (the tree of each seed by node type, tags, times), or empty; times: by relation
@@ -427,6 +428,7 @@ class HostSampler:
         seeds: list[list[NDArray[np.int64]]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
+        only: int | None,
         importance_sampling: int,
         fixed_count: bool,
         layer_dependency: bool,
@@ -439,6 +441,7 @@ class HostSampler:
         seeds: list[list[NDArray[np.int64]]],
         sizes: list[list[int]],
         numbers: tuple[int, int, int],
+        only: int | None,
         poisson: bool,
     ) -> list[_Sampled]:
         """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
@@ -448,6 +451,7 @@ class HostSampler:
         seeds: list[list[NDArray[np.int64]]],
         counts: list[list[int]],
         numbers: tuple[int, int, int],
+        only: int | None,
         path: list[int],
         walks: int,
         length: int,
@@ -465,6 +469,23 @@ class HostSampler:
     @property
     def idle_bytes(self) -> int:
         """Of buffers for minibatches to come."""
+
+class FoundNodes:
+    """The nodes of a minibatch by type, while its edges come from several samplers."""
+
+    def __init__(
+        self,
+        threads: int,
+        seeds: list[NDArray[np.int64]],
+        trees: list[NDArray[np.int64]] | None = None,
+    ) -> None: ...
+    def relabel(self, type: int, ids: NDArray[np.int64], trees: NDArray[np.uint32] | None = None) -> None:
+        """Replace ids by local ids, in place; new nodes get the next ones, in order of appearance."""
+    def size(self, type: int) -> int: ...
+    def nodes(self, type: int) -> NDArray[np.int64]:
+        """A copy, in order of first appearance."""
+    def trees(self, type: int) -> NDArray[np.uint32]:
+        """The tree of each node, a copy."""
 
 def tree_tags(
     node_type: int, roots: NDArray[np.int64], times: NDArray[np.int64], out: NDArray[np.uint32]

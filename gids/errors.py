@@ -36,6 +36,11 @@ class MissingError(KeyError):
         return str(self.args[0])
 
 
+class RankError(RuntimeError):
+    """Another rank ended, does not answer, or failed. The message names it. Raised on every rank that waits
+    for it."""
+
+
 class NoDeviceError(RuntimeError):
     """No CUDA device is usable. The message gives the reason and what to do."""
 

@@ -23,7 +23,7 @@ from gids import cuda
 from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.ranks import EpochSeeds, find_ranks
+from gids.loader.ranks import EpochSeeds
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
@@ -32,7 +32,7 @@ from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
 from gids.sampler.neighbor import Strategy
 from gids.sampler.time_order import By
-from gids.store import Table, graphs_of
+from gids.store import Table
 
 log = logging.getLogger("gids")
 
@@ -87,9 +87,9 @@ class EpochLoader(Closing, ABC):
         )
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
-        self._ranks = find_ranks(rank, world_size)
+        self._ranks = self.source.ranks(rank, world_size)
         self.epoch = 0
-        self._graphs = graphs_of(self.store)
+        self._graphs = self.source.graphs()
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # its position, if it is the next epoch
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
@@ -224,6 +224,7 @@ class EpochLoader(Closing, ABC):
                 self.tables,
                 self._stream,
                 at_once,
+                self.source.sample_steps,
             )
         )
         stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]] = ((m, {}) for m in sampling)
@@ -249,6 +250,8 @@ class EpochLoader(Closing, ABC):
         Two per thread, so that no thread idles for long; at most half a window, because minibatches that wait
         to enter it take memory.
         """
+        if self.source.bulk is not None:
+            return self.source.bulk
         sampler = self._host_sampler
         if sampler is None or sampler.threads == 1:
             return 1

@@ -80,7 +80,7 @@ class Epoch:
     """The plan of an epoch's sampling, for all kinds of loaders.
 
     steps: the steps to sample. seed: of the random numbers. tables: the tables whose rows minibatches read.
-    at_once: returns the number of minibatches to sample in the next call.
+    at_once: returns the number of minibatches to sample in the next call. sample: samples them.
     """
 
     number: int
@@ -92,6 +92,7 @@ class Epoch:
     tables: Mapping[str, Table]
     stream: SampleStream
     at_once: Callable[[], int]
+    sample: Callable[..., list[Minibatch]]
 
 
 class EpochSampling(ABC):
@@ -112,7 +113,7 @@ class EpochSampling(ABC):
         """The minibatches of successive steps."""
         of, drawn = self.epoch, [self.draw(step) for step in steps]
         seeds = [of_step for of_step, _ in drawn]
-        sampled = sample_steps(
+        sampled = of.sample(
             of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
         )
         return [complete(minibatch) for minibatch, (_, complete) in zip(sampled, drawn, strict=True)]

@@ -18,10 +18,14 @@ from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
 from gids.loader.options import Options, Reads
+from gids.loader.ranks import Ranks, find_ranks
+from gids.loader.sampling import sample_steps
 from gids.loader.tables import Tables, chosen_tables
 from gids.packs import find_scratch
 from gids.sizes import parse_bytes
-from gids.store import FeatureStore
+from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler.forest import AnySeeds
+from gids.store import FeatureStore, Graph, graphs_of
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -62,6 +66,30 @@ class Source(Closing):
     def with_options(self, **changes: Any) -> Source:
         """The same datasets and the same memory budget, read with other options."""
         return Source(self.stores, dataclasses.replace(self.options, **changes), self.lender, ExitStack())
+
+    bulk: int | None = None
+    """Number of minibatches that loaders sample in one call; None: as suits the sampler's threads."""
+
+    def graphs(self) -> list[Graph]:
+        """The graphs that loaders sample from."""
+        return graphs_of(self.store)
+
+    def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
+        """The ranks that share the seeds of a loader with these arguments."""
+        return find_ranks(rank, world_size)
+
+    def sample_steps(
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
+    ) -> list[Minibatch]:
+        """Sample the minibatches of successive steps."""
+        return sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
 
     def feature_loader(
         self,

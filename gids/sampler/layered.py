@@ -27,9 +27,10 @@ from gids.store.names import Relation, describe_type
 Fanout = int | Mapping[Relation, int]
 Numbers = tuple[int, int, int]
 """Seed, epoch and step."""
-DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers]
+DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers, int | None]
 """The first arguments of every native sampler: the topology; the seeds, int64[n] by minibatch and node type;
-the fanouts by layer, the seeds' first, and relation; the numbers of the first minibatch."""
+the fanouts by layer, the seeds' first, and relation; the numbers of the first minibatch; the layer to draw
+alone, or None for all layers."""
 DeviceDrawnFor = tuple[Topology, Given, list[list[int]], Numbers]
 """The same for DeviceSampler.sample, of one minibatch."""
 Layers = tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]
@@ -174,6 +175,20 @@ class LayeredSampler(ABC):
             for of_types, layers, step in zip(given, drawn, steps, strict=True)
         ]
 
+    def draw_layer(
+        self, topology: Topology, nodes: list[Given], layer: int, numbers: Numbers
+    ) -> list[list[Block]]:
+        """Draw the edges of one layer (0: the seeds') of successive minibatches, and assemble nothing.
+
+        nodes: of each minibatch, those that draw. numbers: of the first one. Returns, by minibatch and
+        relation, a block whose indices are node ids. A node draws as in sample(), whatever other nodes are
+        given with it, unless the sampler looks at all of them together. On the CPU. Raises as sample().
+        """
+        fanouts = self._fanouts_of(topology)
+        with self._lock:
+            drawn = self._on_host(topology, nodes, fanouts, numbers, only=layer)
+        return [blocks for _, [blocks], _ in drawn]
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory kept between minibatches, on the host and on devices."""
@@ -310,14 +325,15 @@ class LayeredSampler(ABC):
         fanouts: list[list[int]],
         numbers: Numbers,
         call: Callable[..., list[_core._Sampled]] | None = None,
+        only: int | None = None,
     ) -> list[Layers]:
-        """The layers by minibatch. call: instead of _call."""
+        """The layers by minibatch. call: instead of _call. only: as in DrawnFor."""
         if self._host is None:
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
         arrays = [[ids.numpy() for ids in given.ids] for given in seeds]
         try:
             call = call or self._call
-            sampled = call(self._host, topology, (topology.native, arrays, fanouts, numbers), seeds)
+            sampled = call(self._host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
         return [

@@ -113,6 +113,6 @@ class RandomWalk(LayeredSampler):
     def _call(
         self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
     ) -> list[_core._Sampled]:
-        native, seeds, fanouts, numbers = drawn_for
+        native, seeds, fanouts, numbers, only = drawn_for
         walk = (self._path_in(topology), self.num_walks, self.walk_length, self.restart)
-        return host.walk(native, seeds, [layer[:1] for layer in fanouts], numbers, *walk)
+        return host.walk(native, seeds, [layer[:1] for layer in fanouts], numbers, only, *walk)

@@ -35,10 +35,12 @@ class Graph:
     src_times: np.ndarray | None = None
     dst_times: np.ndarray | None = None
     sorted_by: str | None = None
+    edge_count: int | None = None
+    """The number of edges, if they are not in `indices`: other processes have them, and edge_ids is None."""
 
     @property
     def num_edges(self) -> int:
-        return len(self.indices)
+        return len(self.indices) if self.edge_count is None else self.edge_count
 
 
 def first_out_of_order(graph: Graph, by: str) -> int | None:

@@ -112,6 +112,7 @@ nb::tuple arrays_of(const sampler::Block& block) {
 }
 
 using Numbers = std::tuple<u64, u64, u64>;      // seed, epoch, step of the first minibatch
+using Only = std::optional<u32>;                // the layer to draw, or all
 using Batches = std::vector<std::vector<Ids>>;  // seeds, by minibatch and node type
 using Fanouts = std::vector<std::vector<int>>;
 using Dependency = std::pair<u64, bool>;        // kappa, nested
@@ -139,7 +140,9 @@ nb::tuple arrays_of(const sampler::Minibatch& minibatch) {
 // sample(samplers, spans of a minibatch's seeds, its moment, i) runs without the GIL.
 template <class Sample>
 nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, const Fanouts& fanouts,
-             size_t in_a_layer, const Numbers& numbers, sampler::Dependency dependency, const Sample& sample) {
+             size_t in_a_layer, const Numbers& numbers, Only only, sampler::Dependency dependency,
+             const Sample& sample) {
+  if (only && *only >= fanouts.size()) throw nb::index_error("only: no such layer");
   std::vector<std::vector<std::span<const i64>>> spans;
   for (const auto& by_type : seeds) {
     if (by_type.size() != topology.node_types.size()) throw nb::value_error("seeds must have one array per node type");
@@ -152,6 +155,7 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
   {
     nb::gil_scoped_release unlocked;
     made = self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
+      samplers.host.draw_only(only);
       return sample(samplers, spans[i], moment_of(numbers, dependency, i), i);
     });
   }
@@ -195,7 +199,7 @@ sampler::Times times_of(const std::pair<AnyIds, bool>& given, const sampler::Rel
 }
 
 nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                           const Fanouts& fanouts, const Numbers& numbers, bool replace,
+                           const Fanouts& fanouts, const Numbers& numbers, Only only, bool replace,
                            const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
                            const std::vector<std::optional<Bits>>& near, float factor,
                            const std::vector<Trees>& trees, const std::vector<TimesOf>& times, bool last,
@@ -225,7 +229,7 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
       if (times[r] && forest.times.size() != forest.tags.size()) throw nb::value_error("the trees have no times");
     if (times[r] && forests.empty()) throw nb::value_error("times need trees");
   }
-  return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, dependency,
+  return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, only, dependency,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t i) {
                return sampler::sample_neighbors(samplers.host, graph.topology(), spans, fanouts, options, moment,
                                                 forests.empty() ? nullptr : &forests[i]);
@@ -233,10 +237,10 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
 }
 
 nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                       const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
-                       bool layer_dependency, Dependency kappa_nested) {
+                       const Fanouts& fanouts, const Numbers& numbers, Only only, int importance_sampling,
+                       bool fixed_count, bool layer_dependency, Dependency kappa_nested) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
-  return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, dependency,
+  return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, only, dependency,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return samplers.labor.sample(samplers.host, graph.topology(), spans, fanouts,
                                             {importance_sampling, fixed_count, layer_dependency}, moment);
@@ -244,16 +248,16 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
 }
 
 nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                        const Fanouts& sizes, const Numbers& numbers, bool poisson) {
-  return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, 1,
+                        const Fanouts& sizes, const Numbers& numbers, Only only, bool poisson) {
+  return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, only, 1,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, poisson, moment);
              });
 }
 
 nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                       const Fanouts& counts, const Numbers& numbers, const std::vector<u32>& path, u32 walks,
-                       u32 length, double restart) {
+                       const Fanouts& counts, const Numbers& numbers, Only only, const std::vector<u32>& path,
+                       u32 walks, u32 length, double restart) {
   for (size_t i = 0; i < path.size(); ++i)
     if (path[i] >= graph.topology().relations.size()) throw nb::index_error("path: no such relation");
   for (size_t i = 0; i < path.size(); ++i)
@@ -261,11 +265,73 @@ nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batch
       throw nb::value_error("path must lead back to its start");
   if (path.empty()) throw nb::value_error("path must have one relation or more");
   const sampler::WalkOptions options{path, walks, length, restart};
-  return run(self, graph.topology(), seeds, counts, 1, numbers, 1,
+  return run(self, graph.topology(), seeds, counts, 1, numbers, only, 1,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
                return sampler::sample_walks(samplers.host, graph.topology(), spans, counts, options, moment);
              });
 }
+
+using OutTags = nb::ndarray<nb::numpy, u32, nb::ndim<1>>;
+
+// The nodes of a minibatch by type, while its edges come from several samplers.
+class FoundNodes {
+ public:
+  FoundNodes(u32 threads, const Batches::value_type& seeds, const std::optional<std::vector<Ids>>& trees)
+      : workers_(threads), in_trees_(trees.has_value()) {
+    if (trees && trees->size() != seeds.size()) throw nb::value_error("trees must have one array per node type");
+    (in_trees_ ? tree_sets_.resize(seeds.size()) : sets_.resize(seeds.size()));
+    for (size_t type = 0; type < seeds.size(); ++type) {
+      for (size_t i = 0; i < seeds[type].size(); ++i)
+        if (static_cast<u64>(seeds[type].data()[i]) >= id_map::max_ids) throw nb::index_error("no such node");
+      if (trees && (*trees)[type].size() != seeds[type].size()) throw nb::value_error("trees must have one value per seed");
+      const std::span<const i64> ids(seeds[type].data(), seeds[type].size());
+      in_trees_ ? tree_sets_[type].start(ids, (*trees)[type].data()) : sets_[type].start(ids);
+    }
+  }
+
+  void relabel(u32 type, nb::ndarray<i64, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids, std::optional<Tags> trees) {
+    check(type);
+    if (trees.has_value() != in_trees_ || (trees && trees->size() != ids.size()))
+      throw nb::value_error("trees must have one value per id, or be None");
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (static_cast<u64>(ids.data()[i]) >= id_map::max_ids) throw std::out_of_range("no such node");
+    if (in_trees_)
+      tree_sets_[type].relabel(ids.data(), ids.size(), workers_, trees->data());
+    else
+      sets_[type].relabel(ids.data(), ids.size(), workers_);
+  }
+
+  size_t size(u32 type) const {
+    check(type);
+    return in_trees_ ? tree_sets_[type].size() : sets_[type].size();
+  }
+  OutIds nodes(u32 type) const {
+    check(type);
+    return copy<i64>(in_trees_ ? tree_sets_[type].nodes().data() : sets_[type].nodes().data(), size(type));
+  }
+  OutTags trees(u32 type) const {
+    check(type);
+    if (!in_trees_) throw nb::value_error("the nodes are in no trees");
+    return copy<u32>(tree_sets_[type].trees(), size(type));
+  }
+
+ private:
+  template <class T>
+  static nb::ndarray<nb::numpy, T, nb::ndim<1>> copy(const T* from, size_t count) {
+    T* to = new T[count];
+    std::copy_n(from, count, to);
+    return {to, {count}, nb::capsule(to, [](void* p) noexcept { delete[] static_cast<T*>(p); })};
+  }
+  void check(u32 type) const {
+    if (type >= (in_trees_ ? tree_sets_.size() : sets_.size())) throw nb::index_error("no such node type");
+  }
+
+  cache::Workers workers_;
+  bool in_trees_;
+  std::vector<sampler::NodeSet> sets_;
+  std::vector<sampler::TreeSet> tree_sets_;
+};
 
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
@@ -300,10 +366,11 @@ void bind_sampler(nb::module_& m) {
   nb::exception<sampler::BadTopology>(m, "BadTopology", PyExc_ValueError);
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
-      .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
+      .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a, "only"_a,
            "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "induced"_a,
            "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the seeds' "
-           "first, by relation; numbers: (seed, epoch, first step); weights: by relation, float32[num_edges] or None; "
+           "first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds as its nodes, "
+           "and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source whose "
            "edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, times or "
            "None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: later edges "
@@ -311,17 +378,28 @@ void bind_sampler(nb::module_& m) {
            "each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, positions, weights or "
            "None, number of sources), the trees of the nodes by node type or nothing).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
+           "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
-      .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
+      .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "only"_a,
+           "poisson"_a,
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
-      .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "path"_a, "walks"_a,
-           "length"_a, "restart"_a,
+      .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "only"_a, "path"_a,
+           "walks"_a, "length"_a, "restart"_a,
            "The same by random walks; one block in a layer. counts: neighbours, by layer, one each; path: relations.")
       .def_prop_ro("scratch_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.scratch_bytes(); }); })
       .def_prop_ro("together_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.together_bytes(); }); })
       .def_prop_ro("taken_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.taken_bytes(); }); })
       .def_prop_ro("idle_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.idle_bytes(); }); });
+
+  nb::class_<FoundNodes>(m, "FoundNodes", "The nodes of a minibatch, while its edges come from several samplers.")
+      .def(nb::init<u32, const Batches::value_type&, const std::optional<std::vector<Ids>>&>(), "threads"_a,
+           "seeds"_a.noconvert(), "trees"_a = nb::none(),
+           "seeds: int64[n] by node type; trees: the tree of each, or None.")
+      .def("relabel", &FoundNodes::relabel, "type"_a, "ids"_a.noconvert(), "trees"_a.noconvert() = nb::none(),
+           "Replace ids by local ids, in place; new nodes get the next ones. trees: uint32[n], of each id, or None.")
+      .def("size", &FoundNodes::size, "type"_a)
+      .def("nodes", &FoundNodes::nodes, "type"_a, "A copy, in order of first appearance.")
+      .def("trees", &FoundNodes::trees, "type"_a, "The tree of each node, a copy.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
         "out"_a.noconvert(),

@@ -45,7 +45,8 @@ Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, See
   }
   Minibatch minibatch;
   std::vector<size_t> known(sets.size());
-  for (u32 layer = 0; layer < layers; ++layer) {
+  const u32 first = only_.value_or(0);
+  for (u32 layer = first; layer < (only_ ? first + 1 : layers); ++layer) {
     for (u32 type = 0; type < sets.size(); ++type) known[type] = sets[type].size();
     auto& blocks = minibatch.layers.emplace_back();
     for (u32 r = 0; r < graph.relations.size(); ++r) {
@@ -54,6 +55,7 @@ Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, See
       const Frontier frontier = frontier_of(sets, graph, relation, known[relation.dst], forest, bad_edge);
       blocks.push_back(expand(layer, r, frontier));
       raise_bad_edge(relation, frontier);
+      if (only_) continue;
       const Block& block = blocks.back();
       const u32* trees = forest ? trees_of_edges(block, frontier.trees) : nullptr;
       sets[relation.src].relabel(block.indices, block.num_edges, workers_, trees);

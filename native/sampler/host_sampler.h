@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -59,6 +60,10 @@ class HostSampler {
   // pool: where minibatches get their arrays from; samplers may share one.
   HostSampler(u32 threads, std::shared_ptr<cache::BufferPool> pool) : workers_(threads), pool_(std::move(pool)) {}
 
+  // From now on run() draws only this layer (0: the seeds'), for the seeds as its nodes, and leaves node ids in the
+  // blocks; nullopt: all layers. For minibatches whose edges are drawn by several processes.
+  void draw_only(std::optional<u32> layer) { only_ = layer; }
+
   // Makes a block whose indices are node ids; they become local ids afterwards.
   using Expand = std::function<Block(u32 layer, u32 relation, const Frontier&)>;
 
@@ -102,6 +107,7 @@ class HostSampler {
 
   cache::Workers workers_;
   std::shared_ptr<cache::BufferPool> pool_;
+  std::optional<u32> only_;
   std::vector<NodeSet> sets_;  // by node type
   std::vector<TreeSet> tree_sets_;
   Scratch<u32> edge_trees_;    // of the edges that are relabeled

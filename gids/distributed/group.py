@@ -1,0 +1,298 @@
+"""Group: ranks that exchange ids, edges and rows over torch.distributed.
+
+Called by everything else in this folder. It knows tensors and ranks, and nothing of graphs or tables. Each
+method that exchanges is collective: all ranks of the group call the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gids.errors import RankError
+
+_PAD = 8
+"""Tensors in a message begin at multiples of this."""
+_ANSWER_S = 5.0
+"""How long a rank has to say that it still runs, after an exchange failed."""
+_groups = itertools.count()  # number of groups that were made; the same on all ranks
+
+
+@dataclass(frozen=True)
+class _Process:
+    """machine: its name, and an id that changes when it is started. started: when the process was."""
+
+    machine: str
+    pid: int
+    started: str
+
+    @classmethod
+    def this(cls) -> _Process:
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return cls(f"{socket.gethostname()} {boot}", os.getpid(), _started(os.getpid()) or "")
+        return cls(socket.gethostname(), os.getpid(), "")
+
+    def has_ended(self, here: _Process) -> bool:
+        """Whether it is known to have ended; False if it ran on another machine than `here`."""
+        return self.machine == here.machine and bool(self.started) and _started(self.pid) != self.started
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, or None if there is none, or only its remains."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+class Group:
+    """Some ranks of torch.distributed's default process group.
+
+    ranks: their ranks in the default group, in ascending order; None: all. timeout_s: seconds that a rank
+    waits for another one in an exchange. All ranks of the default group must make the same groups in the same
+    order: `others` are the groups of this kind that this rank does not belong to.
+
+    Attributes: rank, size: this rank's place in the group, and its number of ranks; ranks; timeout_s.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout_s: float = 300.0,
+        all_groups: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout={timeout_s} must be more than 0 seconds")
+        self.ranks = tuple(range(dist.get_world_size()) if ranks is None else ranks)
+        self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.timeout_s = timeout_s
+        self._groups = [self.ranks] if all_groups is None else all_groups
+        self._number = next(_groups)
+        self._control = self._new("gloo")
+        self._data: dict[str, Any] = {"cpu": self._control}
+        self._broken: str | None = None
+        self._here = _Process.this()
+        processes: list[Any] = [None] * self.size
+        self._run(lambda: dist.all_gather_object(processes, self._here, group=self._control))
+        self._processes: list[_Process] = processes
+
+    def exchange(
+        self, make: Callable[[], Sequence[Sequence[torch.Tensor]]], dtypes: Sequence[torch.dtype], tag: int = 0
+    ) -> list[list[torch.Tensor]]:
+        """Send each rank its tensors, and return those that each rank sent to this one.
+
+        make: returns, by rank of the group, one tensor of each of dtypes, in one dimension, on the CPU. tag:
+        the same on all ranks if they are in step. The result is by rank, too.
+
+        Raises the error of make(). The other ranks raise RankError then, which names this rank, and the group
+        stays usable. RankError also if a rank ended, stalls or has another tag; then the group is not usable.
+        """
+        made, error = self._made(make)
+        header = torch.zeros(self.size, 2 + len(dtypes), dtype=torch.int64)
+        header[:, 0], header[:, 1] = int(error is not None), tag
+        for to, tensors in enumerate(made):
+            for i, tensor in enumerate(tensors):
+                header[to, 2 + i] = len(tensor)
+        received = torch.empty_like(header)
+        self._all_to_all(received, header)
+        self._check(received, tag, error)
+        sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
+        padded = lambda counts: ((counts * sizes + _PAD - 1) // _PAD * _PAD).tolist()  # noqa: E731
+        outgoing, incoming = padded(header[:, 2:]), padded(received[:, 2:])
+        send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
+        at = 0
+        for to, tensors in enumerate(made):
+            for tensor, dtype, nbytes in zip(tensors, dtypes, outgoing[to], strict=True):
+                assert tensor.dtype == dtype, (tensor.dtype, dtype)
+                send[at : at + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
+                at += nbytes
+        self._all_to_all(recv, send, [sum(of) for of in incoming], [sum(of) for of in outgoing])
+        result: list[list[torch.Tensor]] = []
+        at = 0
+        for counts, of_rank in zip(received[:, 2:].tolist(), incoming, strict=True):
+            result.append([])
+            for count, dtype, nbytes in zip(counts, dtypes, of_rank, strict=True):
+                result[-1].append(recv[at : at + count * dtype.itemsize].view(dtype))
+                at += nbytes
+        return result
+
+    def start_rows(
+        self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]
+    ) -> tuple[torch.Tensor, Any]:
+        """Begin to send rows. Returns the memory that rows of other ranks come into, and wait_for()'s handle.
+
+        rows: uint8[n, row_bytes], those for rank 0 first. counts: rows for each rank. expected: rows from
+        each rank. Both buffers must stay until the handle is waited for.
+        """
+        row_bytes = rows.shape[1]
+        received = rows.new_empty(sum(expected), row_bytes)
+        group = self._data_group(rows.device)
+        work = self._run(
+            lambda: dist.all_to_all_single(
+                received.view(-1),
+                rows.contiguous().view(-1),
+                [n * row_bytes for n in expected],
+                [n * row_bytes for n in counts],
+                group=group,
+                async_op=True,
+            )
+        )
+        return received, (work, rows)
+
+    def start_most(self, values: Sequence[int]) -> tuple[torch.Tensor, Any]:
+        """Begin to find the largest of each value over the ranks. Returns int64[n], as start_rows does."""
+        most = torch.tensor(values, dtype=torch.int64)
+        work = self._run(
+            lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=self._control, async_op=True)
+        )
+        return most, (work, most)
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over the ranks."""
+        found, handle = self.start_most(values)
+        self.wait_for(handle)
+        return found.tolist()
+
+    def wait_for(self, handle: Any) -> None:
+        """Block until an exchange that was begun is complete. Raises RankError."""
+        work, _ = handle
+        self._run(work.wait)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, any picklable objects."""
+        values: list[Any] = [None] * self.size
+        self._run(lambda: dist.all_gather_object(values, value, group=self._control))
+        return values
+
+    def name_of(self, rank: int) -> str:
+        """How errors call a rank of this group."""
+        return f"rank {self.ranks[rank]}"
+
+    def close(self) -> None:
+        """Give the process groups back to torch. Idempotent. Not collective."""
+        groups, self._data = set(self._data.values()), {}
+        for group in groups:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group(group)
+        self._broken = self._broken or "this group is closed"
+
+    def _new(self, backend: str) -> Any:
+        timeout, mine = timedelta(seconds=self.timeout_s), None
+        for ranks in self._groups:
+            made = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            if tuple(ranks) == self.ranks:
+                mine = made
+        return mine
+
+    def _data_group(self, device: torch.device) -> Any:
+        """The process group for tensors on a device. Made at the first use, which is at the same place on all
+        ranks."""
+        if device.type not in self._data:
+            self._data[device.type] = self._new("nccl")
+        return self._data[device.type]
+
+    def _made(
+        self, make: Callable[[], Sequence[Sequence[torch.Tensor]]]
+    ) -> tuple[Sequence[Sequence[torch.Tensor]], Exception | None]:
+        if self._broken is not None:
+            raise RankError(self._broken)
+        try:
+            return make(), None
+        except RankError:
+            if self._broken is not None:
+                raise
+            return [[] for _ in range(self.size)], RankError("another rank failed")
+        except Exception as error:
+            return [[] for _ in range(self.size)], error
+
+    def _check(self, received: torch.Tensor, tag: int, error: Exception | None) -> None:
+        """Raise if a rank failed, or is not in step."""
+        failed = [rank for rank in range(self.size) if received[rank, 0]]
+        if failed:
+            said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+            if error is not None and not isinstance(error, RankError):
+                raise error
+            told = [f"{self.name_of(r)} failed with {said[r]}" for r in failed if "RankError" not in said[r]]
+            raise RankError("; ".join(told) or str(error))
+        tags = received[:, 1].tolist()
+        if any(other != tag for other in tags):
+            rank = next(r for r, other in enumerate(tags) if other != tag)
+            self._broken = (
+                f"{self.name_of(self.rank)} and {self.name_of(rank)} are at different minibatches: every rank "
+                "must take the same number of minibatches of an epoch, and iterate over its loaders in the same order"
+            )
+            raise RankError(self._broken)
+
+    def _all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        incoming: list[int] | None = None,
+        outgoing: list[int] | None = None,
+    ) -> None:
+        group = self._control
+        self._run(lambda: dist.all_to_all_single(received, sent, incoming, outgoing, group=group))
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        if self._broken is not None:
+            raise RankError(self._broken)
+        try:
+            return call()
+        except RuntimeError as error:
+            self._broken = self._explain(error)
+            raise RankError(self._broken) from error
+
+    def _explain(self, error: RuntimeError) -> str:
+        """Who is missing, after an exchange failed."""
+        cause = str(error).splitlines()[0][:200]
+        if not hasattr(self, "_processes"):
+            return f"the ranks did not all come together within {self.timeout_s:g} s ({cause})"
+        lost = [r for r in self._silent() if r != self.rank]
+        if not lost:
+            return f"an exchange with the other ranks failed ({cause})"
+        named = []
+        for rank in lost:
+            process = self._processes[rank]
+            ended = process.has_ended(self._here)
+            what = f"has ended (process {process.pid})" if ended else "does not answer"
+            named.append(f"{self.name_of(rank)} {what}")
+        return (
+            f"{' and '.join(named)}: an exchange with the other ranks failed ({cause}). Start all ranks again; "
+            "with state_dict() of the loader they go on where they were"
+        )
+
+    def _silent(self) -> list[int]:
+        """The ranks that do not say within a few seconds that they are in an exchange that failed, too."""
+        ended = [r for r, process in enumerate(self._processes) if process.has_ended(self._here)]
+        if ended:
+            return ended
+        key_of = f"gids/group/{self._number}/failed/{{}}".format
+        silent = []
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(key_of(self.rank), "1")
+            patience = timedelta(seconds=_ANSWER_S)
+            for rank in range(self.size):
+                try:
+                    store.wait([key_of(rank)], patience)
+                except RuntimeError:
+                    silent.append(rank)
+                    patience = timedelta(milliseconds=100)  # the others had their time, too
+        except RuntimeError:  # the rank with the store is gone
+            return [0] if not silent and self.rank else silent
+        return silent

@@ -1,0 +1,367 @@
+"""GroupSampling: minibatches of a graph whose edges are divided among ranks. The owner of a node draws its in-edges.
+
+Called by GroupSource for every step. All ranks sample the same steps together, several in one go. A minibatch
+is the same, bit for bit, as one that a single process samples from the whole graph: a node's random numbers
+depend on the node, the layer and the step, and not on who draws.
+
+This is communication-avoiding sampling (Tripathy, Yelick, Buluc, MLSys 2024): of each node at most `fanout` edges are
+sent. Samplers that look at all nodes of a layer together get whole adjacency lists instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+import weakref
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.distributed.group import Group
+from gids.distributed.owners import Owners, split
+from gids.sampler import Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.forest import AnySeeds, Given, Trees
+from gids.sampler.layered import LayeredSampler, Numbers
+from gids.sampler.minibatch import Block
+from gids.store import Graph
+
+_NOT_DISTRIBUTED = "gids.distributed cannot sample from a partitioned dataset with {}: use {}"
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Edges of one relation of the nodes that were asked for: in their order. sources, edge_ids: int64[edges];
+    weights: float32[edges] or None. indptr: int64[nodes + 1]."""
+
+    indptr: np.ndarray
+    sources: np.ndarray
+    edge_ids: np.ndarray
+    weights: np.ndarray | None
+
+
+class GroupSampling:
+    """local: the topology of this rank's part. whole: the one that minibatches refer to; its edges are not here.
+    owners: of the nodes of each type of `whole`.
+
+    Attributes: counts: {"nodes asked", "edges sent", "bytes sent"} to other ranks since the beginning.
+    """
+
+    def __init__(self, group: Group, local: Topology, whole: Topology, owners: Sequence[Owners]) -> None:
+        self.group, self.local, self.whole, self._owners = group, local, whole, list(owners)
+        self._locals: weakref.WeakKeyDictionary[Any, LayeredSampler] = weakref.WeakKeyDictionary()
+        self.counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
+
+    def sample_steps(
+        self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
+    ) -> list[Minibatch]:
+        """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
+        steps = _Steps(self, sampler, (seed, epoch, first_step))
+        # An error in this rank's seeds must reach the others: it is raised in the first exchange.
+        return steps.sample(seeds)
+
+    def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
+        """The same sampler, with the weights of this part's edges."""
+        if not isinstance(sampler, Neighbor) or sampler.weights is None:
+            return sampler
+        found = self._locals.get(sampler)
+        if found is None:
+            given = sampler.weights
+            weights: Any = given if isinstance(given, Mapping) else {self.whole.relations[0]: given}
+            held = {
+                g.relation: weights[g.relation][g.edge_ids] for g in self.local.graphs if g.relation in weights
+            }
+            found = Neighbor(**{**sampler._arguments(), "weights": held})
+            self._locals[sampler] = found
+        return found
+
+
+class _Steps:
+    """The minibatches of some steps, while they are made. Lists are by step, then by node type."""
+
+    def __init__(self, of: GroupSampling, sampler: Sampler, numbers: Numbers) -> None:
+        self._of, self._numbers = of, numbers
+        self._sampler = sampler
+        self._given: list[Given] = []
+        self._found: list[_core.FoundNodes] = []
+
+    def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
+        of, topology = self._of, self._of.whole
+        layers: list[list[list[Block]]] = [[] for _ in seeds]
+        count = len(getattr(self._sampler, "_per_layer", [0]))
+        error: Exception | None = None
+        try:
+            self._begin(seeds)
+        except Exception as raised:
+            error = raised
+        for layer in range(count):
+            drawn = self._draw(layer, error)
+            self._assemble(drawn, layers)
+        sampler = self._own
+        made = []
+        for i, (given, found) in enumerate(zip(self._given, self._found, strict=True)):
+            types = range(len(topology.node_types))
+            nodes = [torch.from_numpy(found.nodes(t)) for t in types]
+            trees = []
+            if given.trees is not None:
+                trees = [torch.from_numpy(found.trees(t).astype(np.int64)) for t in types]
+            _, epoch, first = self._numbers
+            made.append(sampler._minibatch(topology, given, (nodes, layers[i], trees), epoch, first + i))
+        return made
+
+    @property
+    def _own(self) -> LayeredSampler:
+        assert isinstance(self._sampler, LayeredSampler)
+        return self._sampler
+
+    def _begin(self, seeds: Sequence[AnySeeds]) -> None:
+        check_sampler(self._sampler)
+        sampler, topology = self._own, self._of.whole
+        self._fanouts = sampler._fanouts_of(topology)
+        for of_step in seeds:
+            given = sampler._given(topology, of_step)
+            for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
+                wrong = ids[(ids < 0) | (ids >= count)]
+                if len(wrong):
+                    raise IndexError(f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}")
+            trees = None if given.trees is None else [t.numpy() for t in given.batch]
+            self._given.append(given)
+            self._found.append(_core.FoundNodes(sampler.threads, [i.numpy() for i in given.ids], trees))
+
+    def _draw(self, layer: int, error: Exception | None) -> list[list[_Drawn]]:
+        """Ask the owners for the edges of all nodes found so far: by step and relation."""
+        group, topology = self._of.group, self._of.whole
+        types, in_trees = range(len(topology.node_types)), False
+
+        def ask() -> list[list[torch.Tensor]]:
+            nonlocal in_trees
+            if error is not None:
+                raise error
+            in_trees = self._given[0].trees is not None
+            return self._requests(layer)
+
+        # By type: nodes, and the number of them in each step; for trees what they draw by, and their times.
+        dtypes = [torch.int64] * 4 * len(types)
+        tag = step_tag(*self._numbers[1:])
+        asked = group.exchange(ask, dtypes, tag)
+        answers = group.exchange(partial(self._answer, layer, asked), self._answer_dtypes(), tag)
+        return self._sorted(answers)
+
+    def _requests(self, layer: int) -> list[list[torch.Tensor]]:
+        group, topology = self._of.group, self._of.whole
+        messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
+        self._orders: list[np.ndarray] = []
+        self._asked: list[np.ndarray] = []  # by type: nodes[rank, step]
+        self._sizes: list[list[int]] = []  # by type: nodes of each step
+        for t in range(len(topology.node_types)):
+            drawing = any(
+                fanout and topology.ends[r][1] == t for r, fanout in enumerate(self._fanouts[layer])
+            )
+            nodes = [f.nodes(t) if drawing else np.empty(0, np.int64) for f in self._found]
+            sizes = [len(n) for n in nodes]
+            every = np.concatenate(nodes)
+            owners = self._of._owners[t].of(every)
+            order, _ = split(owners, group.size)
+            steps = np.repeat(np.arange(len(nodes)), sizes)
+            asked = np.bincount(owners.astype(np.int64) * len(nodes) + steps, minlength=group.size * len(nodes))
+            asked = asked.reshape(group.size, len(nodes))
+            self._orders.append(order)
+            self._asked.append(asked)
+            self._sizes.append(sizes)
+            sent = [every[order], *self._tree_values(t, drawing, order)]
+            begins = np.concatenate([[0], asked.sum(1).cumsum()])
+            for rank, (begin, end) in enumerate(pairwise(begins)):
+                messages[rank] += [torch.from_numpy(values[begin:end]) for values in sent[:1]]
+                messages[rank].append(torch.from_numpy(asked[rank]))
+                messages[rank] += [torch.from_numpy(v[begin:end] if len(v) else v) for v in sent[1:]]
+                if rank != group.rank:
+                    self._of.counts["nodes asked"] += int(end - begin)
+                    self._of.counts["bytes sent"] += int(end - begin) * 8 * sum(1 for v in sent if len(v))
+        return messages
+
+    def _tree_values(self, t: int, drawing: bool, order: np.ndarray) -> list[np.ndarray]:
+        """Of each node, what its tree draws by, and the tree's time; empty without."""
+        none = np.empty(0, np.int64)
+        if self._given[0].trees is None or not drawing:
+            return [none, none]
+        tags, times = [], []
+        for given, found in zip(self._given, self._found, strict=True):
+            trees = given.trees
+            assert trees is not None
+            of_nodes = found.trees(t)
+            tags.append(trees.tags[of_nodes].astype(np.int64))
+            if trees.times is not None:
+                times.append(trees.times[of_nodes])
+        return [np.concatenate(tags)[order], np.concatenate(times)[order] if times else none]
+
+    def _answer_dtypes(self) -> list[torch.dtype]:
+        """By relation: the number of edges of each node, their sources and ids, and weights."""
+        return [torch.int32, torch.int64, torch.int64, torch.float32] * len(self._of.whole.relations)
+
+    def _answer(self, layer: int, asked: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Draw for all ranks that ask."""
+        of, topology = self._of, self._of.local
+        types, count = range(len(topology.node_types)), len(self._given)
+        by_type = [[[v.numpy() for v in of_rank[4 * t : 4 * t + 4]] for of_rank in asked] for t in types]
+        if any(len(of_rank[1]) != count for of_type in by_type for of_rank in of_type):
+            raise ValueError("the ranks sample different numbers of minibatches at once")
+        # By type: nodes[rank, step], and where those of a step begin in what a rank sent.
+        counts = [np.stack([of_rank[1] for of_rank in of_type]) for of_type in by_type]
+        begins = [np.concatenate([np.zeros((len(c), 1), np.int64), c.cumsum(1)], axis=1) for c in counts]
+
+        def of_step(t: int, step: int, value: int) -> np.ndarray:
+            parts = [
+                of_rank[value][begins[t][r, step] : begins[t][r, step + 1]] if len(of_rank[value]) else of_rank[value]
+                for r, of_rank in enumerate(by_type[t])
+            ]
+            return np.concatenate(parts)
+
+        sampler, steps = of.local_of(self._own), []
+        for step in range(count):
+            ids = [torch.from_numpy(of_step(t, step, 0)) for t in types]
+            if self._given[0].trees is None:
+                steps.append(Given(ids))
+                continue
+            sizes = [len(i) for i in ids]
+            ends = np.cumsum([0, *sizes])
+            batch = [torch.arange(begin, end) for begin, end in pairwise(ends)]
+            tags = np.concatenate([of_step(t, step, 2) for t in types]).astype(np.uint32)
+            times = np.concatenate([of_step(t, step, 3) for t in types])
+            trees = Trees({}, {}, tags, times if self._given[0].trees.times is not None else None)
+            steps.append(Given(ids, batch, trees))
+        drawn = sampler.draw_layer(topology, steps, layer, self._numbers)
+        messages: list[list[torch.Tensor]] = []
+        for rank in range(of.group.size):
+            message = []
+            for r, (_, dst) in enumerate(topology.ends):
+                firsts = counts[dst][:rank].sum(0)  # nodes of the ranks before, by step
+                pieces = [
+                    _part_of(drawn[step][r], int(firsts[step]), int(counts[dst][rank, step])) for step in range(count)
+                ]
+                message += [torch.cat(values) for values in zip(*pieces, strict=True)]
+            if rank != of.group.rank:
+                of.counts["edges sent"] += sum(len(v) for v in message[1::4])
+                of.counts["bytes sent"] += sum(v.nbytes for v in message)
+            messages.append(message)
+        return messages
+
+    def _sorted(self, answers: list[list[torch.Tensor]]) -> list[list[_Drawn]]:
+        """The edges in the order of the nodes that asked."""
+        topology, weighted = self._of.whole, self._weighted()
+        result: list[list[_Drawn]] = [[] for _ in self._given]
+        for r, (_, dst) in enumerate(topology.ends):
+            degrees, sources, ids, weights = (
+                torch.cat([answer[4 * r + i] for answer in answers]).numpy() for i in range(4)
+            )
+            order = self._orders[dst]
+            indptr = np.zeros(len(order) + 1, np.int64)
+            indptr[1 + order] = degrees
+            np.cumsum(indptr, out=indptr)
+            to = _ranges(indptr[order], degrees)
+            arranged = []
+            for values in (sources, ids, weights):
+                out = np.empty(len(values), values.dtype)
+                if len(values):
+                    out[to] = values
+                arranged.append(out)
+            sources, ids, weights = arranged
+            ends = np.cumsum([0, *self._sizes[dst]])
+            for step, (begin, end) in enumerate(pairwise(ends)):
+                first, last = int(indptr[begin]), int(indptr[end])
+                result[step].append(
+                    _Drawn(
+                        indptr[begin : end + 1] - first,
+                        sources[first:last],
+                        ids[first:last],
+                        weights[first:last] if weighted[r] else None,
+                    )
+                )
+        return result
+
+    def _weighted(self) -> list[bool]:
+        """By relation: whether edges have weights."""
+        count, sampler = len(self._of.whole.relations), self._sampler
+        if not isinstance(sampler, Neighbor):
+            return [True] * count
+        given = [*sampler._weights_of(self._of.whole), *[None] * count]
+        near = [*sampler._masks_of(self._of.whole)[0], *[None] * count]
+        return [given[r] is not None or near[r] is not None for r in range(count)]
+
+    def _assemble(self, drawn: list[list[_Drawn]], layers: list[list[list[Block]]]) -> None:
+        """Number the sources, in the order in which one process does."""
+        topology = self._of.whole
+        for step, (found, of_step) in enumerate(zip(self._found, drawn, strict=True)):
+            blocks = []
+            known = [found.size(t) for t in range(len(topology.node_types))]
+            for (src, dst), graph, edges in zip(topology.ends, topology.graphs, of_step, strict=True):
+                indptr, local = edges.indptr, edges.sources.copy()
+                if len(indptr) - 1 < known[dst]:  # no relation of this layer draws from these nodes
+                    indptr = np.zeros(known[dst] + 1, np.int64)
+                trees = None
+                if self._given[step].trees is not None:
+                    trees = np.repeat(found.trees(dst)[: known[dst]], np.diff(indptr))
+                found.relabel(src, local, trees)
+                weights = None if edges.weights is None else torch.from_numpy(edges.weights.copy())
+                blocks.append(
+                    Block(
+                        torch.from_numpy(indptr),
+                        torch.from_numpy(local),
+                        torch.from_numpy(edges.edge_ids.copy()),
+                        0,
+                        graph,
+                        weights,
+                    )
+                )
+            for block, (src, _) in zip(blocks, topology.ends, strict=True):
+                block.num_src = found.size(src)
+            layers[step].append(blocks)
+
+
+def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homogeneous: bool) -> Topology:
+    """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole graph, by relation."""
+    none = np.empty(0, np.int64)
+    whole = [
+        replace(g, indices=none, edge_ids=None, edge_times=None, edge_count=counts[g.relation]) for g in graphs
+    ]
+    return Topology(whole[0] if homogeneous else whole)
+
+
+def check_sampler(sampler: Sampler) -> None:
+    """Raise TypeError for a sampler that cannot sample from a graph whose edges are elsewhere."""
+    if isinstance(sampler, Neighbor):
+        if sampler.subgraph == "induced":
+            raise ValueError(_NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'"))
+        return
+    if isinstance(sampler, Labor) and sampler.importance_sampling == 0:
+        return
+    raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "gids.sampler.Neighbor or Labor"))
+
+
+def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
+    """(degrees, sources, edge ids, weights) of some destinations. Without edges if the relation was not drawn."""
+    if block.num_dst == 0:
+        count = 0
+    indptr = block.indptr[first : first + count + 1]
+    begin, end = (int(indptr[0]), int(indptr[-1])) if count else (0, 0)
+    weights = torch.empty(0) if block.weights is None else block.weights[begin:end]
+    positions = block.positions[begin:end]
+    ids = positions if block.graph.edge_ids is None else torch.from_numpy(
+        block.graph.edge_ids[positions.numpy()].astype(np.int64, copy=False)
+    )
+    degrees = indptr.diff().to(torch.int32) if count else torch.empty(0, dtype=torch.int32)
+    return degrees, block.indices[begin:end], ids, weights
+
+
+def step_tag(epoch: int, step: int) -> int:
+    """What tells a step from all others, for Group.exchange."""
+    return (epoch << 40 ^ step) & (1 << 62) - 1
+
+
+def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """begins[0], begins[0] + 1, … (lengths[0] numbers), begins[1], …"""
+    lengths = lengths.astype(np.int64)
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(begins - before, lengths) + np.arange(lengths.sum())
