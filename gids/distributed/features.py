@@ -21,22 +21,22 @@ from gids.distributed.owners import Owners, split
 from gids.errors import RankError, StorageError
 from gids.loader.options import MAX_PLANNED
 from gids.store import Table
+from gids.store.names import Relation
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 Ids = Mapping[str, torch.Tensor]
-OwnersOf = Callable[[Any, Table, np.ndarray], np.ndarray]
-"""Returns the owners of ids that a minibatch reads of a table."""
 
 
 class GroupFeatures:
     """The rows of tables for the minibatches of all ranks of a group. What EpochLoader uses of FeatureLoader.
 
     loader: a FeatureLoader of the tables' stored bytes, as this rank has them. tables: those that the user
-    wants, in the same order. owners_of: tells which rank has a row. rows_of: the position of a row that this
-    rank has, from its id.
+    wants, in the same order. owners_of: the owners of a table's rows, or None for edges of a partitioned
+    dataset; owners_of_edges returns those of a minibatch's. rows_of: the positions of rows that this rank has,
+    from their ids.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class GroupFeatures:
         group: Group,
         loader: FeatureLoader,
         tables: Mapping[str, Table],
-        owners_of: OwnersOf,
+        owners_of: Callable[[Table], Owners | None],
+        owners_of_edges: Callable[[Any, Relation], np.ndarray],
         rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
         *,
         dtype: torch.dtype | None,
@@ -52,7 +53,14 @@ class GroupFeatures:
     ) -> None:
         self.rows_of = rows_of
         self.group, self._loader, self.tables = group, loader, dict(tables)
-        self.owners_of, self.dtype, self._bulk = owners_of, dtype, bulk
+        self.dtype, self._bulk = dtype, bulk
+        self.owners = {name: owners_of(table) for name, table in self.tables.items()}
+        self.owners_of_edges = owners_of_edges
+        alike: dict[Any, list[str]] = {}
+        for name, table in self.tables.items():
+            alike.setdefault((table.type, id(self.owners[name])), []).append(name)
+        self.alike = list(alike.values())
+        """Names of tables whose rows have the same ids and owners."""
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
 
     @property
@@ -236,9 +244,6 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
     def _ask(self, minibatch: T | None, error: Exception | None) -> _Step[T]:
         """Send the ids of a step to their owners."""
         group, features = self._group, self._features
-        by_type: dict[Any, list[str]] = {}
-        for name, table in features.tables.items():
-            by_type.setdefault(table.type, []).append(name)
         step: _Step[T] | None = None
 
         def ask() -> list[list[torch.Tensor]]:
@@ -249,10 +254,15 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
             step = _Step(minibatch, self._bytes_of(minibatch))
             ids = self._ids_of(minibatch)
             messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
-            for names in by_type.values():
+            for names in features.alike:
                 wanted = ids[names[0]].cpu().numpy()
-                owners = features.owners_of(minibatch, features.tables[names[0]], wanted)
-                order, counts = split(owners, group.size)
+                owners, table = features.owners[names[0]], features.tables[names[0]]
+                if owners is not None:
+                    of_ids = owners.of(wanted)
+                else:
+                    assert not isinstance(table.type, str)
+                    of_ids = features.owners_of_edges(minibatch, table.type)
+                order, counts = split(of_ids, group.size)
                 inverse = np.empty(len(order), np.int64)
                 inverse[order] = np.arange(len(order))
                 for name in names:
@@ -263,10 +273,10 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
                 features.counts["rows asked"] += len(order) - int(counts[group.rank])
             return messages
 
-        received = group.exchange(ask, [torch.int64] * len(by_type), self._number)
+        received = group.exchange(ask, [torch.int64] * len(features.alike), self._number)
         assert step is not None
         self._number += 1
-        for i, names in enumerate(by_type.values()):
+        for i, names in enumerate(features.alike):
             of_ranks = [of_rank[i] for of_rank in received]
             rows = features.rows_of(features.tables[names[0]], torch.cat(of_ranks))
             for name in names:

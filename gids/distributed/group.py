@@ -7,7 +7,6 @@ method that exchanges is collective: all ranks of the group call the same ones i
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -20,12 +19,12 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
+from gids.loader.ranks import next_number
 
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
-_groups = itertools.count()  # number of groups that were made; the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Group:
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
         self._groups = [self.ranks] if all_groups is None else all_groups
-        self._number = next(_groups)
+        self._number = next_number("groups")
         self._control = self._new("gloo")
         self._data: dict[str, Any] = {"cpu": self._control}
         self._broken: str | None = None

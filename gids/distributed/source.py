@@ -6,9 +6,7 @@ Loaders take a GroupSource like any other Source. It replaces what they sample b
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,6 +23,253 @@ from gids.loader import source as loader_source
 from gids.loader.ranks import Ranks
 from gids.loader.source import Source
 from gids.loader.tables import Tables, chosen_tables
-from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.store import FeatureStore, Graph, Table, graphs_of
+from gids.store.names import Relation
+
+OwnedBy = Literal["hash", "range"]
+_BULK = 4
+
+
+class GroupSource(Source):
+    """A dataset that the ranks of a process group read together. Made by gids.distributed.open().
+
+    Attributes: those of Source, of this rank's part; group: the ranks that this one exchanges with.
+    """
+
+    def __init__(self, local: Source, group: Group, ranks: Ranks, owned_by: OwnedBy, bulk: int) -> None:
+        super().__init__(local.stores, local.options, local.lender, local._opened)
+        self.group, self._ranks, self._owned_by = group, ranks, owned_by
+        self._local = local.with_options(reads="random")  # packs would sample ahead by other numbers of steps
+        self.part = self.store.part
+        self.bulk = bulk
+        self._samplings: dict[bool, GroupSampling] = {}
+        self._owners: dict[tuple[Any, ...], Owners] = {}
+
+    def graphs(self) -> list[Graph]:
+        if self.part is None:
+            return graphs_of(self.store)
+        return whole_topology(graphs_of(self.store), self._edge_counts(), homogeneous=False).graphs
+
+    def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
+        if rank is not None or world_size is not None:
+            raise ValueError(
+                f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the seeds. "
+                "For a loader of one rank alone, open the whole dataset with gids.open()"
+            )
+        return self._ranks
+
+    def check_device(self, device: torch.device) -> None:
+        if self.part is not None and device.type != "cpu":
+            raise ValueError(
+                f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and move "
+                "minibatches, or gids.distributed.open() of the whole dataset"
+            )
+        super().check_device(device)
+
+    def check_reads_alone(self) -> None:
+        raise ValueError(
+            f"{self!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader or "
+            "gids.EdgeLoader, or open the whole dataset with gids.open()"
+        )
+
+    def sample_steps(
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
+    ) -> list[Minibatch]:
+        if self.part is None:
+            return super().sample_steps(
+                sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
+            )
+        sampling = self._sampling(topology)
+        return sampling.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
+
+    def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
+        self,
+        user: object,
+        tables: Tables,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        minibatch_rows: int | Mapping[str, int] | None = None,
+    ) -> GroupFeatures:
+        chosen = chosen_tables(self.stores, tables)
+        stored = {name: table.stored() for name, table in chosen.items()}
+        loader = self._local.feature_loader(
+            user, stored, dtype=None, device=device, minibatch_rows=minibatch_rows
+        )
+        return GroupFeatures(self.group, loader, chosen, self.owners_of, self.owners_of_edges, _rows_of, dtype=dtype, bulk=self.bulk)
+
+    def owners_of(self, table: Table) -> Owners | None:
+        """The owners of a table's rows; None for edges, whose owner is that of their destination."""
+        if self.part is not None:
+            return self._node_owners(table.type) if isinstance(table.type, str) else None
+        key = (table.type, table.rows_per_page, table.order is None or table.name)
+        if key not in self._owners:
+            count, block = self.group.size, table.rows_per_page
+            self._owners[key] = (
+                HashOwners(count, block, table.order)
+                if self._owned_by == "hash"
+                else RangeOwners(count, table.row_count, block)
+            )
+        return self._owners[key]
+
+    def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
+        """The owners of the edges of a relation that a minibatch reads, in their order."""
+        if type(minibatch).__module__.partition(".")[0] == "gids" and hasattr(minibatch, "edge_ids_of"):
+            raise TypeError("edge features of a partitioned dataset need gids.NodeLoader or gids.EdgeLoader")
+        src, _, dst = relation
+        nodes = minibatch.input_nodes
+        of_src, of_dst = (nodes, nodes) if not isinstance(nodes, dict) else (nodes[src], nodes[dst])
+        blocks: list[Block] = [b[relation] if isinstance(b, dict) else b for b in minibatch.blocks]
+        ends = []
+        for block in blocks:
+            sources, destinations = block.coo()
+            added = block.positions < 0  # reverse edges of a bidirectional subgraph
+            ends.append(torch.where(added, of_src[sources], of_dst[destinations]))
+        return self._node_owners(dst).of(torch.cat(ends).numpy())
+
+    def close(self) -> None:
+        super().close()
+        self.group.close()
+
+    def __repr__(self) -> str:
+        part = f", part {self.part.index} of {self.part.count}" if self.part is not None else ""
+        return f"GroupSource({self.store.name!r}, rank {self._ranks.rank} of {self._ranks.world_size}{part})"
+
+    def _node_owners(self, ntype: str) -> Owners:
+        key = ("nodes", ntype)
+        if key not in self._owners:
+            owners = self.store.owners(ntype)
+            assert owners is not None
+            self._owners[key] = GivenOwners(owners, self.group.size)
+        return self._owners[key]
+
+    def _edge_counts(self) -> dict[Relation, int]:
+        return {relation: self.store.num_edges(relation) for relation in self.store.relations}
+
+    def _sampling(self, topology: Topology) -> GroupSampling:
+        if topology.homogeneous not in self._samplings:
+            graphs = graphs_of(self.store)
+            local = Topology(graphs[0] if topology.homogeneous else graphs)
+            owners = [self._node_owners(ntype) for ntype in topology.node_types]
+            self._samplings[topology.homogeneous] = GroupSampling(self.group, local, topology, owners)
+        return self._samplings[topology.homogeneous]
+
+
+def open(
+    dataset: str | os.PathLike[str],
+    *,
+    owners: OwnedBy = "hash",
+    replicas: int = 1,
+    bulk: int = _BULK,
+    timeout: float = 300.0,
+    **options: Any,
+) -> GroupSource:
+    """Open a dataset for loaders of several ranks, which read each page once and send each other its rows.
+
+    Call it on every rank, after torch.distributed.init_process_group(), and make the same loaders on every
+    rank. Minibatches are the same as without: rank p gets its part of each step.
+
+    Args:
+        dataset: the directory that `gids partition` made, of which a rank needs only its part; or a dataset that
+            all ranks can read.
+        owners: of a dataset that all ranks can read, which rank reads a page: "hash" spreads pages evenly,
+            "range" gives a rank successive pages. A partitioned dataset has its owners.
+        replicas: ranks that have the same part, c. Of P ranks, rank r has part r // c, and exchanges with the
+            P / c ranks whose r % c is the same ("1.5D"). There must be P / c parts.
+        bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take memory.
+        timeout: seconds that a rank waits for another one, before all raise RankError.
+        options: of gids.open(). ``memory`` is of each rank. ``reads`` is always "random".
+
+    Raises ValueError without a process group, for a number of ranks that does not fit the parts, and if ranks
+    give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another rank
+    ends, stalls or fails; and the errors of gids.open().
+    """
+    if owners not in get_args(OwnedBy):
+        raise ValueError(f"owners={owners!r} must be 'hash' or 'range'")
+    for name, value in (("replicas", replicas), ("bulk", bulk)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number, 1 or more")
+    if options.get("reads", "random") not in ("random", "auto"):
+        raise ValueError(f"reads={options['reads']!r}: ranks that share rows read with 'random'")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size % replicas:
+        raise ValueError(f"replicas={replicas}: the {world_size} ranks cannot be divided by it")
+    columns = [range(column, world_size, replicas) for column in range(replicas)]
+    group = Group(columns[rank % replicas], timeout_s=timeout, all_groups=columns)
+    everyone = group if replicas == 1 else Group(timeout_s=timeout)
+    said = {"owners": owners, "replicas": replicas, "bulk": bulk, "window": options.get("window", 16)}
+    local: Source | None = None
+    error: Exception | None = None
+    try:
+        local = _open_part(Path(dataset), rank // replicas, world_size // replicas, options)
+        said["dataset"] = _identity(local.store)
+    except Exception as raised:
+        error = raised
+    _check_alike(everyone, said, error)
+    assert local is not None
+    if everyone is not group:
+        everyone.close()
+    return GroupSource(local, group, Ranks(rank, world_size, detected=True), owners, bulk)
+
+
+def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -> Source:
+    found = sorted(path.glob("part-*.gids"))
+    if not found:
+        source = loader_source.open(path, **options)
+        if source.store.part is not None:
+            source.close()
+            raise ValueError(
+                f"{path} is one part of a dataset: give the directory of all parts, {path.parent}"
+            )
+        return source
+    mine = path / f"part-{index:03}.gids"
+    source = loader_source.open(mine, **options)
+    part = source.store.part
+    if part is None or part.index != index:
+        raise FormatError(f"{mine} is not part {index}: partition the dataset again")
+    if part.count != count:
+        raise ValueError(
+            f"{path} has {part.count} parts, for {count} ranks (ranks / replicas): start as many ranks as there "
+            "are parts, times replicas, or partition the dataset again"
+        )
+    return source
+
+
+def _identity(store: FeatureStore) -> str:
+    """What all ranks must agree on: the dataset, without the part."""
+    if store.part is not None:
+        return f"parts of {store.part.of} by {store.part.method}"
+    tables = [[t.name, t.row_count, t.row_bytes] for t in store.tables.values()]
+    return f"{[[n, store.num_nodes(n)] for n in store.node_types]} {tables}"
+
+
+def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | None) -> None:
+    """Compare what all ranks said. Raises this rank's error, or one about the others. Collective."""
+    told = everyone.gather((dict(said), None if error is None else f"{type(error).__name__}: {error}"))
+    if error is not None:
+        raise error
+    for rank, (theirs, failed) in enumerate(told):
+        if failed is not None:
+            raise ValueError(f"rank {rank} could not open the dataset: {failed}")
+        for key, value in said.items():
+            if theirs[key] != value:
+                raise ValueError(
+                    f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give every "
+                    "rank the same arguments and the same dataset"
+                )
+
+
+def _rows_of(table: Table, ids: torch.Tensor) -> torch.Tensor:
+    """The positions, in a rank's part of a table, of rows that it has."""
+    return ids if table.held is None else torch.from_numpy(table.held.rows_of(ids.numpy()))

@@ -134,7 +134,7 @@ class EpochLoader(Closing, ABC):
         minibatch_rows: int | Mapping[str, int] | None,
     ) -> None:
         """The end of construction: allocate what holds memory."""
-        self.source.options.check_device(torch.device(device))
+        self.source.check_device(torch.device(device))
         own = isinstance(self.sampler, Neighbor) and self.sampler.subgraph == "induced"
         if own and torch.device(device).type != "cpu":
             raise ValueError(

@@ -93,6 +93,7 @@ class FeatureLoader(Closing):
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
+        self.source.check_reads_alone()
         self._options = options = self.source.options
         self.store = self.source.store
         if not tables:

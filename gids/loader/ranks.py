@@ -5,10 +5,10 @@ Called by EpochLoader. It asks torch.distributed for the ranks, and sends no see
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ log = logging.getLogger("gids")
 
 _PATIENCE = timedelta(seconds=10)
 """A rank that waits longer for another one logs a warning."""
-_checked = itertools.count()  # number of loaders whose arguments were compared; the same on all ranks
+_counters: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ranks:
         store = dist.distributed_c10d._get_default_store() if self.detected else None
         if store is None or self.world_size == 1:
             return
-        key_of = f"gids/loader/{next(_checked)}/rank/{{}}".format
+        key_of = f"gids/loader/{next_number('loaders')}/rank/{{}}".format
         said = json.dumps(made_with())
         store.set(key_of(self.rank), said)
         for other in range(1, self.world_size) if self.rank == 0 else [0]:
@@ -92,6 +92,14 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             launched,
         )
     return Ranks()
+
+
+def next_number(of: str) -> int:
+    """How often the default process group has counted these things before: the same on all ranks."""
+    counters = _counters.setdefault(dist.group.WORLD or dist.group, {})
+    number = counters.get(of, 0)
+    counters[of] = number + 1
+    return number
 
 
 def local_ranks() -> int:

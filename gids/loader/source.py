@@ -74,6 +74,13 @@ class Source(Closing):
         """The graphs that loaders sample from."""
         return graphs_of(self.store)
 
+    def check_device(self, device: torch.device) -> None:
+        """Raise ValueError if loaders of this source cannot be on this device."""
+        self.options.check_device(device)
+
+    def check_reads_alone(self) -> None:
+        """Raise ValueError if the rows can only be read together with other processes."""
+
     def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
         """The ranks that share the seeds of a loader with these arguments."""
         return find_ranks(rank, world_size)

@@ -43,6 +43,8 @@ class Table:
     rows_per_page, page_count, shard_paths.
     """
 
+    held = None
+
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
         self.name: str = entry.name
         self.dataset = store_name
@@ -81,6 +83,13 @@ class Table:
         """The same table with another name, to distinguish it from a table of another dataset."""
         other = copy.copy(self)
         other.name = name
+        return other
+
+    def stored(self) -> Table:
+        """The same rows as they are on disk: a table of uint8[row_bytes]."""
+        other = copy.copy(self)
+        other.shape, other.dtype, other.stored_dtype = (self.row_bytes,), torch.uint8, torch.uint8
+        other.scale = other._columns = other._columns_path = None
         return other
 
     def __getstate__(self) -> dict[str, Any]:
