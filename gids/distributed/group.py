@@ -118,7 +118,8 @@ class Group:
         for to, tensors in enumerate(made):
             for tensor, dtype, nbytes in zip(tensors, dtypes, outgoing[to], strict=True):
                 assert tensor.dtype == dtype, (tensor.dtype, dtype)
-                send[at : at + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
+                if len(tensor):
+                    send[at : at + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
                 at += nbytes
         self._all_to_all(recv, send, [sum(of) for of in incoming], [sum(of) for of in outgoing])
         result: list[list[torch.Tensor]] = []

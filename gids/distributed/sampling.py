@@ -148,7 +148,34 @@ class _Steps:
         tag = step_tag(*self._numbers[1:])
         asked = group.exchange(ask, dtypes, tag)
         answers = group.exchange(partial(self._answer, layer, asked), self._answer_dtypes(), tag)
-        return self._sorted(answers)
+        drawn = self._sorted(answers)
+        if self._lists is None:
+            return drawn
+        return [self._draw_from(layer, step, lists) for step, lists in enumerate(drawn)]
+
+    def _whole_lists(self, layer: int) -> Neighbor | None:
+        """What draws all in-edges, for a sampler that looks at all nodes of a layer together; else None."""
+        self._lists: Neighbor | None = None
+        if not isinstance(self._sampler, Neighbor) and not _draws_alone(self._sampler):
+            relations = self._of.local.relations
+            every = {r: -1 if fanout else 0 for r, fanout in zip(relations, self._fanouts[layer], strict=True)}
+            self._lists = Neighbor([every], threads=self._own.threads)
+        return self._lists
+
+    def _draw_from(self, layer: int, step: int, lists: list[_Drawn]) -> list[_Drawn]:
+        """Draw from the in-edges of all nodes of a layer."""
+        seed, epoch, first = self._numbers
+        of_relations = [(of.indptr, of.sources) for of in lists]
+        blocks = self._own.draw_layer_from(self._of.whole, of_relations, layer, (seed, epoch, first + step))
+        return [
+            _Drawn(
+                block.indptr.numpy(),
+                block.indices.numpy(),
+                of.edge_ids[block.positions.numpy()],
+                None if block.weights is None else block.weights.numpy(),
+            )
+            for block, of in zip(blocks, lists, strict=True)
+        ]
 
     def _requests(self, layer: int) -> list[list[torch.Tensor]]:
         group, topology = self._of.group, self._of.whole
@@ -219,7 +246,7 @@ class _Steps:
             ]
             return np.concatenate(parts)
 
-        sampler, steps = of.local_of(self._own), []
+        sampler, steps = self._whole_lists(layer) or of.local_of(self._own), []
         for step in range(count):
             ids = [torch.from_numpy(of_step(t, step, 0)) for t in types]
             if self._given[0].trees is None:
@@ -232,7 +259,7 @@ class _Steps:
             times = np.concatenate([of_step(t, step, 3) for t in types])
             trees = Trees({}, {}, tags, times if self._given[0].trees.times is not None else None)
             steps.append(Given(ids, batch, trees))
-        drawn = sampler.draw_layer(topology, steps, layer, self._numbers)
+        drawn = sampler.draw_layer(topology, steps, layer if sampler is not self._lists else 0, self._numbers)
         messages: list[list[torch.Tensor]] = []
         for rank in range(of.group.size):
             message = []
@@ -285,7 +312,7 @@ class _Steps:
         """By relation: whether edges have weights."""
         count, sampler = len(self._of.whole.relations), self._sampler
         if not isinstance(sampler, Neighbor):
-            return [True] * count
+            return [self._lists is None] * count
         given = [*sampler._weights_of(self._of.whole), *[None] * count]
         near = [*sampler._masks_of(self._of.whole)[0], *[None] * count]
         return [given[r] is not None or near[r] is not None for r in range(count)]
@@ -335,9 +362,13 @@ def check_sampler(sampler: Sampler) -> None:
         if sampler.subgraph == "induced":
             raise ValueError(_NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'"))
         return
-    if isinstance(sampler, Labor) and sampler.importance_sampling == 0:
-        return
-    raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "gids.sampler.Neighbor or Labor"))
+    if not isinstance(sampler, Labor | Ladies):
+        raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "gids.sampler.Neighbor, Labor or Ladies"))
+
+
+def _draws_alone(sampler: Sampler) -> bool:
+    """Whether a node draws its edges without a look at the other nodes of its layer."""
+    return isinstance(sampler, Labor) and sampler.importance_sampling == 0
 
 
 def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:

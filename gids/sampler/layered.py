@@ -189,6 +189,35 @@ class LayeredSampler(ABC):
             drawn = self._on_host(topology, nodes, fanouts, numbers, only=layer)
         return [blocks for _, [blocks], _ in drawn]
 
+    def draw_layer_from(
+        self,
+        topology: Topology,
+        lists: Sequence[tuple[np.ndarray, np.ndarray]],
+        layer: int,
+        numbers: Numbers,
+    ) -> list[Block]:
+        """Draw the edges of one layer of one minibatch from the in-edges of its nodes, which are given.
+
+        lists: by relation (indptr, sources): int64[nodes of the destination type + 1] and int64[edges].
+        Returns by relation a block whose indices are node ids and whose positions are in `sources`. For
+        samplers whose random numbers belong to sources. On the CPU. Raises as sample().
+        """
+        types = [(count, repr(t)) for t, count in zip(topology.node_types, topology.node_counts, strict=True)]
+        sizes = [0] * len(types)
+        for (indptr, _), (_, dst) in zip(lists, topology.ends, strict=True):
+            sizes[dst] = max(sizes[dst], len(indptr) - 1)
+        native = _core.NeighborTopology(types + [(size, "asked") for size in sizes])
+        for (indptr, sources), graph, (src, dst) in zip(lists, topology.graphs, topology.ends, strict=True):
+            rest = np.full(sizes[dst] + 1 - len(indptr), indptr[-1])
+            native.add(np.append(indptr, rest), sources, src, len(types) + dst, describe_type(graph.relation))
+        none = np.empty(0, np.int64)
+        seeds = [*[none] * len(types), *[np.arange(size) for size in sizes]]
+        fanouts = self._fanouts_of(topology)
+        with self._lock:
+            host = self._host_sampler()
+            [(_, [blocks], _)] = self._call(host, topology, (native, [seeds], fanouts, numbers, layer), [])
+        return _blocks(topology, blocks)
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory kept between minibatches, on the host and on devices."""
@@ -318,6 +347,11 @@ class LayeredSampler(ABC):
             result.append([layer[r] for r in topology.relations])
         return result
 
+    def _host_sampler(self) -> _core.HostSampler:
+        if self._host is None:
+            self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
+        return self._host
+
     def _on_host(
         self,
         topology: Topology,
@@ -328,12 +362,11 @@ class LayeredSampler(ABC):
         only: int | None = None,
     ) -> list[Layers]:
         """The layers by minibatch. call: instead of _call. only: as in DrawnFor."""
-        if self._host is None:
-            self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
+        host = self._host_sampler()
         arrays = [[ids.numpy() for ids in given.ids] for given in seeds]
         try:
             call = call or self._call
-            sampled = call(self._host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
+            sampled = call(host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
         return [
