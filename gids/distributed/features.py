@@ -7,6 +7,7 @@ trained.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class GroupFeatures:
         bulk: int,
     ) -> None:
         self.rows_of = rows_of
-        self.group, self._loader, self.tables = group, loader, dict(tables)
+        self.group, self.loader, self.tables = group, loader, dict(tables)
         self.dtype, self._bulk = dtype, bulk
         self.owners = {name: owners_of(table) for name, table in self.tables.items()}
         self.owners_of_edges = owners_of_edges
@@ -65,7 +66,7 @@ class GroupFeatures:
 
     @property
     def window(self) -> int:
-        return self._loader.window
+        return self.loader.window
 
     @property
     def waiting_batches(self) -> int:
@@ -74,7 +75,7 @@ class GroupFeatures:
 
     @property
     def held_bytes(self) -> int:
-        return self._loader.held_bytes
+        return self.loader.held_bytes
 
     def attach(
         self,
@@ -93,10 +94,10 @@ class GroupFeatures:
 
     def stats(self) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads for all ranks; and ``"group"``."""
-        return self._loader.stats() | {"group": dict(self.counts)}
+        return self.loader.stats() | {"group": dict(self.counts)}
 
     def leave(self, user: object) -> None:
-        self._loader.leave(user)
+        self.loader.leave(user)
 
     def decode(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """The features in rows as they are stored, uint8[n, row_bytes]."""
@@ -149,32 +150,33 @@ class _Asked(Iterator[_Step[T]], Generic[T]):
         raise StopIteration
 
 
-class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]]]):
-    """The minibatches of an epoch with their features. Each step is collective.
+class LockstepStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]]], ABC):
+    """The minibatches of an epoch with their features, where sampling is collective.
 
-    The order of exchanges is the same on all ranks: each step asks for the rows of the steps that come into the
-    window, then sends those of the next step.
+    All ranks sample equally far ahead, so that they exchange in the same order: a rank with less memory has a
+    shorter window, but takes part.
+
+    loader: reads this rank's rows.
     """
 
     def __init__(
         self,
-        features: GroupFeatures,
+        group: Group,
+        loader: FeatureLoader,
         minibatches: Iterator[T],
-        ids_of: Callable[[T], Ids],
         bytes_of: Callable[[T], int],
         growth: float,
         count: int | None,
     ) -> None:
-        self._features, self._group = features, features.group
-        self._minibatches, self._ids_of, self._bytes_of = minibatches, ids_of, bytes_of
+        self._group, self._loader = group, loader
+        self._minibatches, self._bytes_of = minibatches, bytes_of
         self._sampled: deque[_Step[T]] = deque()  # not handed out yet
-        self._coming: deque[_Coming] = deque()
         self._asked: _Asked[T] = _Asked()
         self._end: BaseException | None = None
-        self._number = self._begun = 0  # of the next step that is sampled, or whose rows are sent
+        self._number = 0  # of the next step that is sampled
         self._ahead: int | None = None  # steps to sample ahead, the same on all ranks
         self._closed = False
-        self._owner = features._loader.attach(
+        self._rows = loader.attach(
             self._asked,
             lambda step: step.ids,
             bytes_of=lambda step: step.nbytes,
@@ -186,11 +188,14 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
         if self._closed:
             raise StopIteration
         try:
-            self._fill()
+            if self._ahead is None:
+                self._sample_until(1)
+                self._begin()
+                [self._ahead] = self._group.most([self._loader.window + MAX_PLANNED + 2])
+            self._sample_until(self._ahead)
             if not self._sampled:
                 raise self._end or StopIteration()
-            coming = self._coming.popleft()
-            features, error = self._receive(self._sampled[0], coming)
+            features, error = self._features()
         except BaseException:
             self.close()
             raise
@@ -201,7 +206,7 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of the rows that this rank reads."""
-        self._owner.limit_window(batches, reason)
+        self._rows.limit_window(batches, reason)
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
@@ -209,20 +214,22 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
         self._asked.ended = True
         self._asked.steps.clear()
         self._sampled.clear()
-        self._coming.clear()
-        self._owner.close()
+        self._rows.close()
         close = getattr(self._minibatches, "close", None)
         if close is not None:
             close()
 
-    def _fill(self) -> None:
-        if self._ahead is None:
-            self._sample_until(1)
-            self._send(1)
-            most = self._features.window + MAX_PLANNED + 2
-            [self._ahead] = self._group.most([most])
-        self._sample_until(self._ahead)
-        self._send(2)
+    @abstractmethod
+    def _begin(self) -> None:
+        """Called once, with the first step: let `loader` learn the size of a minibatch."""
+
+    @abstractmethod
+    def _prepare(self, minibatch: T | None, error: Exception | None) -> _Step[T]:
+        """The step of a minibatch. Collective. Raises the error, or one that names the rank that has one."""
+
+    @abstractmethod
+    def _features(self) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        """The features of the first step of _sampled, or why some rank could not read its rows."""
 
     def _sample_until(self, count: int) -> None:
         while len(self._sampled) < count and self._end is None:
@@ -237,13 +244,64 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
                 raise
             except Exception as raised:
                 error = raised
-            step = self._ask(minibatch, error)
+            step = self._prepare(minibatch, error)
+            self._number += 1
             self._sampled.append(step)
             self._asked.steps.append(step)
 
-    def _ask(self, minibatch: T | None, error: Exception | None) -> _Step[T]:
+    def _read(self) -> tuple[dict[str, torch.Tensor] | None, Exception | None]:
+        """The next step's rows that this rank reads."""
+        try:
+            return next(self._rows)[1], None
+        except Exception as error:  # the other ranks wait
+            return None, error
+
+    def _error_of(self, mine: Exception | None) -> StorageError:
+        """What to raise for a step that some rank could not read. Collective."""
+        told = self._group.gather(None if mine is None else _told(mine))
+        if isinstance(mine, StorageError):
+            return mine
+        if mine is not None:
+            raise mine
+        rank = next(r for r, of_rank in enumerate(told) if of_rank is not None)
+        name = self._group.name_of(rank)
+        if isinstance(told[rank], str):
+            raise RankError(f"{name} failed with {told[rank]}")
+        errno, message, path, offset = told[rank]
+        return StorageError(errno, f"{name}: {message}", path, offset)
+
+
+class GroupStream(LockstepStream[T]):
+    """Minibatches with rows of other ranks. The rows of the next step are on their way."""
+
+    def __init__(
+        self,
+        features: GroupFeatures,
+        minibatches: Iterator[T],
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        growth: float,
+        count: int | None,
+    ) -> None:
+        super().__init__(features.group, features.loader, minibatches, bytes_of, growth, count)
+        self._of, self._ids_of = features, ids_of
+        self._coming: deque[_Coming] = deque()
+        self._sent = 0  # steps
+
+    def close(self) -> None:
+        self._coming.clear()
+        super().close()
+
+    def _begin(self) -> None:
+        self._send(1)
+
+    def _features(self) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        self._send(2)
+        return self._receive(self._sampled[0], self._coming.popleft())
+
+    def _prepare(self, minibatch: T | None, error: Exception | None) -> _Step[T]:
         """Send the ids of a step to their owners."""
-        group, features = self._group, self._features
+        group, features = self._group, self._of
         step: _Step[T] | None = None
 
         def ask() -> list[list[torch.Tensor]]:
@@ -275,7 +333,6 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
 
         received = group.exchange(ask, [torch.int64] * len(features.alike), self._number)
         assert step is not None
-        self._number += 1
         for i, names in enumerate(features.alike):
             of_ranks = [of_rank[i] for of_rank in received]
             rows = features.rows_of(features.tables[names[0]], torch.cat(of_ranks))
@@ -287,29 +344,25 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
     def _send(self, most: int) -> None:
         """Begin to send the rows of further steps, until those of so many are on their way."""
         while len(self._coming) < min(most, len(self._sampled)):
-            step, error = self._sampled[len(self._coming)], None
-            loader, group = self._features._loader, self._group
-            try:
-                _, rows = next(self._owner)
-            except Exception as raised:  # the other ranks wait for these rows
-                error = raised
+            step, group = self._sampled[len(self._coming)], self._group
+            rows, error = self._read()
+            if rows is None:
                 rows = {
                     t.name: torch.zeros(
-                        sum(step.wanted[t.name]), t.row_bytes, dtype=torch.uint8, device=loader.device
+                        sum(step.wanted[t.name]), t.row_bytes, dtype=torch.uint8, device=self._loader.device
                     )
-                    for t in loader.tables
+                    for t in self._loader.tables
                 }
             coming = {}
             for name, of_table in rows.items():
                 wanted = step.wanted[name]
                 coming[name] = group.start_rows(of_table, wanted, step.expected[name])
                 away = sum(wanted) - wanted[group.rank]
-                self._features.counts["rows sent"] += away
-                self._features.counts["bytes sent"] += away * of_table.shape[1]
-            self._features.counts["exchanges"] += 1
-            number = self._begun
-            self._begun += 1
-            status = group.start_most([int(error is not None), number, -number])
+                self._of.counts["rows sent"] += away
+                self._of.counts["bytes sent"] += away * of_table.shape[1]
+            self._of.counts["exchanges"] += 1
+            status = group.start_most([int(error is not None), self._sent, -self._sent])
+            self._sent += 1
             self._coming.append(_Coming(coming, status, error))
 
     def _receive(
@@ -325,31 +378,21 @@ class GroupStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tensor]
         group.wait_for(handle)
         failed, number, minus_number = status.tolist()
         if number != -minus_number:
-            raise RankError("the ranks are at different minibatches: every rank must take as many as the others")
+            raise RankError(
+                "the ranks are at different minibatches: every rank must take as many as the others"
+            )
         if failed:
             return {}, self._error_of(coming.error)
         features = {}
         for name, rows in received.items():
             inverse = step.inverse[name].to(rows.device)
-            features[name] = self._features.decode(name, rows.index_select(0, inverse))
+            features[name] = self._of.decode(name, rows.index_select(0, inverse))
         return features, None
 
-    def _error_of(self, mine: Exception | None) -> StorageError:
-        """What to raise for a step that some rank could not read. Collective."""
-        group = self._group
-        told = group.gather(
-            None
-            if mine is None
-            else (isinstance(mine, StorageError), mine.errno or 0, mine.strerror or "", mine.filename, mine.offset)
-            if isinstance(mine, StorageError)
-            else (False, f"{type(mine).__name__}: {mine}")
-        )
-        if mine is not None:
-            if not isinstance(mine, StorageError):
-                raise mine
-            return mine
-        rank = next(r for r, of_rank in enumerate(told) if of_rank is not None)
-        if not told[rank][0]:
-            raise RankError(f"{group.name_of(rank)} failed with {told[rank][1]}")
-        _, errno, message, path, offset = told[rank]
-        return StorageError(errno, f"{group.name_of(rank)}: {message.partition(':')[0]}", path, offset)
+
+def _told(error: Exception) -> Any:
+    """An error as other ranks are told of it."""
+    if not isinstance(error, StorageError):
+        return f"{type(error).__name__}: {error}"
+    what = (error.strerror or "").partition(": ")[0]
+    return error.errno or 0, what, error.filename, error.offset

@@ -91,7 +91,10 @@ class Group:
         self._processes: list[_Process] = processes
 
     def exchange(
-        self, make: Callable[[], Sequence[Sequence[torch.Tensor]]], dtypes: Sequence[torch.dtype], tag: int = 0
+        self,
+        make: Callable[[], Sequence[Sequence[torch.Tensor]]],
+        dtypes: Sequence[torch.dtype],
+        tag: int = 0,
     ) -> list[list[torch.Tensor]]:
         """Send each rank its tensors, and return those that each rank sent to this one.
 
@@ -157,9 +160,7 @@ class Group:
     def start_most(self, values: Sequence[int]) -> tuple[torch.Tensor, Any]:
         """Begin to find the largest of each value over the ranks. Returns int64[n], as start_rows does."""
         most = torch.tensor(values, dtype=torch.int64)
-        work = self._run(
-            lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=self._control, async_op=True)
-        )
+        work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=self._control, async_op=True))
         return most, (work, most)
 
     def most(self, values: Sequence[int]) -> list[int]:

@@ -72,7 +72,9 @@ class GroupSampling:
             given = sampler.weights
             weights: Any = given if isinstance(given, Mapping) else {self.whole.relations[0]: given}
             held = {
-                g.relation: weights[g.relation][g.edge_ids] for g in self.local.graphs if g.relation in weights
+                g.relation: weights[g.relation][g.edge_ids]
+                for g in self.local.graphs
+                if g.relation in weights
             }
             found = Neighbor(**{**sampler._arguments(), "weights": held})
             self._locals[sampler] = found
@@ -126,7 +128,9 @@ class _Steps:
             for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
                 wrong = ids[(ids < 0) | (ids >= count)]
                 if len(wrong):
-                    raise IndexError(f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}")
+                    raise IndexError(
+                        f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}"
+                    )
             trees = None if given.trees is None else [t.numpy() for t in given.batch]
             self._given.append(given)
             self._found.append(_core.FoundNodes(sampler.threads, [i.numpy() for i in given.ids], trees))
@@ -156,9 +160,11 @@ class _Steps:
     def _whole_lists(self, layer: int) -> Neighbor | None:
         """What draws all in-edges, for a sampler that looks at all nodes of a layer together; else None."""
         self._lists: Neighbor | None = None
-        if not isinstance(self._sampler, Neighbor) and not _draws_alone(self._sampler):
+        if not draws_alone(self._sampler):
             relations = self._of.local.relations
-            every = {r: -1 if fanout else 0 for r, fanout in zip(relations, self._fanouts[layer], strict=True)}
+            every = {
+                r: -1 if fanout else 0 for r, fanout in zip(relations, self._fanouts[layer], strict=True)
+            }
             self._lists = Neighbor([every], threads=self._own.threads)
         return self._lists
 
@@ -193,7 +199,9 @@ class _Steps:
             owners = self._of._owners[t].of(every)
             order, _ = split(owners, group.size)
             steps = np.repeat(np.arange(len(nodes)), sizes)
-            asked = np.bincount(owners.astype(np.int64) * len(nodes) + steps, minlength=group.size * len(nodes))
+            asked = np.bincount(
+                owners.astype(np.int64) * len(nodes) + steps, minlength=group.size * len(nodes)
+            )
             asked = asked.reshape(group.size, len(nodes))
             self._orders.append(order)
             self._asked.append(asked)
@@ -241,7 +249,9 @@ class _Steps:
 
         def of_step(t: int, step: int, value: int) -> np.ndarray:
             parts = [
-                of_rank[value][begins[t][r, step] : begins[t][r, step + 1]] if len(of_rank[value]) else of_rank[value]
+                of_rank[value][begins[t][r, step] : begins[t][r, step + 1]]
+                if len(of_rank[value])
+                else of_rank[value]
                 for r, of_rank in enumerate(by_type[t])
             ]
             return np.concatenate(parts)
@@ -266,7 +276,8 @@ class _Steps:
             for r, (_, dst) in enumerate(topology.ends):
                 firsts = counts[dst][:rank].sum(0)  # nodes of the ranks before, by step
                 pieces = [
-                    _part_of(drawn[step][r], int(firsts[step]), int(counts[dst][rank, step])) for step in range(count)
+                    _part_of(drawn[step][r], int(firsts[step]), int(counts[dst][rank, step]))
+                    for step in range(count)
                 ]
                 message += [torch.cat(values) for values in zip(*pieces, strict=True)]
             if rank != of.group.rank:
@@ -287,7 +298,7 @@ class _Steps:
             indptr = np.zeros(len(order) + 1, np.int64)
             indptr[1 + order] = degrees
             np.cumsum(indptr, out=indptr)
-            to = _ranges(indptr[order], degrees)
+            to = ranges(indptr[order], degrees)
             arranged = []
             for values in (sources, ids, weights):
                 out = np.empty(len(values), values.dtype)
@@ -351,7 +362,8 @@ def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homoge
     """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole graph, by relation."""
     none = np.empty(0, np.int64)
     whole = [
-        replace(g, indices=none, edge_ids=None, edge_times=None, edge_count=counts[g.relation]) for g in graphs
+        replace(g, indices=none, edge_ids=None, edge_times=None, edge_count=counts[g.relation])
+        for g in graphs
     ]
     return Topology(whole[0] if homogeneous else whole)
 
@@ -360,15 +372,19 @@ def check_sampler(sampler: Sampler) -> None:
     """Raise TypeError for a sampler that cannot sample from a graph whose edges are elsewhere."""
     if isinstance(sampler, Neighbor):
         if sampler.subgraph == "induced":
-            raise ValueError(_NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'"))
+            raise ValueError(
+                _NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'")
+            )
         return
     if not isinstance(sampler, Labor | Ladies):
         raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "gids.sampler.Neighbor, Labor or Ladies"))
 
 
-def _draws_alone(sampler: Sampler) -> bool:
+def draws_alone(sampler: Sampler) -> bool:
     """Whether a node draws its edges without a look at the other nodes of its layer."""
-    return isinstance(sampler, Labor) and sampler.importance_sampling == 0
+    if isinstance(sampler, Labor):
+        return sampler.importance_sampling == 0
+    return isinstance(sampler, Neighbor) and sampler.subgraph != "induced"
 
 
 def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
@@ -378,10 +394,7 @@ def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
     indptr = block.indptr[first : first + count + 1]
     begin, end = (int(indptr[0]), int(indptr[-1])) if count else (0, 0)
     weights = torch.empty(0) if block.weights is None else block.weights[begin:end]
-    positions = block.positions[begin:end]
-    ids = positions if block.graph.edge_ids is None else torch.from_numpy(
-        block.graph.edge_ids[positions.numpy()].astype(np.int64, copy=False)
-    )
+    ids = edge_ids_at(block, slice(begin, end))
     degrees = indptr.diff().to(torch.int32) if count else torch.empty(0, dtype=torch.int32)
     return degrees, block.indices[begin:end], ids, weights
 
@@ -391,7 +404,15 @@ def step_tag(epoch: int, step: int) -> int:
     return (epoch << 40 ^ step) & (1 << 62) - 1
 
 
-def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def edge_ids_at(block: Block, edges: slice = slice(None)) -> torch.Tensor:
+    """The ids of some edges of a block of a part."""
+    positions, of_graph = block.positions[edges], block.graph.edge_ids
+    if of_graph is None:
+        return positions
+    return torch.from_numpy(of_graph[positions.numpy()].astype(np.int64, copy=False))
+
+
+def ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """begins[0], begins[0] + 1, … (lengths[0] numbers), begins[1], …"""
     lengths = lengths.astype(np.int64)
     before = np.cumsum(lengths) - lengths

@@ -105,7 +105,16 @@ class GroupSource(Source):
         loader = self._local.feature_loader(
             user, stored, dtype=None, device=device, minibatch_rows=minibatch_rows
         )
-        return GroupFeatures(self.group, loader, chosen, self.owners_of, self.owners_of_edges, _rows_of, dtype=dtype, bulk=self.bulk)
+        return GroupFeatures(
+            self.group,
+            loader,
+            chosen,
+            self.owners_of,
+            self.owners_of_edges,
+            _rows_of,
+            dtype=dtype,
+            bulk=self.bulk,
+        )
 
     def owners_of(self, table: Table) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination."""

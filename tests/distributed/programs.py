@@ -23,11 +23,17 @@ from gids.store import Graph
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     """Where two minibatches, or parts of them, are not equal bit for bit."""
     if isinstance(theirs, torch.Tensor):
-        return [] if isinstance(mine, torch.Tensor) and same_bits(mine, theirs) else [f"{where}: {mine} {theirs}"]
+        return (
+            []
+            if isinstance(mine, torch.Tensor) and same_bits(mine, theirs)
+            else [f"{where}: {mine} {theirs}"]
+        )
     if isinstance(theirs, Mapping):
         if not isinstance(mine, Mapping) or list(mine) != list(theirs):
             return [f"{where}: {list(mine)} {list(theirs)}"]
-        return [d for key, value in theirs.items() for d in differences(mine[key], value, f"{where}[{key!r}]")]
+        return [
+            d for key, value in theirs.items() for d in differences(mine[key], value, f"{where}[{key!r}]")
+        ]
     if isinstance(theirs, list):
         if len(mine) != len(theirs):
             return [f"{where}: {len(mine)} {len(theirs)}"]
@@ -42,7 +48,12 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
 
 
 def compare_with_one_process(
-    dataset: Path, whole: Path, kind: str, arguments: Mapping[str, Any], options: Mapping[str, Any], epochs: int
+    dataset: Path,
+    whole: Path,
+    kind: str,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    epochs: int,
 ) -> dict[str, Any]:
     """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
     make = getattr(gids, kind)
@@ -50,7 +61,10 @@ def compare_with_one_process(
     shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **options)
     count = 0
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
-        with make(shared, **arguments) as mine, make(alone, rank=rank, world_size=size, **arguments) as theirs:
+        with (
+            make(shared, **arguments) as mine,
+            make(alone, rank=rank, world_size=size, **arguments) as theirs,
+        ):
             assert len(mine) == len(theirs)
             for _ in range(epochs):
                 for a, b in zip(mine, theirs, strict=True):

@@ -42,7 +42,9 @@ def seeds_of(size: int, ntype: str | None = None, *, times: bool = False) -> lis
     generator = torch.Generator().manual_seed(size)
 
     def of_step() -> Any:
-        ids = {t: torch.randint(0, COUNTS[t], (30 if t == "paper" else 8,), generator=generator) for t in COUNTS}
+        ids = {
+            t: torch.randint(0, COUNTS[t], (30 if t == "paper" else 8,), generator=generator) for t in COUNTS
+        }
         if times:
             return TimedSeeds(ids["paper"], torch.randint(0, 99, (30,), generator=generator))
         return ids["paper"] if ntype else ids

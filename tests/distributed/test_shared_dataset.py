@@ -26,7 +26,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with DatasetWriter(path, page_bytes=512) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(NODES, 50, generator=generator))
         writer.write_table("node", "paper", "half", torch.randn(NODES, 7, generator=generator).half())
-        writer.write_table("node", "paper", "code", torch.randn(NODES, 9, generator=generator), dtype=torch.int8, scale="row")
+        writer.write_table(
+            "node", "paper", "code", torch.randn(NODES, 9, generator=generator), dtype=torch.int8, scale="row"
+        )
         writer.write_labels("paper", torch.arange(NODES) % 7)
         writer.write_graph(CITES, *random_in_edges(NODES, NODES, 3), num_src=NODES)
     return path

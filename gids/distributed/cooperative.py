@@ -1,0 +1,348 @@
+"""Cooperative minibatches: all ranks work on one large minibatch. Each node belongs to one rank, its owner.
+
+Called by GroupSource for NodeLoader(cooperative=True). After Balin, LaSalle and Catalyurek, "Cooperative
+Minibatching in Graph Neural Networks", 2023, Algorithm 1. A node that several ranks would sample, read and
+compute for themselves is sampled, read and computed once. Between layers, ranks send each other the rows that
+they need of nodes of others: `CooperativeMinibatch.exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.distributed.group import Group
+from gids.distributed.owners import Owners, split
+from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges, step_tag
+from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.forest import AnySeeds, Given, per_type
+from gids.sampler.layered import LayeredSampler, Numbers
+from gids.sampler.minibatch import PerType
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How rows of one node type go from the owners of nodes to the ranks whose edges begin at them.
+
+    num_dst: sources that are destinations, too: they are the owner's first rows. send: int64[n], the rows that
+    other ranks and this one want, those for rank 0 first. counts: of them, for each rank. expected: rows that
+    come from each rank. place: int64[sum of expected], for each further source its row among those that come.
+    """
+
+    num_dst: int
+    send: torch.Tensor
+    counts: list[int]
+    expected: list[int]
+    place: torch.Tensor
+
+
+@dataclass(repr=False)
+class CooperativeMinibatch(Minibatch):
+    """This rank's part of a minibatch of all ranks.
+
+    seeds: those of the minibatch that this rank owns, perhaps none. input_nodes: the nodes of the input layer
+    that it owns, each once; their features are loaded. blocks: as of Minibatch. The destinations of blocks[i]
+    are the nodes of layer i + 1 that this rank owns, and come first among its sources, which exchange(i, h)
+    returns rows of.
+
+    seed_count: seeds of all ranks. exchanges: by layer and node type, the input layer first.
+    """
+
+    seed_count: int = 0
+    exchanges: list[list[Exchange]] = field(default_factory=list)
+    node_types: list[str] = field(default_factory=list)
+    group: Group | None = None
+
+    def exchange(self, layer: int, h: PerType) -> PerType:
+        """Rows of the sources of blocks[layer], from rows of the nodes that the ranks own. Collective.
+
+        h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0 and the
+        destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns the same with
+        a row for each source of blocks[layer]. Differentiable: gradients go back to the owners. Every rank must
+        call it, in forward and backward. Raises RankError.
+        """
+        assert self.group is not None
+        if not isinstance(h, dict):
+            [plan] = self.exchanges[layer]
+            return _exchanged(h, plan, self.group)
+        return {
+            ntype: _exchanged(h[ntype], plan, self.group)
+            for ntype, plan in zip(self.node_types, self.exchanges[layer], strict=True)
+            if ntype in h
+        }
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
+        ctx.plan, ctx.group, ctx.rows = plan, group, len(h)
+        came = _send(h.index_select(0, plan.send.to(h.device)), plan.counts, plan.expected, group)
+        return torch.cat([h[: plan.num_dst], came.index_select(0, plan.place.to(h.device))])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        plan: Exchange = ctx.plan
+        back = torch.empty_like(grad[plan.num_dst :])
+        back[plan.place.to(grad.device)] = grad[plan.num_dst :]
+        came = _send(back, plan.expected, plan.counts, ctx.group)
+        result = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        result[: plan.num_dst] = grad[: plan.num_dst]
+        result.index_add_(0, plan.send.to(grad.device), came)
+        return result, None, None
+
+
+def _exchanged(h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
+    result: torch.Tensor = _Exchanged.apply(h, plan, group)
+    return result
+
+
+def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Group) -> torch.Tensor:
+    """Send rows of any type and shape, those for rank 0 first. Returns those that come."""
+    row_bytes = (
+        rows.element_size() * rows[:1].numel()
+        if len(rows)
+        else rows.element_size() * rows.new_empty(1, *rows.shape[1:]).numel()
+    )
+    stored = rows.contiguous().view(-1).view(torch.uint8).view(len(rows), row_bytes)
+    came, handle = group.start_rows(stored, counts, expected)
+    group.wait_for(handle)
+    return came.view(-1).view(rows.dtype).view(-1, *rows.shape[1:])
+
+
+class Cooperation:
+    """Samples cooperative minibatches.
+
+    topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners: by
+    node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a layer
+    together; None: the sampler does, from `topology`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        topology: Topology,
+        whole: Topology,
+        owners: Sequence[Owners],
+        sampling: GroupSampling | None,
+    ) -> None:
+        self.group, self.topology, self.whole = group, topology, whole
+        self.owners, self.sampling = list(owners), sampling
+
+    def sample_steps(
+        self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
+    ) -> list[Minibatch]:
+        """This rank's parts of successive minibatches. seeds: of all ranks. Collective."""
+        steps = _Steps(self, sampler, (seed, epoch, first_step))
+        return steps.sample(seeds)
+
+
+class _Steps:
+    """Some steps, while they are made. Lists are by step, then by node type."""
+
+    def __init__(self, of: Cooperation, sampler: Sampler, numbers: Numbers) -> None:
+        self._of, self._sampler, self._numbers = of, sampler, numbers
+        self._owned: list[_core.FoundNodes] = []
+        self._own_seeds: list[list[torch.Tensor]] = []
+        self._seed_counts: list[int] = []
+        self._whole: list[_WholeLayers] = []
+
+    def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
+        of, whole, error = self._of, self._of.whole, None
+        try:
+            self._begin(seeds)
+        except Exception as raised:
+            error = raised
+        blocks: list[list[list[Block]]] = [[] for _ in seeds]
+        exchanges: list[list[list[Exchange]]] = [[] for _ in seeds]
+        for layer in range(len(getattr(self._sampler, "_per_layer", [0]))):
+            self._layer(layer, error, blocks, exchanges)
+        made: list[Minibatch] = []
+        _, epoch, first = self._numbers
+        for i, found in enumerate(self._owned):
+            nodes = [torch.from_numpy(found.nodes(t)) for t in range(len(whole.node_types))]
+            every: PerType = (
+                nodes[0] if whole.homogeneous else dict(zip(whole.node_types, nodes, strict=True))
+            )
+            layers: Any = [
+                layer[0] if whole.homogeneous else dict(zip(whole.relations, layer, strict=True))
+                for layer in reversed(blocks[i])
+            ]
+            made.append(
+                CooperativeMinibatch(
+                    per_type(whole, self._own_seeds[i]),
+                    every,
+                    layers,
+                    epoch,
+                    first + i,
+                    seed_count=self._seed_counts[i],
+                    exchanges=exchanges[i][::-1],
+                    node_types=whole.node_types,
+                    group=of.group,
+                )
+            )
+        return made
+
+    def _begin(self, seeds: Sequence[AnySeeds]) -> None:
+        of, sampler = self._of, self._sampler
+        if not isinstance(sampler, LayeredSampler):
+            raise TypeError(
+                f"cooperative=True needs a sampler of gids.sampler (got {type(sampler).__name__})"
+            )
+        if isinstance(sampler, Neighbor) and (sampler.disjoint or sampler.subgraph != "directional"):
+            raise ValueError(
+                f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs have no "
+                "layers to exchange between. Leave cooperative out"
+            )
+        for i, of_step in enumerate(seeds):
+            given = sampler._given(of.whole, of_step)
+            own = []
+            for ids, ntype, count, owners in zip(
+                given.ids, of.whole.node_types, of.whole.node_counts, of.owners, strict=True
+            ):
+                wrong = ids[(ids < 0) | (ids >= count)]
+                if len(wrong):
+                    raise IndexError(
+                        f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}"
+                    )
+                own.append(ids[torch.from_numpy(owners.of(ids.numpy()) == of.group.rank)])
+            self._own_seeds.append(own)
+            self._seed_counts.append(sum(map(len, given.ids)))
+            self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
+        if not draws_alone(sampler):
+            seed, epoch, first = self._numbers
+            if of.sampling is not None:
+                made = of.sampling.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first)
+            else:
+                made = sampler.sample_bulk(of.topology, seeds, seed=seed, epoch=epoch, first_step=first)  # type: ignore[arg-type]
+            self._whole = [_WholeLayers(of.whole, minibatch, sampler.threads) for minibatch in made]
+
+    def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
+        """By step and relation: the edges of this rank's nodes. Indices are node ids, positions edge ids."""
+        if self._whole:
+            return [
+                of_step.draw(layer, of_nodes) for of_step, of_nodes in zip(self._whole, nodes, strict=True)
+            ]
+        of, sampler = self._of, self._sampler
+        assert isinstance(sampler, LayeredSampler)
+        local = of.sampling.local_of(sampler) if of.sampling is not None else sampler
+        given = [Given([torch.from_numpy(ids) for ids in of_step]) for of_step in nodes]
+        drawn = local.draw_layer(of.topology, given, layer, self._numbers)
+        for of_step in drawn:
+            for block, graph in zip(of_step, of.whole.graphs, strict=True):
+                if of.sampling is not None:
+                    block.positions = edge_ids_at(block)
+                block.graph = graph
+        return drawn
+
+    def _layer(
+        self,
+        layer: int,
+        error: Exception | None,
+        blocks: list[list[list[Block]]],
+        exchanges: list[list[list[Exchange]]],
+    ) -> None:
+        """Draw one layer, and ask the owners of its sources to be ready with their rows."""
+        of, group = self._of, self._of.group
+        types = range(len(of.whole.node_types))
+        nodes: list[list[np.ndarray]] = []
+        orders: list[
+            list[tuple[np.ndarray, np.ndarray]]
+        ] = []  # of the further sources by owner, and their counts
+        drawn: list[list[Block]] = []
+
+        def ask() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            nodes.extend([found.nodes(t) for t in types] for found in self._owned)
+            drawn.extend(self._draw(layer, nodes))
+            messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
+            assert isinstance(self._sampler, LayeredSampler)
+            for of_step, of_nodes in zip(drawn, nodes, strict=True):
+                sources = _core.FoundNodes(self._sampler.threads, of_nodes)
+                for block, (src, _) in zip(of_step, of.whole.ends, strict=True):
+                    local = block.indices.numpy().copy()
+                    sources.relabel(src, local)
+                    block.indices = torch.from_numpy(local)
+                for block, (src, _) in zip(of_step, of.whole.ends, strict=True):
+                    block.num_src = sources.size(src)
+                orders.append([])
+                for t in types:
+                    further = sources.nodes(t)[len(of_nodes[t]) :]
+                    order, counts = split(of.owners[t].of(further), group.size)
+                    orders[-1].append((order, counts))
+                    ends = np.cumsum([0, *counts])
+                    for rank, (begin, end) in enumerate(pairwise(ends)):
+                        messages[rank].append(torch.from_numpy(further[order[begin:end]]))
+            return messages
+
+        # The number of steps is the same on all ranks.
+        steps = len(blocks)
+        asked = group.exchange(ask, [torch.int64] * len(types) * steps, step_tag(*self._numbers[1:]))
+        for step in range(steps):
+            plans = []
+            for t in types:
+                of_ranks = [of_rank[step * len(types) + t].numpy() for of_rank in asked]
+                wanted = np.concatenate(of_ranks)
+                self._owned[step].relabel(t, wanted)
+                order, counts = orders[step][t]
+                place = np.empty(len(order), np.int64)
+                place[order] = np.arange(len(order))
+                plans.append(
+                    Exchange(
+                        len(nodes[step][t]),
+                        torch.from_numpy(wanted),
+                        [len(ids) for ids in of_ranks],
+                        counts.tolist(),
+                        torch.from_numpy(place),
+                    )
+                )
+            exchanges[step].append(plans)
+            blocks[step].append(drawn[step])
+
+
+class _WholeLayers:
+    """A minibatch of all ranks' seeds, from which the edges of some nodes are taken."""
+
+    def __init__(self, whole: Topology, minibatch: Minibatch, threads: int) -> None:
+        self._whole = whole
+        given = minibatch.input_nodes
+        self._nodes = [(given[t] if isinstance(given, dict) else given).numpy() for t in whole.node_types]
+        # Repeated seeds have several rows, with the same edges; the first one is found.
+        self._found = _core.FoundNodes(threads, self._nodes)
+        self._layers: list[list[Block | None]] = []
+        for layer in reversed(minibatch.blocks):
+            of_relations = layer if isinstance(layer, dict) else {whole.relations[0]: layer}
+            self._layers.append([of_relations.get(relation) for relation in whole.relations])
+
+    def draw(self, layer: int, nodes: list[np.ndarray]) -> list[Block]:
+        taken = []
+        for block, graph, (src, dst) in zip(
+            self._layers[layer], self._whole.graphs, self._whole.ends, strict=True
+        ):
+            rows = nodes[dst].copy()
+            self._found.relabel(dst, rows)
+            if block is None:
+                none = torch.empty(0, dtype=torch.int64)
+                taken.append(Block(torch.zeros(len(rows) + 1, dtype=torch.int64), none, none, 0, graph))
+                continue
+            indptr = block.indptr.numpy()
+            degrees = indptr[rows + 1] - indptr[rows]
+            edges = ranges(indptr[rows], degrees)
+            taken.append(
+                Block(
+                    torch.from_numpy(np.concatenate([[0], degrees.cumsum()])),
+                    torch.from_numpy(self._nodes[src][block.indices.numpy()[edges]]),
+                    block.positions[edges],
+                    0,
+                    block.graph,
+                    None if block.weights is None else block.weights[edges],
+                )
+            )
+        return taken
