@@ -1,6 +1,7 @@
 """Several processes and machines: rows and edges are divided among ranks. See docs/distributed.md."""
 
+from gids.distributed.cooperative import CooperativeMinibatch
 from gids.distributed.group import Group
 from gids.distributed.source import GroupSource, open
 
-__all__ = ["Group", "GroupSource", "open"]
+__all__ = ["CooperativeMinibatch", "Group", "GroupSource", "open"]

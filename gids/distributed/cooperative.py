@@ -8,9 +8,9 @@ they need of nodes of others: `CooperativeMinibatch.exchange`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -105,11 +105,7 @@ def _exchanged(h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
 
 def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Group) -> torch.Tensor:
     """Send rows of any type and shape, those for rank 0 first. Returns those that come."""
-    row_bytes = (
-        rows.element_size() * rows[:1].numel()
-        if len(rows)
-        else rows.element_size() * rows.new_empty(1, *rows.shape[1:]).numel()
-    )
+    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     stored = rows.contiguous().view(-1).view(torch.uint8).view(len(rows), row_bytes)
     came, handle = group.start_rows(stored, counts, expected)
     group.wait_for(handle)

@@ -109,6 +109,58 @@ class GroupFeatures:
         return values if self.dtype is None else values.to(self.dtype)
 
 
+class OwnFeatures:
+    """The rows that this rank owns, for cooperative minibatches. What EpochLoader uses of FeatureLoader.
+
+    loader, rows_of: as of GroupFeatures, with the tables' own dtypes.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        loader: FeatureLoader,
+        rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
+        *,
+        bulk: int,
+    ) -> None:
+        self.group, self.loader, self.rows_of, self._bulk = group, loader, rows_of, bulk
+
+    @property
+    def window(self) -> int:
+        return self.loader.window
+
+    @property
+    def waiting_batches(self) -> int:
+        """The same on all ranks, which sample together."""
+        return self._bulk - 1
+
+    @property
+    def held_bytes(self) -> int:
+        return self.loader.held_bytes
+
+    def attach(
+        self,
+        minibatches: Iterable[T],
+        ids_of: Callable[[T], Ids],
+        *,
+        bytes_of: Callable[[T], int] | None = None,
+        waiting_batches: int = 0,
+        source_bytes: Callable[[int], int] = lambda _waiting: 0,
+        growth: float = 1.0,
+        count: int | None = None,
+        again: Callable[[int], Iterator[T]] | None = None,
+    ) -> OwnStream[T]:
+        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
+        return OwnStream(self, iter(minibatches), ids_of, bytes_of or (lambda _: 0), growth, count)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of FeatureLoader, of this rank's rows."""
+        return self.loader.stats()
+
+    def leave(self, user: object) -> None:
+        self.loader.leave(user)
+
+
 @dataclass
 class _Step(Generic[T]):
     """One step. Dictionaries are by table.
@@ -240,9 +292,7 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, dict[str, torch.Tens
             except StopIteration:
                 self._end, self._asked.ended = StopIteration(), True
                 return
-            except RankError:
-                raise
-            except Exception as raised:
+            except Exception as raised:  # the other ranks wait
                 error = raised
             step = self._prepare(minibatch, error)
             self._number += 1
@@ -388,6 +438,49 @@ class GroupStream(LockstepStream[T]):
             inverse = step.inverse[name].to(rows.device)
             features[name] = self._of.decode(name, rows.index_select(0, inverse))
         return features, None
+
+
+class OwnStream(LockstepStream[T]):
+    """Cooperative minibatches with the features of this rank's input nodes."""
+
+    def __init__(
+        self,
+        features: OwnFeatures,
+        minibatches: Iterator[T],
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        growth: float,
+        count: int | None,
+    ) -> None:
+        super().__init__(features.group, features.loader, minibatches, bytes_of, growth, count)
+        self._of, self._ids_of = features, ids_of
+        self._first: tuple[dict[str, torch.Tensor] | None, Exception | None] | None = None
+
+    def _begin(self) -> None:
+        self._first = self._read()
+
+    def _prepare(self, minibatch: T | None, error: Exception | None) -> _Step[T]:
+        def check() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            return [[] for _ in range(self._group.size)]
+
+        self._group.exchange(check, [], self._number)
+        assert minibatch is not None
+        step = _Step(minibatch, self._bytes_of(minibatch))
+        ids = self._ids_of(minibatch)
+        for table in self._loader.tables:
+            step.ids[table.name] = self._of.rows_of(table, ids[table.name])
+        return step
+
+    def _features(self) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        rows, error = self._first or self._read()
+        self._first = None
+        [failed] = self._group.most([int(error is not None)])
+        if failed:
+            return {}, self._error_of(error)
+        assert rows is not None
+        return rows, None
 
 
 def _told(error: Exception) -> Any:

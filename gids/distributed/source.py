@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gids.distributed.features import GroupFeatures
+from gids.distributed.cooperative import Cooperation
+from gids.distributed.features import GroupFeatures, OwnFeatures
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
 from gids.distributed.sampling import GroupSampling, whole_topology
@@ -145,6 +146,9 @@ class GroupSource(Source):
             ends.append(torch.where(added, of_src[sources], of_dst[destinations]))
         return self._node_owners(dst).of(torch.cat(ends).numpy())
 
+    def cooperating(self) -> Source:
+        return CooperativeSource(self)
+
     def close(self) -> None:
         super().close()
         self.group.close()
@@ -171,6 +175,72 @@ class GroupSource(Source):
             owners = [self._node_owners(ntype) for ntype in topology.node_types]
             self._samplings[topology.homogeneous] = GroupSampling(self.group, local, topology, owners)
         return self._samplings[topology.homogeneous]
+
+
+class CooperativeSource(GroupSource):
+    """What a NodeLoader with cooperative=True samples and reads by. Made by GroupSource, whose group it uses."""
+
+    def __init__(self, of: GroupSource) -> None:
+        self.__dict__.update(of.__dict__)
+        self._cooperations: dict[bool, Cooperation] = {}
+
+    def sample_steps(
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
+    ) -> list[Minibatch]:
+        found = self._cooperations.get(topology.homogeneous)
+        if found is None:
+            owners = [self._node_owners(ntype) for ntype in topology.node_types]
+            divided = None if self.part is None else self._sampling(topology)
+            local = topology if divided is None else divided.local
+            found = Cooperation(self.group, local, topology, owners, divided)
+            self._cooperations[topology.homogeneous] = found
+        return found.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
+
+    def check_device(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ValueError(
+                f"device={str(device)!r}: cooperative minibatches are sampled on the CPU. Use device='cpu' and "
+                "move them"
+            )
+
+    def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
+        self,
+        user: object,
+        tables: Tables,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        minibatch_rows: int | Mapping[str, int] | None = None,
+    ) -> OwnFeatures:
+        loader = self._local.feature_loader(
+            user, tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
+        )
+        return OwnFeatures(self.group, loader, _rows_of, bulk=self.bulk)
+
+    def _node_owners(self, ntype: str) -> Owners:
+        if self.part is not None:
+            return super()._node_owners(ntype)
+        key = ("nodes", ntype)
+        if key not in self._owners:
+            # Nodes of one page belong together, so that one rank reads it.
+            tables = [t for t in self.store.tables.values() if t.type == ntype]
+            block, order = max((t.rows_per_page for t in tables), default=1), None
+            if len({None if t.order is None else t.name for t in tables}) == 1:
+                order = tables[0].order
+            count = self.group.size
+            self._owners[key] = (
+                HashOwners(count, block, order)
+                if self._owned_by == "hash"
+                else RangeOwners(count, self.store.num_nodes(ntype), block)
+            )
+        return self._owners[key]
 
 
 def open(

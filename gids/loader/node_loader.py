@@ -49,6 +49,9 @@ class NodeLoader(EpochLoader):
             `rank`, 0 to world_size - 1. Give every rank all seeds. None: taken from torch.distributed's
             process group, if it is initialized; then every rank must make the loader, with the same
             arguments. rank=0, world_size=1: no sharing.
+        cooperative: the ranks work on one minibatch of world_size * batch_size seeds together, in which each
+            node belongs to one of them; needs gids.distributed.open(). Minibatches are
+            gids.distributed.CooperativeMinibatch.
         device: ``"cpu"`` (default) or a CUDA device. On CUDA kernels sample the pinned topology on a separate
             stream, and minibatches are ready for torch's current stream.
         labels: include labels, if the store has them: of the seeds (True, default), or of all input nodes
@@ -84,6 +87,7 @@ class NodeLoader(EpochLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        cooperative: bool = False,
         device: str | torch.device = "cpu",
         labels: bool | Literal["inputs"] = True,
         topology_on: str = "auto",
@@ -100,6 +104,9 @@ class NodeLoader(EpochLoader):
             rank=rank,
             world_size=world_size,
         )
+        self.cooperative = bool(cooperative)
+        if self.cooperative:
+            self.source = self.source.cooperating()
         if labels not in (True, False, "inputs"):
             raise ValueError(f"labels={labels!r} must be True, False or 'inputs'")
         by_type = isinstance(seeds, dict)
@@ -128,24 +135,38 @@ class NodeLoader(EpochLoader):
         self._seeds.hash(update)
 
     def _sampling(self, epoch: Epoch) -> EpochSampling:
-        return _NodeSampling(epoch, self._seeds, self._labels, of_inputs=self._label_inputs)
+        return _NodeSampling(
+            epoch, self._seeds, self._labels, of_inputs=self._label_inputs, cooperative=self.cooperative
+        )
 
 
 class _NodeSampling(EpochSampling):
-    """labels: by node type. of_inputs: minibatches get the labels of all input nodes, not of the seeds."""
+    """labels: by node type. of_inputs: minibatches get the labels of all input nodes, not of the seeds.
+    cooperative: the ranks draw the seeds of all ranks, and each gets a part of them.
+    """
 
     def __init__(
-        self, epoch: Epoch, seeds: _Seeds, labels: Mapping[str, torch.Tensor], *, of_inputs: bool
+        self,
+        epoch: Epoch,
+        seeds: _Seeds,
+        labels: Mapping[str, torch.Tensor],
+        *,
+        of_inputs: bool,
+        cooperative: bool,
     ) -> None:
         super().__init__(epoch)
         self._seeds, self._labels, self._of_inputs = seeds, labels, of_inputs
+        self._cooperative = cooperative
 
     def draw(self, step: int) -> tuple[AnySeeds, Callable[[Minibatch], Minibatch]]:
-        seeds = self._seeds.at(self.epoch.seeds.at(step).own)
+        of_step = self.epoch.seeds.at(step)
+        seeds = self._seeds.at(of_step.of_all_ranks if self._cooperative else of_step.own)
         return seeds, partial(self._label, seeds.ids if isinstance(seeds, TimedSeeds) else seeds)
 
     def _label(self, seeds: PerType, minibatch: Minibatch) -> Minibatch:
         labels, on = self._labels, self.epoch.stream
+        if self._cooperative:
+            seeds = minibatch.seeds
         labelled = minibatch.input_nodes if self._of_inputs else seeds
         if isinstance(labelled, dict):
             found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}

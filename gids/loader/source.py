@@ -81,6 +81,10 @@ class Source(Closing):
     def check_reads_alone(self) -> None:
         """Raise ValueError if the rows can only be read together with other processes."""
 
+    def cooperating(self) -> Source:
+        """The source of a loader whose ranks work on one minibatch together. Raises ValueError."""
+        raise ValueError("cooperative=True needs a source of gids.distributed.open()")
+
     def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
         """The ranks that share the seeds of a loader with these arguments."""
         return find_ranks(rank, world_size)

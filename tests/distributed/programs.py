@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners
 from gids.distributed.sampling import GroupSampling, whole_topology
-from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
 
 
@@ -116,3 +117,120 @@ def sample_together(
     assert size == 1 or sampling.counts["edges sent"] > 0
     group.close()
     return sampling.counts
+
+
+def by_type(ids: Any) -> dict[str, torch.Tensor]:
+    return ids if isinstance(ids, dict) else {"paper": ids}
+
+
+def edges_of(minibatch: Minibatch, sources: list[dict[str, torch.Tensor]] | None = None) -> list[Counter[Any]]:
+    """By layer: (relation, source, destination, id, weight) of every edge. sources: by layer and type, node ids."""
+    layers = []
+    for i, layer in enumerate(minibatch.blocks):
+        found: Counter[Any] = Counter()
+        nodes = sources[i] if sources is not None else by_type(minibatch.input_nodes)
+        for block in layer.values() if isinstance(layer, dict) else [layer]:
+            src, dst = block.coo()
+            weights = block.weights if block.weights is not None else torch.ones(block.num_edges)
+            ends = nodes[block.relation[0]][src], nodes[block.relation[2]][dst]
+            columns = (*ends, block.edge_ids, weights)
+            found.update((block.relation, *e) for e in zip(*(c.tolist() for c in columns), strict=True))
+        layers.append(found)
+    return layers
+
+
+def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> None:
+    """Compare the parts of cooperative minibatches, put together, with the minibatches of one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options = {"batch_size": batch_size, "shuffle": True}
+    source = gids.distributed.open(dataset, memory="64MB", timeout=30, bulk=3)
+    whole = gids.open(dataset, memory="64MB")
+    with source, whole:
+        mine = gids.NodeLoader(source, seeds, sampler, cooperative=True, **options)
+        alone = gids.NodeLoader(
+            whole, seeds, sampler, rank=0, world_size=1, batch_size=batch_size * size, shuffle=True
+        )
+        assert len(mine) == len(alone)
+        for _ in range(2):
+            for part, expected in zip(mine, alone, strict=True):
+                check_cooperative(part, expected, whole)
+                parts: list[Any] = [None] * size
+                sources = []
+                for layer in range(len(part.blocks)):
+                    nodes = by_type(part.input_nodes)
+                    dst = part.blocks[layer - 1] if layer else None
+                    of_layer = {}
+                    for ntype, ids in nodes.items():
+                        count = len(ids)
+                        if dst is not None:
+                            counts = [b.num_dst for b in (dst.values() if isinstance(dst, dict) else [dst]) if b.relation[2] == ntype]
+                            count = counts[0] if counts else len(by_type(part.seeds).get(ntype, []))
+                        of_layer[ntype] = ids[:count]
+                    rows = {t: ids.double()[:, None] for t, ids in of_layer.items()}
+                    came = part.exchange(layer, rows if isinstance(part.input_nodes, dict) else rows["paper"])
+                    sources.append({t: r[:, 0].long() for t, r in by_type(came).items()})
+                dist.all_gather_object(parts, (edges_of(part, sources), by_type(part.seeds), by_type(part.input_nodes)))
+                for layer, edges in enumerate(edges_of(expected)):
+                    assert sum((p[0][layer] for p in parts), Counter()) == edges
+                for ntype, ids in by_type(expected.seeds).items():
+                    found = torch.cat([p[1][ntype] for p in parts if ntype in p[1]])
+                    assert torch.equal(found.sort().values, ids.sort().values)
+                for ntype, ids in by_type(expected.input_nodes).items():
+                    found = torch.cat([p[2][ntype] for p in parts])
+                    assert torch.equal(found.sort().values, ids.sort().values)
+                assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
+        del rank
+
+
+def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) -> None:
+    assert (part.epoch, part.step) == (expected.epoch, expected.step)
+    for name, rows in part.features.items():
+        ids = by_type(part.input_nodes)[name.partition(".")[0]]
+        assert same_bits(rows, whole.store.tables[name].read_rows(ids))
+    for ntype, labels in by_type(part.labels if part.labels is not None else {}).items():
+        assert torch.equal(labels, whole.store.labels[ntype][by_type(part.seeds)[ntype]])
+
+
+def mean_of(block: Block, h: torch.Tensor) -> torch.Tensor:
+    """Of each destination, the weighted mean of its sources' rows."""
+    src, dst = block.coo()
+    weights = block.weights if block.weights is not None else torch.ones(block.num_edges)
+    total = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, dst, h[src] * weights[:, None])
+    norm = h.new_zeros(block.num_dst).index_add(0, dst, weights)
+    return total / norm.clamp(min=1)[:, None]
+
+
+class Sage(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        widths = [(24, 16), (16, 5)]
+        self.own = torch.nn.ModuleList(torch.nn.Linear(*w) for w in widths)
+        self.neighbors = torch.nn.ModuleList(torch.nn.Linear(*w, bias=False) for w in widths)
+
+    def forward(self, minibatch: Any) -> torch.Tensor:
+        h = minibatch.features["paper.feat"]
+        for i, block in enumerate(minibatch.blocks):
+            h = minibatch.exchange(i, h) if hasattr(minibatch, "exchange") else h
+            h = self.own[i](h[: block.num_dst]) + self.neighbors[i](mean_of(block, h))
+            h = h.relu() if i == 0 else h
+        return h
+
+
+def train(dataset: Path, sampler: Sampler, batch_size: int) -> list[torch.Tensor]:
+    """The weights after three epochs with DDP."""
+    size = dist.get_world_size()
+    model = torch.nn.parallel.DistributedDataParallel(Sage())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
+        loader = gids.NodeLoader(
+            source, torch.arange(0, 900, 5), sampler, cooperative=True, batch_size=batch_size, shuffle=True
+        )
+        for _ in range(3):
+            for minibatch in loader:
+                out = model(minibatch)
+                loss = torch.nn.functional.cross_entropy(out, minibatch.labels, reduction="sum")
+                optimizer.zero_grad()
+                (loss * size / minibatch.seed_count).backward()
+                optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
