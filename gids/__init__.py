@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gids import cache as cache
     from gids import convert as convert
     from gids import cuda as cuda
+    from gids import distributed as distributed
     from gids import heat as heat
     from gids import inference as inference
     from gids import io as io
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from gids import sampler as sampler
     from gids import store as store
     from gids import write as write
-    from gids.errors import FormatError, MemoryBudgetError, MissingError, NoDeviceError, StorageError
+    from gids.errors import (
+        FormatError,
+        MemoryBudgetError,
+        MissingError,
+        NoDeviceError,
+        RankError,
+        StorageError,
+    )
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader, Source
     from gids.loader.source import open as open
     from gids.store import FeatureStore
@@ -33,6 +41,7 @@ __all__ = [
     "MissingError",
     "NoDeviceError",
     "NodeLoader",
+    "RankError",
     "Source",
     "StorageError",
 ]
@@ -46,6 +55,7 @@ _HOMES = {
     "MissingError": "gids.errors",
     "NoDeviceError": "gids.errors",
     "NodeLoader": "gids.loader",
+    "RankError": "gids.errors",
     "Source": "gids.loader",
     "StorageError": "gids.errors",
     "open": "gids.loader.source",
@@ -54,6 +64,7 @@ _PARTS = (
     "cache",
     "convert",
     "cuda",
+    "distributed",
     "heat",
     "inference",
     "io",

@@ -413,8 +413,9 @@ class HostSampler:
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
         first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds as
-        its nodes, and leave node ids in indices; weights: by relation, of each edge; dependency: (kappa, nested), where kappa 0 is infinite; near: by relation, a bit for each source whose
-        edges weigh `factor` times, the lowest bit of a byte first.
+        its nodes, and leave node ids in indices; weights: by relation, of each edge; dependency: (kappa,
+        nested), where kappa 0 is infinite; near: by relation, a bit for each source whose edges weigh
+        `factor` times, the lowest bit of a byte first.
 
         trees: by minibatch (the tree of each seed by node type, tags, times), or empty; times: by relation
         (times of edges or of sources, whether of sources): later edges are left out; last: draw among the

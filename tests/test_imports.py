@@ -37,6 +37,7 @@ ALLOWED = {
     "heat": SAMPLER | {"heat", "write"},
     "loader": LOADER,
     "inference": LOADER | {"inference", "write"},
+    "distributed": LOADER | {"distributed"},
     "dgl": LOADER | {"dgl"},
     "pyg": LOADER | {"pyg"},
     "graphbolt": LOADER | {"graphbolt"},
@@ -47,7 +48,19 @@ ALLOWED = {
     "cli": MEASURE | {"convert", "bench", "quickstart", "cli"},
 }
 """What each folder and module of gids may import of the others."""
-PUBLIC = ("cache", "convert", "cuda", "heat", "inference", "io", "loader", "sampler", "store", "write")
+PUBLIC = (
+    "cache",
+    "convert",
+    "cuda",
+    "distributed",
+    "heat",
+    "inference",
+    "io",
+    "loader",
+    "sampler",
+    "store",
+    "write",
+)
 
 
 def imported_parts(source: Path) -> set[str]:

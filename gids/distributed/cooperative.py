@@ -31,9 +31,10 @@ from gids.sampler.minibatch import PerType
 class Exchange:
     """How rows of one node type go from the owners of nodes to the ranks whose edges begin at them.
 
-    num_dst: sources that are destinations, too: they are the owner's first rows. send: int64[n], the rows that
-    other ranks and this one want, those for rank 0 first. counts: of them, for each rank. expected: rows that
-    come from each rank. place: int64[sum of expected], for each further source its row among those that come.
+    num_dst: sources that are destinations, too: they are the owner's first rows. send: int64[n], the rows
+    that other ranks and this one want, those for rank 0 first. counts: of them, for each rank. expected: rows
+    that come from each rank. place: int64[sum of expected], for each further source its row among those that
+    come.
     """
 
     num_dst: int
@@ -63,10 +64,10 @@ class CooperativeMinibatch(Minibatch):
     def exchange(self, layer: int, h: PerType) -> PerType:
         """Rows of the sources of blocks[layer], from rows of the nodes that the ranks own. Collective.
 
-        h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0 and the
-        destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns the same with
-        a row for each source of blocks[layer]. Differentiable: gradients go back to the owners. Every rank must
-        call it, in forward and backward. Raises RankError.
+        h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0
+        and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
+        the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
+        Every rank must call it, in forward and backward. Raises RankError.
         """
         assert self.group is not None
         if not isinstance(h, dict):
@@ -87,7 +88,7 @@ class _Exchanged(torch.autograd.Function):
         return torch.cat([h[: plan.num_dst], came.index_select(0, plan.place.to(h.device))])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         plan: Exchange = ctx.plan
         back = torch.empty_like(grad[plan.num_dst :])
         back[plan.place.to(grad.device)] = grad[plan.num_dst :]
@@ -99,7 +100,7 @@ class _Exchanged(torch.autograd.Function):
 
 
 def _exchanged(h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
-    result: torch.Tensor = _Exchanged.apply(h, plan, group)
+    result: torch.Tensor = _Exchanged.apply(h, plan, group)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -115,9 +116,9 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
 class Cooperation:
     """Samples cooperative minibatches.
 
-    topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners: by
-    node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a layer
-    together; None: the sampler does, from `topology`.
+    topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners:
+    by node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a
+    layer together; None: the sampler does, from `topology`.
     """
 
     def __init__(
@@ -193,10 +194,10 @@ class _Steps:
             )
         if isinstance(sampler, Neighbor) and (sampler.disjoint or sampler.subgraph != "directional"):
             raise ValueError(
-                f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs have no "
-                "layers to exchange between. Leave cooperative out"
+                f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs "
+                "have no layers to exchange between. Leave cooperative out"
             )
-        for i, of_step in enumerate(seeds):
+        for of_step in seeds:
             given = sampler._given(of.whole, of_step)
             own = []
             for ids, ntype, count, owners in zip(
@@ -216,7 +217,7 @@ class _Steps:
             if of.sampling is not None:
                 made = of.sampling.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first)
             else:
-                made = sampler.sample_bulk(of.topology, seeds, seed=seed, epoch=epoch, first_step=first)  # type: ignore[arg-type]
+                made = sampler.sample_bulk(of.topology, seeds, seed=seed, epoch=epoch, first_step=first)
             self._whole = [_WholeLayers(of.whole, minibatch, sampler.threads) for minibatch in made]
 
     def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
@@ -314,8 +315,10 @@ class _WholeLayers:
         self._found = _core.FoundNodes(threads, self._nodes)
         self._layers: list[list[Block | None]] = []
         for layer in reversed(minibatch.blocks):
-            of_relations = layer if isinstance(layer, dict) else {whole.relations[0]: layer}
-            self._layers.append([of_relations.get(relation) for relation in whole.relations])
+            if isinstance(layer, dict):
+                self._layers.append([layer.get(relation) for relation in whole.relations])
+            else:
+                self._layers.append([layer])
 
     def draw(self, layer: int, nodes: list[np.ndarray]) -> list[Block]:
         taken = []

@@ -1,15 +1,15 @@
-"""GroupFeatures: rows of tables that are divided among ranks. The owner of a row reads it, once for all ranks.
+"""GroupFeatures: rows of tables that are divided among ranks. The owner of a row reads it for all ranks.
 
-Made by GroupSource in place of a FeatureLoader. The ids of a step go to their owners when the step is sampled, so the
-owner's window sees what all ranks will ask for. The rows of step s + 1 are on their way while step s is
-trained.
+Made by GroupSource in place of a FeatureLoader. The ids of a step go to their owners when the step is
+sampled, so the owner's window sees what all ranks will ask for. The rows of step s + 1 are on their way while
+step s is trained.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -36,8 +36,8 @@ class GroupFeatures:
 
     loader: a FeatureLoader of the tables' stored bytes, as this rank has them. tables: those that the user
     wants, in the same order. owners_of: the owners of a table's rows, or None for edges of a partitioned
-    dataset; owners_of_edges returns those of a minibatch's. rows_of: the positions of rows that this rank has,
-    from their ids.
+    dataset; owners_of_edges returns those of a minibatch's. rows_of: the positions of rows that this rank
+    has, from their ids.
     """
 
     def __init__(
@@ -165,8 +165,9 @@ class OwnFeatures:
 class _Step(Generic[T]):
     """One step. Dictionaries are by table.
 
-    inverse: for each row of the minibatch, its place among the rows that come in. expected: rows that come from
-    each rank. ids: those that all ranks ask of this one, in the order of ranks. wanted: how many each asks.
+    inverse: for each row of the minibatch, its place among the rows that come in. expected: rows that come
+    from each rank. ids: those that all ranks ask of this one, in the order of ranks. wanted: how many each
+    asks.
     """
 
     minibatch: T
@@ -179,8 +180,10 @@ class _Step(Generic[T]):
 
 @dataclass
 class _Coming:
-    """The rows of a step on their way. status: of start_most: (whether a rank failed, number of the step, minus the number).
-    error: of this rank."""
+    """The rows of a step on their way.
+
+    status: of start_most: (whether a rank failed, number of the step, minus that number). error: this rank's.
+    """
 
     rows: dict[str, tuple[torch.Tensor, Any]]
     status: tuple[torch.Tensor, Any]
@@ -375,9 +378,9 @@ class GroupStream(LockstepStream[T]):
                 inverse[order] = np.arange(len(order))
                 for name in names:
                     step.inverse[name], step.expected[name] = torch.from_numpy(inverse), counts.tolist()
-                sent = torch.from_numpy(wanted[order]).split(counts.tolist())
+                sent = np.split(wanted[order], np.cumsum(counts)[:-1])
                 for rank, message in enumerate(messages):
-                    message.append(sent[rank])
+                    message.append(torch.from_numpy(sent[rank]))
                 features.counts["rows asked"] += len(order) - int(counts[group.rank])
             return messages
 

@@ -114,8 +114,11 @@ class Group:
         self._all_to_all(received, header)
         self._check(received, tag, error)
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
-        padded = lambda counts: ((counts * sizes + _PAD - 1) // _PAD * _PAD).tolist()  # noqa: E731
-        outgoing, incoming = padded(header[:, 2:]), padded(received[:, 2:])
+        outgoing: list[list[int]]
+        incoming: list[list[int]]
+        outgoing, incoming = (
+            ((of[:, 2:] * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (header, received)
+        )
         send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
         at = 0
         for to, tensors in enumerate(made):
@@ -234,8 +237,9 @@ class Group:
         if any(other != tag for other in tags):
             rank = next(r for r, other in enumerate(tags) if other != tag)
             self._broken = (
-                f"{self.name_of(self.rank)} and {self.name_of(rank)} are at different minibatches: every rank "
-                "must take the same number of minibatches of an epoch, and iterate over its loaders in the same order"
+                f"{self.name_of(self.rank)} and {self.name_of(rank)} are at different minibatches: every "
+                "rank must take the same number of minibatches of an epoch, and use its loaders in the same "
+                "order"
             )
             raise RankError(self._broken)
 
@@ -273,8 +277,8 @@ class Group:
             what = f"has ended (process {process.pid})" if ended else "does not answer"
             named.append(f"{self.name_of(rank)} {what}")
         return (
-            f"{' and '.join(named)}: an exchange with the other ranks failed ({cause}). Start all ranks again; "
-            "with state_dict() of the loader they go on where they were"
+            f"{' and '.join(named)}: an exchange with the other ranks failed ({cause}). Start all ranks "
+            "again; with state_dict() of the loader they go on where they were"
         )
 
     def _silent(self) -> list[int]:

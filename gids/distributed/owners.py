@@ -26,7 +26,8 @@ class GivenOwners:
         self._owners, self.count = owners, count
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        return self._owners[ids]
+        found: np.ndarray = self._owners[ids]
+        return found
 
 
 class HashOwners:

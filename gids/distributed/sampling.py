@@ -1,21 +1,21 @@
-"""GroupSampling: minibatches of a graph whose edges are divided among ranks. The owner of a node draws its in-edges.
+"""GroupSampling: minibatches of a graph whose edges are divided among ranks. Owners draw nodes' in-edges.
 
 Called by GroupSource for every step. All ranks sample the same steps together, several in one go. A minibatch
 is the same, bit for bit, as one that a single process samples from the whole graph: a node's random numbers
 depend on the node, the layer and the step, and not on who draws.
 
-This is communication-avoiding sampling (Tripathy, Yelick, Buluc, MLSys 2024): of each node at most `fanout` edges are
-sent. Samplers that look at all nodes of a layer together get whole adjacency lists instead.
+This is communication-avoiding sampling (Tripathy, Yelick, Buluc, MLSys 2024): of each node at most `fanout`
+edges are sent. Samplers that look at all nodes of a layer together get whole adjacency lists instead.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
-import weakref
 
 import numpy as np
 import torch
@@ -34,8 +34,10 @@ _NOT_DISTRIBUTED = "gids.distributed cannot sample from a partitioned dataset wi
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Edges of one relation of the nodes that were asked for: in their order. sources, edge_ids: int64[edges];
-    weights: float32[edges] or None. indptr: int64[nodes + 1]."""
+    """Edges of one relation, of the nodes that were asked for, in their order.
+
+    indptr: int64[nodes + 1]. sources, edge_ids: int64[edges]. weights: float32[edges] or None.
+    """
 
     indptr: np.ndarray
     sources: np.ndarray
@@ -44,7 +46,9 @@ class _Drawn:
 
 
 class GroupSampling:
-    """local: the topology of this rank's part. whole: the one that minibatches refer to; its edges are not here.
+    """Samples minibatches whose edges the ranks of a group draw for each other.
+
+    local: the topology of this rank's part. whole: the one that minibatches refer to; its edges are not here.
     owners: of the nodes of each type of `whole`.
 
     Attributes: counts: {"nodes asked", "edges sent", "bytes sent"} to other ranks since the beginning.
@@ -91,7 +95,7 @@ class _Steps:
         self._found: list[_core.FoundNodes] = []
 
     def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
-        of, topology = self._of, self._of.whole
+        topology = self._of.whole
         layers: list[list[list[Block]]] = [[] for _ in seeds]
         count = len(getattr(self._sampler, "_per_layer", [0]))
         error: Exception | None = None
@@ -359,7 +363,7 @@ class _Steps:
 
 
 def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homogeneous: bool) -> Topology:
-    """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole graph, by relation."""
+    """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole, by relation."""
     none = np.empty(0, np.int64)
     whole = [
         replace(g, indices=none, edge_ids=None, edge_times=None, edge_count=counts[g.relation])
@@ -388,7 +392,7 @@ def draws_alone(sampler: Sampler) -> bool:
 
 
 def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
-    """(degrees, sources, edge ids, weights) of some destinations. Without edges if the relation was not drawn."""
+    """(degrees, sources, edge ids, weights) of some destinations: none of a relation that was not drawn."""
     if block.num_dst == 0:
         count = 0
     indptr = block.indptr[first : first + count + 1]

@@ -44,7 +44,7 @@ class GroupSource(Source):
         self.group, self._ranks, self._owned_by = group, ranks, owned_by
         self._local = local.with_options(reads="random")  # packs would sample ahead by other numbers of steps
         self.part = self.store.part
-        self.bulk = bulk
+        self.bulk = self._bulk = bulk
         self._samplings: dict[bool, GroupSampling] = {}
         self._owners: dict[tuple[Any, ...], Owners] = {}
 
@@ -56,16 +56,16 @@ class GroupSource(Source):
     def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
         if rank is not None or world_size is not None:
             raise ValueError(
-                f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the seeds. "
-                "For a loader of one rank alone, open the whole dataset with gids.open()"
+                f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
+                "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
         return self._ranks
 
     def check_device(self, device: torch.device) -> None:
         if self.part is not None and device.type != "cpu":
             raise ValueError(
-                f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and move "
-                "minibatches, or gids.distributed.open() of the whole dataset"
+                f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and "
+                "move minibatches, or gids.distributed.open() of the whole dataset"
             )
         super().check_device(device)
 
@@ -114,7 +114,7 @@ class GroupSource(Source):
             self.owners_of_edges,
             _rows_of,
             dtype=dtype,
-            bulk=self.bulk,
+            bulk=self._bulk,
         )
 
     def owners_of(self, table: Table) -> Owners | None:
@@ -178,7 +178,7 @@ class GroupSource(Source):
 
 
 class CooperativeSource(GroupSource):
-    """What a NodeLoader with cooperative=True samples and reads by. Made by GroupSource, whose group it uses."""
+    """What a NodeLoader with cooperative=True samples and reads by. It uses the group of a GroupSource."""
 
     def __init__(self, of: GroupSource) -> None:
         self.__dict__.update(of.__dict__)
@@ -206,8 +206,8 @@ class CooperativeSource(GroupSource):
     def check_device(self, device: torch.device) -> None:
         if device.type != "cpu":
             raise ValueError(
-                f"device={str(device)!r}: cooperative minibatches are sampled on the CPU. Use device='cpu' and "
-                "move them"
+                f"device={str(device)!r}: cooperative minibatches are sampled on the CPU. Use device='cpu' "
+                "and move them"
             )
 
     def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
@@ -222,7 +222,7 @@ class CooperativeSource(GroupSource):
         loader = self._local.feature_loader(
             user, tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
-        return OwnFeatures(self.group, loader, _rows_of, bulk=self.bulk)
+        return OwnFeatures(self.group, loader, _rows_of, bulk=self._bulk)
 
     def _node_owners(self, ntype: str) -> Owners:
         if self.part is not None:
@@ -258,19 +258,21 @@ def open(
     rank. Minibatches are the same as without: rank p gets its part of each step.
 
     Args:
-        dataset: the directory that `gids partition` made, of which a rank needs only its part; or a dataset that
+        dataset: the directory that `gids partition` made, of which a rank needs only its part; or a dataset
+        that
             all ranks can read.
         owners: of a dataset that all ranks can read, which rank reads a page: "hash" spreads pages evenly,
             "range" gives a rank successive pages. A partitioned dataset has its owners.
         replicas: ranks that have the same part, c. Of P ranks, rank r has part r // c, and exchanges with the
             P / c ranks whose r % c is the same ("1.5D"). There must be P / c parts.
-        bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take memory.
+        bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take
+        memory.
         timeout: seconds that a rank waits for another one, before all raise RankError.
         options: of gids.open(). ``memory`` is of each rank. ``reads`` is always "random".
 
     Raises ValueError without a process group, for a number of ranks that does not fit the parts, and if ranks
-    give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another rank
-    ends, stalls or fails; and the errors of gids.open().
+    give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another
+    rank ends, stalls or fails; and the errors of gids.open().
     """
     if owners not in get_args(OwnedBy):
         raise ValueError(f"owners={owners!r} must be 'hash' or 'range'")
@@ -319,8 +321,8 @@ def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -
         raise FormatError(f"{mine} is not part {index}: partition the dataset again")
     if part.count != count:
         raise ValueError(
-            f"{path} has {part.count} parts, for {count} ranks (ranks / replicas): start as many ranks as there "
-            "are parts, times replicas, or partition the dataset again"
+            f"{path} has {part.count} parts, for {count} ranks (ranks / replicas): start as many ranks as "
+            "there are parts, times replicas, or partition the dataset again"
         )
     return source
 
@@ -344,8 +346,8 @@ def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | No
         for key, value in said.items():
             if theirs[key] != value:
                 raise ValueError(
-                    f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give every "
-                    "rank the same arguments and the same dataset"
+                    f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give "
+                    "every rank the same arguments and the same dataset"
                 )
 
 

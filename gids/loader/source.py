@@ -22,9 +22,9 @@ from gids.loader.ranks import Ranks, find_ranks
 from gids.loader.sampling import sample_steps
 from gids.loader.tables import Tables, chosen_tables
 from gids.packs import find_scratch
-from gids.sizes import parse_bytes
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
+from gids.sizes import parse_bytes
 from gids.store import FeatureStore, Graph, graphs_of
 
 if TYPE_CHECKING:

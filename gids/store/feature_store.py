@@ -65,8 +65,6 @@ class FeatureStore:
             f"{self.name} has no splits", split, self._load_splits, self._describe_splits
         )
 
-    part = None
-
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
         return _reopen, (os.fspath(self.path), self._allow_dirs)
 

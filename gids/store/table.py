@@ -43,8 +43,6 @@ class Table:
     rows_per_page, page_count, shard_paths.
     """
 
-    held = None
-
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
         self.name: str = entry.name
         self.dataset = store_name

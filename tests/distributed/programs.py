@@ -123,8 +123,13 @@ def by_type(ids: Any) -> dict[str, torch.Tensor]:
     return ids if isinstance(ids, dict) else {"paper": ids}
 
 
-def edges_of(minibatch: Minibatch, sources: list[dict[str, torch.Tensor]] | None = None) -> list[Counter[Any]]:
-    """By layer: (relation, source, destination, id, weight) of every edge. sources: by layer and type, node ids."""
+def edges_of(
+    minibatch: Minibatch, sources: list[dict[str, torch.Tensor]] | None = None
+) -> list[Counter[Any]]:
+    """By layer: (relation, source, destination, id, weight) of every edge.
+
+    sources: node ids, by layer and type.
+    """
     layers = []
     for i, layer in enumerate(minibatch.blocks):
         found: Counter[Any] = Counter()
@@ -163,13 +168,19 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                     for ntype, ids in nodes.items():
                         count = len(ids)
                         if dst is not None:
-                            counts = [b.num_dst for b in (dst.values() if isinstance(dst, dict) else [dst]) if b.relation[2] == ntype]
+                            counts = [
+                                b.num_dst
+                                for b in (dst.values() if isinstance(dst, dict) else [dst])
+                                if b.relation[2] == ntype
+                            ]
                             count = counts[0] if counts else len(by_type(part.seeds).get(ntype, []))
                         of_layer[ntype] = ids[:count]
                     rows = {t: ids.double()[:, None] for t, ids in of_layer.items()}
                     came = part.exchange(layer, rows if isinstance(part.input_nodes, dict) else rows["paper"])
                     sources.append({t: r[:, 0].long() for t, r in by_type(came).items()})
-                dist.all_gather_object(parts, (edges_of(part, sources), by_type(part.seeds), by_type(part.input_nodes)))
+                dist.all_gather_object(
+                    parts, (edges_of(part, sources), by_type(part.seeds), by_type(part.input_nodes))
+                )
                 for layer, edges in enumerate(edges_of(expected)):
                     assert sum((p[0][layer] for p in parts), Counter()) == edges
                 for ntype, ids in by_type(expected.seeds).items():

@@ -1,4 +1,4 @@
-"""Cooperative minibatches: the ranks' parts make up the minibatch of one process, and train the same model."""
+"""Cooperative minibatches: the ranks' parts make up the minibatch of one process, and train one model."""
 
 from __future__ import annotations
 
