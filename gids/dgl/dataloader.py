@@ -22,7 +22,7 @@ from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.headroom import raise_descriptor_limit
 from gids.loader.option_names import check_names
-from gids.loader.source import Dataset, Source, as_source
+from gids.loader.source import Dataset, Source, as_source, refuse_parts
 from gids.store import Table
 
 _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
@@ -130,6 +130,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             return
         self._opened = ExitStack()
         source = as_source(gids, self._opened)
+        refuse_parts(source, "gids.dgl.DataLoader")
         self.served_tables = ServedTables(
             source.stores,
             graph,

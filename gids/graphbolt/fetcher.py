@@ -20,7 +20,7 @@ from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.headroom import raise_descriptor_limit
 from gids.loader.option_names import explain_names
-from gids.loader.source import Dataset, Source, as_source
+from gids.loader.source import Dataset, Source, as_source, refuse_parts
 
 
 @functional_datapipe("gids_fetch")
@@ -58,6 +58,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
     ) -> None:
         self._opened = ExitStack()
         opened = as_source(source, self._opened)
+        refuse_parts(opened, "gids.graphbolt.LookaheadFetcher")
         self._columns = MinibatchColumns(opened.store, node_feature_keys, edge_feature_keys)
         if not _has_fetcher(traverse_dps(datapipe)):
             # gb.DataLoader cuts the pipe before its own fetcher: the part upstream can run in workers.

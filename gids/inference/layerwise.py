@@ -20,7 +20,7 @@ from gids.inference.run import Inputs, Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighbourhoods, Nodes, Targets
 from gids.loader.option_names import explain_names
-from gids.loader.source import Dataset, Source
+from gids.loader.source import Dataset, Source, refuse_parts
 from gids.loader.source import open as open_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Topology
@@ -100,6 +100,7 @@ def layerwise(
     """
     opened_source = source if isinstance(source, Source) else open_source(source)
     opened = opened_source.store
+    refuse_parts(opened_source, "gids.inference")
     layers = Layers(model, layer_count)
     graphs = graphs_of(opened)
     one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]

@@ -25,7 +25,7 @@ from gids.errors import StorageError
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.ranks import EpochSeeds, find_ranks
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
-from gids.loader.source import Dataset, Source, as_source
+from gids.loader.source import Dataset, Source, as_source, refuse_parts
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
@@ -57,6 +57,9 @@ class EpochLoader(Closing, ABC):
     epoch, may be set.
     """
 
+    _takes_parts = False
+    """Whether a subclass samples and reads the parts of a dataset that other processes have."""
+
     def __init__(
         self,
         source: Source | Dataset | Sequence[Dataset],
@@ -72,6 +75,8 @@ class EpochLoader(Closing, ABC):
         self._opened = ExitStack()
         self.source = as_source(source, self._opened)
         self.store = self.source.store
+        if not self._takes_parts:
+            refuse_parts(self.source, f"gids.{type(self).__name__}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:

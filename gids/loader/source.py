@@ -22,6 +22,7 @@ from gids.loader.tables import Tables, chosen_tables
 from gids.packs import find_scratch
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore
+from gids.store.part import refuse_part
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -235,6 +236,12 @@ def as_source(given: Source | Dataset | Sequence[Dataset], closing: ExitStack) -
     source = open(given)
     closing.callback(source.close)
     return source
+
+
+def refuse_parts(source: Source, what: str) -> None:
+    """Raise ValueError if a dataset is one of several parts. what: the function that needs all of them."""
+    for store in source.stores:
+        refuse_part(store, what)
 
 
 def _opened(

@@ -18,7 +18,7 @@ from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerIn
 from gids.closing import Closing
 from gids.loader import SampledEpoch
 from gids.loader.option_names import check_names
-from gids.loader.source import Source, as_source
+from gids.loader.source import Source, as_source, refuse_parts
 from gids.loader.tables import Tables
 from gids.pyg.arguments import NO_EFFECT, refuse_arguments
 from gids.pyg.attributes import attribute_of
@@ -117,6 +117,7 @@ class DatasetLoader(Closing):
         source = as_source(
             data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
         )
+        refuse_parts(source, f"gids.pyg.{type(self).__name__}")
         store = source.store
         made = neighbor_sampler is None
         if neighbor_sampler is not None:
