@@ -55,6 +55,27 @@ def carry_to_sources(
     Destination v has the edges indptr[v] to indptr[v + 1] of indices. Returns None, or the position
     of the first source that visits has no place for. ValueError for a bad indptr."""
 
+# native/bind/parts.cpp
+class HeldRows:
+    """The ids of the rows that a part of a dataset holds, a bitmap. A row's position there is its rank."""
+
+    def __init__(self, id_count: int) -> None: ...
+    def add_owned(self, owners: NDArray[np.uint8] | NDArray[np.uint16], first: int, part: int) -> None:
+        """Add the ids first + i with owners[i] == part."""
+    def add(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> int | None:
+        """Add ids. Returns None, or the position of the first that is out of range or repeated."""
+    def seal(self) -> None:
+        """End of adding: only now are there positions. ValueError for 2^32 ids or more."""
+    def positions_of(self, ids: NDArray[np.int64], out: NDArray[np.int64]) -> int | None:
+        """out[i] = the number of held ids below ids[i].
+
+        Returns None, or the position of the first id that is not held."""
+    def ids(self, out: NDArray[np.int64]) -> None:
+        """Write the held ids, ascending, to out, int64[len(self)]."""
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 # native/bind/row_order.cpp
 SLOT_BYTES: int
 """Of a record of a scattered file, before the row."""

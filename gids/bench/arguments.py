@@ -181,8 +181,10 @@ def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None
 def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:
     """Open the dataset, and find the table of --table, by default the largest table of nodes."""
     from gids.store import FeatureStore
+    from gids.store.part import refuse_part
 
     store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)
+    refuse_part(store, "gids bench", "measure with the whole dataset")
     if args.table is not None:
         return store, store.table(args.table)
     node_tables = [t for t in store.tables.values() if t.kind == "node"]

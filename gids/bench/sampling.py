@@ -84,6 +84,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.sampler import Topology
     from gids.sampler.device import PinnedGraph
     from gids.store import FeatureStore, graphs_of
+    from gids.store.part import refuse_part
 
     for name in args.sampler:
         check_sampler(name)  # before the dataset is opened
@@ -91,6 +92,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     if not on_cpu and args.threads is not None:
         raise ValueError("--threads works only on the CPU: remove it, or --device")
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    refuse_part(store, "gids bench", "measure with the whole dataset")
     graphs = graphs_of(store)
     seeds = seeds_of(store, args.seeds)
     _describe(store, args, report)

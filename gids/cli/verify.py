@@ -71,8 +71,10 @@ def _compare(args: argparse.Namespace) -> int:
     from gids.convert.edge_options import add_reverse_edges
     from gids.convert.readers import Choices, find_reader, open_source
     from gids.store import FeatureStore
+    from gids.store.part import refuse_part
 
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    refuse_part(store, "gids verify --against", "compare the whole dataset with its source")
     reader = find_reader(args.against, args.reader)
     choices = Choices(
         table=args.table,

@@ -130,6 +130,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             return
         self._opened = ExitStack()
         source = as_source(gids, self._opened)
+        source.refuse_parts("gids.dgl.DataLoader")
         self.served_tables = ServedTables(
             source.stores,
             graph,

@@ -15,6 +15,7 @@ from dgl import heterograph_index, utils
 
 from gids.loader.source import Dataset, Source
 from gids.store import FeatureStore, Graph
+from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
 
 
@@ -38,6 +39,7 @@ def graph(dataset: Source | Dataset, *, formats: str | Sequence[str] = "csc", ma
     store = dataset.store if isinstance(dataset, Source) else dataset
     if not isinstance(store, FeatureStore):
         store = FeatureStore(store)
+    refuse_part(store, "gids.dgl.graph")
     relations = store.relations
     if not relations:
         raise ValueError(f"{store.name} has features, but no topology: convert the graph with them")

@@ -69,6 +69,9 @@ class GroupSource(Source):
             )
         super().check_device(device)
 
+    def refuse_parts(self, what: str) -> None:
+        """The loaders that check this take rows and edges of other ranks."""
+
     def check_reads_alone(self) -> None:
         raise ValueError(
             f"{self!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader or "

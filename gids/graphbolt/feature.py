@@ -52,6 +52,7 @@ class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no ty
             self.feature_loader = source
         else:
             single = one_by_one(as_source(source, self._opened))
+            single.refuse_parts("gids.graphbolt.Feature")
             self.feature_loader = FeatureLoader(
                 single, [table], dtype=dtype, device=device or "cpu", minibatch_rows=minibatch_rows
             )
@@ -125,6 +126,7 @@ class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt
         super().__init__()
         self._opened = ExitStack()
         single = one_by_one(as_source(source, self._opened))
+        single.refuse_parts("gids.graphbolt.FeatureStore")
         self.store = single.store
         self.feature_loader = FeatureLoader(
             single, list(self.store.tables), dtype=dtype, device=device, minibatch_rows=minibatch_rows

@@ -58,6 +58,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
     ) -> None:
         self._opened = ExitStack()
         opened = as_source(source, self._opened)
+        opened.refuse_parts("gids.graphbolt.LookaheadFetcher")
         self._columns = MinibatchColumns(opened.store, node_feature_keys, edge_feature_keys)
         if not _has_fetcher(traverse_dps(datapipe)):
             # gb.DataLoader cuts the pipe before its own fetcher: the part upstream can run in workers.

@@ -16,10 +16,12 @@ from gids.errors import FormatError
 from gids.heat.seeds import Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
+from gids.store.part import refuse_part
 
 Visits = npt.NDArray[np.float64]
 
 _BLOCK_NODES = 1 << 18
+_CURE = "compute the heat of the whole dataset, then partition it"
 
 
 def reverse_pagerank(
@@ -82,6 +84,7 @@ def expected_visits(
 
 def _seeded(store: FeatureStore, seeds: Seeds) -> dict[str, Visits]:
     check_seeds(store, seeds)
+    refuse_part(store, "gids.heat", _CURE)
     visits = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
     for ntype, ids in seeds.items():
         np.add.at(visits[ntype], ids, 1.0)

@@ -8,6 +8,7 @@ import torch
 from gids import _core
 from gids.cache import page_heat
 from gids.store import FeatureStore
+from gids.store.part import refuse_part
 
 
 def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: str = "auto") -> torch.Tensor:
@@ -20,6 +21,7 @@ def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: 
 
     Raises MissingError for an unknown table or heat, ValueError for a table of edges or a negative size.
     """
+    refuse_part(store, "gids.heat.hottest_nodes")
     found = store.table(table)
     if not isinstance(found.type, str):
         raise ValueError(f"{table} is a table of edges, which have no heat: give a table of nodes")

@@ -12,6 +12,7 @@ import torch
 from gids.heat.seeds import Ids, Seeds, check_fanouts, check_seeds
 from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore, graphs_of
+from gids.store.part import refuse_part
 
 
 def sampled_counts(
@@ -36,6 +37,7 @@ def sampled_counts(
     """
     check_fanouts(fanouts)
     check_seeds(store, seeds)
+    refuse_part(store, "gids.heat", "compute the heat of the whole dataset, then partition it")
     if batch_size < 1 or (batches is not None and batches < 1):
         raise ValueError(f"batch_size={batch_size}, batches={batches}; both must be 1 or more")
     topology, sampler = Topology(graphs_of(store)), Neighbor(fanouts)

@@ -100,6 +100,7 @@ def layerwise(
     """
     opened_source = source if isinstance(source, Source) else open_source(source)
     opened = opened_source.store
+    opened_source.refuse_parts("gids.inference")
     layers = Layers(model, layer_count)
     graphs = graphs_of(opened)
     one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]

@@ -439,7 +439,10 @@ class FeatureLoader(Closing):
         if method is None:
             return None
         assert isinstance(table.type, str)
-        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
+        heat, owners = self.store.heat(method, table.type), self.store.owners(table.type)
+        if self.store.part is not None and owners is not None:
+            heat = heat[owners == self.store.part.index]
+        return page_heat(heat, table.rows_per_page, table.order)
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent."""

@@ -26,6 +26,7 @@ from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore, Graph, graphs_of
+from gids.store.part import refuse_part
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -77,6 +78,11 @@ class Source(Closing):
     def check_device(self, device: torch.device) -> None:
         """Raise ValueError if loaders of this source cannot be on this device."""
         self.options.check_device(device)
+
+    def refuse_parts(self, what: str) -> None:
+        """Raise ValueError if a dataset is one of several parts. what: the function that needs all of them."""
+        for store in self.stores:
+            refuse_part(store, what)
 
     def check_reads_alone(self) -> None:
         """Raise ValueError if the rows can only be read together with other processes."""

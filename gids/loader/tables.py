@@ -51,9 +51,9 @@ def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:
                 f"{table.name}: no relation has nodes of type {table.type!r} (there are {known})"
             )
         count = topology.node_counts[topology.node_types.index(table.type)]
-    if table.row_count != count:
+    if table.id_count != count:
         raise ValueError(
-            f"{table.name} has {table.row_count} rows, and {dataset} has {count} {table.kind}s of type "
+            f"{table.name} has {table.id_count} rows, and {dataset} has {count} {table.kind}s of type "
             f"{describe_type(table.type)}: tables of other datasets must be of the same {table.kind}s"
         )
 
@@ -62,7 +62,7 @@ def is_of_nodes(table: Table, store: FeatureStore) -> bool:
     """Whether a table has a row for each node of a type of the store."""
     if not isinstance(table.type, str) or table.type not in store.node_types:
         return False
-    return table.row_count == store.num_nodes(table.type)
+    return table.id_count == store.num_nodes(table.type)
 
 
 def _table(stores: Sequence[FeatureStore], given: str | Table) -> Table:

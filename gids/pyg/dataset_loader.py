@@ -117,6 +117,7 @@ class DatasetLoader(Closing):
         source = as_source(
             data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
         )
+        source.refuse_parts(f"gids.pyg.{type(self).__name__}")
         store = source.store
         made = neighbor_sampler is None
         if neighbor_sampler is not None:

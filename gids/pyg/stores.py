@@ -21,6 +21,7 @@ from gids.errors import MissingError
 from gids.loader.source import Source
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
 from gids.store import graphs_of
+from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
 
 Type = str | tuple[str, str, str] | None
@@ -38,6 +39,7 @@ class _OverStore:
     ) -> None:
         super().__init__()
         opened = store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
+        refuse_part(opened, f"gids.pyg.{type(self).__name__}")
         one = is_homogeneous(opened)
         if typed is False and not one:
             raise ValueError(f"typed=False: {opened.name} has {_types(opened)}, which need their names")

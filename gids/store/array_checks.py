@@ -90,9 +90,8 @@ def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
                 yield values
 
 
-def file_crc32c(path: Path, block_bytes: int = 8 << 20) -> int:
-    """CRC32C of a whole file, which is then dropped from the page cache."""
-    crc = 0
+def file_crc32c(path: Path, block_bytes: int = 8 << 20, *, crc: int = 0) -> int:
+    """CRC32C of a whole file, which is then dropped from the page cache. crc: of the bytes before it."""
     buffer = np.empty(block_bytes, np.uint8)
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer.data):

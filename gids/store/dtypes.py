@@ -27,10 +27,11 @@ TABLE_DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
+_STORED = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "bool")
 ARRAY_DTYPES: dict[str, np.dtype[np.generic]] = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "bool")
+    name: np.dtype(name).newbyteorder("<") for name in (*_STORED, "uint16")
 }
+"""uint16 is only for the owners of nodes in a part of a dataset."""
 
 
 def table_dtype(name: str) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -15,8 +16,9 @@ import torch
 from gids.errors import FormatError, MissingError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
 from gids.store.graph import Graph
-from gids.store.manifest import ArrayEntry, NodesEntry, RelationEntry
+from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
+from gids.store.part import Held
 from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
 
@@ -33,8 +35,9 @@ class FeatureStore:
     Raises FileNotFoundError; FormatError if the manifest was changed, has another version or names a shard
     that is not allowed, or if a file is missing or truncated.
 
-    Attributes: path; name (`mag.gids`); tables (name -> Table, in the order written); labels (node type ->
-    Tensor, loaded when first used); splits (node type -> {"train", "val", "test": int64 ids}).
+    Attributes: path; name (`mag.gids`); part (which part of a dataset it is; None: a whole one); tables (name
+    -> Table, in the order written); labels (node type -> Tensor, loaded when first used); splits (node type
+    -> {"train", "val", "test": int64 ids}).
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class FeatureStore:
         self._unlock: Callable[[], object] | None = None
         if manifest.tables:
             self._unlock = read_while_alive(self, self.locate.array(manifest.tables[0].checksums))
-        tables = [Table(t, self.locate, self.name) for t in manifest.tables]
-        self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
+        self.part: Part | None = manifest.part
         self._nodes = {n.type: n for n in manifest.nodes}
         self._relations = {r.type: r for r in manifest.relations}
+        tables = [self._table(entry) for entry in manifest.tables]
+        self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
         labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
         split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
         self.labels: Mapping[str, torch.Tensor] = _Loaded(
@@ -116,16 +120,28 @@ class FeatureStore:
         """Call `Table.read_rows` of this table, or of the only table."""
         return (self.table(table) if table is not None else self._only(self.tables, "table")).read_rows(ids)
 
+    def owners(self, ntype: str | None = None) -> np.ndarray | None:
+        """The part that owns each node of a type, or of the only type; None: this is no part.
+
+        uint8[num_nodes] (uint16 for more than 256 parts), a read-only memory map. An edge is held by the
+        owner of its destination.
+        """
+        entry = self._nodes_entry(ntype).arrays.get(OWNER)
+        return None if entry is None else map_array(self.locate.array(entry), entry)
+
     def num_nodes(self, ntype: str | None = None) -> int:
-        """The number of nodes of a type, or of the only type."""
+        """The number of nodes of a type, or of the only type; in a part, of the whole dataset."""
         return self._nodes_entry(ntype).count
 
     def num_edges(self, relation: Relation | None = None) -> int:
-        """The number of edges of a relation, or of the only relation."""
+        """The number of edges of a relation, or of the only relation; in a part, of the whole dataset."""
         return self._relation_entry(relation).count
 
     def graph(self, relation: Relation | None = None) -> Graph:
-        """The memory-mapped topology of a relation, or of the only relation. Raises MissingError."""
+        """The memory-mapped topology of a relation, or of the only relation. Raises MissingError.
+
+        A part has the in-edges of the nodes that it owns; edge_ids are those of the whole dataset.
+        """
         entry = self._relation_entry(relation)
         if not entry.arrays:
             raise MissingError(
@@ -224,6 +240,17 @@ class FeatureStore:
             )
         type_ = max(found, key=lambda t: len(table_name(t, "")))
         return type_, name.removeprefix(table_name(type_, ""))
+
+    def _table(self, entry: TableEntry) -> Table:
+        part, type_ = self.part, entry.type
+        if part is None:
+            return Table(entry, self.locate, self.name)
+        of_nodes = isinstance(type_, str)
+        described = self._nodes[type_] if isinstance(type_, str) else self._relations[type_]
+        array = described.arrays[OWNER if of_nodes else "edge_ids"]
+        read = partial(map_array, self.locate.array(array), array)
+        held = partial(Held, entry.name, part, described.count, read, of_nodes=of_nodes)
+        return Table(entry, self.locate, self.name, id_count=described.count, find_held=held)
 
     def _nodes_entry(self, ntype: str | None) -> NodesEntry:
         if ntype is None:

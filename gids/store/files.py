@@ -54,11 +54,11 @@ def read_manifest(root: Path) -> Manifest:
         raise FileNotFoundError(f"no dataset at {root}: make one with `gids convert SOURCE {root}`")
     path = root / MANIFEST
     if not path.is_file():
-        cure = (
-            "to finish it, run the same `gids convert` command again"
-            if root.suffix == ".partial"
-            else "is it a gids dataset?"
-        )
+        cure = "is it a gids dataset?"
+        if root.suffix == ".partial":
+            cure = "to finish it, run the same `gids convert` command again"
+        elif any(root.glob("part-[0-9]*.gids")):
+            cure = "it is a directory of parts: open it with gids.distributed.open(), or one of its parts"
         raise FormatError(f"{root} has no {MANIFEST}; {cure}")
     with open(path, "rb") as file:
         data = file.read(MAX_MANIFEST_BYTES + 1)

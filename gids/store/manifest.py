@@ -24,11 +24,15 @@ from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_
 from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
-VERSIONS = (1, 2, 3, 4)
+VERSIONS = (1, 2, 3, 4, 5)
 """The versions that can be read. A manifest has the lowest version that supports its content."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_PARTS = 4096
+OWNER = "owner"
+"""The array of a node type that names the part of each node."""
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
+_OF = re.compile(r"crc32c:[0-9a-f]{8}\Z")
 _BLANK = b"00000000"
 
 
@@ -47,12 +51,33 @@ class ArrayEntry:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What makes a dataset one part of another one that `gids partition` divided.
+
+    index: 0 … count - 1. of: the checksum of the manifest of the whole dataset. method: how nodes were
+    divided: "range", "hash", "community" or "metis".
+    """
+
+    index: int
+    count: int
+    of: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"part {self.index} of {self.count}"
+
+
+@dataclass(frozen=True)
 class NodesEntry:
-    """One node type: its number of nodes and its arrays by role (label, train_idx, …, heat and time)."""
+    """One node type: its number of nodes and its arrays by role (label, train_idx, …, heat and time).
+
+    held: in a part, the number of nodes that it owns; count is that of the whole dataset.
+    """
 
     type: str
     count: int
     arrays: Mapping[str, ArrayEntry]
+    held: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,13 +85,14 @@ class RelationEntry:
     """One relation: its number of edges, and its arrays by role (indptr, indices, edge_ids, time) or none.
 
     sorted_by: "edges" if the in-edges of every node ascend by their times, "nodes" if by the times of their
-    sources.
+    sources. held: in a part, the number of edges to nodes that it owns; count is that of the whole dataset.
     """
 
     type: Relation
     count: int
     arrays: Mapping[str, ArrayEntry]
     sorted_by: str | None = None
+    held: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +141,7 @@ class Manifest:
     nodes: tuple[NodesEntry, ...]
     relations: tuple[RelationEntry, ...]
     tables: tuple[TableEntry, ...]
+    part: Part | None = None
 
     def arrays(self) -> Iterator[ArrayEntry]:
         """Every array file, including the checksums, scales and orders of tables."""
@@ -131,6 +158,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
+        if self.part is not None:
+            return 5
         if any(r.sorted_by for r in self.relations) or any("time" in n.arrays for n in self.nodes):
             return 4
         dtypes = {a.dtype for n in self.nodes for a in n.arrays.values()} | {t.dtype for t in self.tables}
@@ -142,6 +171,7 @@ class Manifest:
         return {
             "format": FORMAT,
             "version": self.version,
+            **({} if self.part is None else {"part": entry_json(self.part)}),
             "nodes": entry_json(self.nodes),
             "relations": entry_json(self.relations),
             "tables": entry_json(self.tables),
@@ -164,6 +194,13 @@ def dump_manifest(manifest: Manifest) -> bytes:
     validate(fields)
     text = json.dumps(fields | {"checksum": f"crc32c:{_BLANK.decode()}"}, indent=1).encode() + b"\n"
     return text[: -len(_BLANK) - 4] + _checksum(text) + text[-4:]
+
+
+def manifest_checksum(manifest: Manifest) -> str:
+    """The checksum in a manifest's file, such as "crc32c:0123abcd". Parts name the whole dataset by it."""
+    found = _CHECKSUM.search(dump_manifest(manifest))
+    assert found is not None
+    return f"crc32c:{found[1].decode()}"
 
 
 def load_manifest(data: bytes) -> Manifest:
@@ -204,45 +241,80 @@ def validate(fields: object) -> Manifest:
 
     Returns the manifest. Raises FormatError with the field, what was found and what was expected.
     """
-    top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"))
+    of_part = isinstance(fields, dict) and fields.get("version") == 5
+    names = ("format", "version", "nodes", "relations", "tables", *["part"] * of_part)
+    top = _fields(fields, "manifest", names)
     version = top["version"]
-    nodes = tuple(_nodes(n, f"nodes[{i}]", version) for i, n in enumerate(_list(top["nodes"], "nodes")))
+    part = _part(top["part"]) if of_part else None
+    nodes = tuple(_nodes(n, f"nodes[{i}]", version, part) for i, n in enumerate(_list(top["nodes"], "nodes")))
     counts = {n.type: n.count for n in nodes}
     _distinct([n.type for n in nodes], "node type")
     relations = tuple(
-        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, version)
+        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, version, part)
         for i, r in enumerate(_list(top["relations"], "relations"))
     )
     _distinct([r.type for r in relations], "relation")
-    edge_counts = {r.type: r.count for r in relations}
+    rows = {n.type: n.count if n.held is None else n.held for n in nodes}
+    edge_rows = {r.type: r.count if r.held is None else r.held for r in relations}
     tables = tuple(
-        _table(t, f"tables[{i}]", counts, edge_counts, version)
+        _table(t, f"tables[{i}]", rows, edge_rows, version)
         for i, t in enumerate(_list(top["tables"], "tables"))
     )
     _distinct([t.name for t in tables], "table")
-    manifest = Manifest(nodes, relations, tables)
+    manifest = Manifest(nodes, relations, tables, part)
     paths = [a.path for a in manifest.arrays()] + [s for t in tables for s in t.shards]
     _distinct([MANIFEST, *(str(PurePosixPath(p)) for p in paths)], "path")
     return manifest
 
 
-def _nodes(value: object, where: str, version: int) -> NodesEntry:
-    fields = _fields(value, where, ("type", "count", "arrays"))
+def _part(value: object) -> Part:
+    fields = _fields(value, "part", ("index", "count", "of", "method"))
+    count = _integer(fields["count"], "part.count", MAX_PARTS)
+    if not count:
+        raise FormatError(f"part.count must be an integer from 1 to {MAX_PARTS}, not 0")
+    of = fields["of"]
+    if not isinstance(of, str) or not _OF.match(of):
+        raise FormatError(
+            f"part.of is {str(of)[:80]!r}; it must be the checksum of a manifest, crc32c:xxxxxxxx"
+        )
+    index = _integer(fields["index"], "part.index", count - 1)
+    return Part(index, count, of, check_name(fields["method"], "part.method"))
+
+
+def owner_dtype(part_count: int) -> str:
+    """The element type of the owners of nodes."""
+    return "uint8" if part_count <= 256 else "uint16"
+
+
+def _held(fields: dict[str, Any], where: str, count: int, part: Part | None) -> int | None:
+    return None if part is None else _integer(fields["held"], f"{where}.held", count)
+
+
+def _nodes(value: object, where: str, version: int, part: Part | None) -> NodesEntry:
+    fields = _fields(value, where, ("type", "count", "arrays", *["held"] * (part is not None)))
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
+    held = _held(fields, where, count, part)
     arrays: dict[str, ArrayEntry] = {}
-    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values())
-    for role, array in _roles(fields, where, (*known, "time") if version >= 4 else known):
+    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), *["time"] * (version >= 4))
+    for role, array in _roles(fields, where, (*known, *[OWNER] * (part is not None))):
         entry = arrays[role] = _array(array, f"{where}.arrays.{role}")
         if role == "label":
             _check_version(entry.dtype, version, f"{where}.arrays.label")
+            if entry.dtype == "uint16":
+                raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
             _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
         elif role == "time":
             _expect_array(entry, where, "times", (count,), "int32", "int64")
+        elif role == OWNER:
+            assert part is not None
+            _expect_array(entry, where, "owners", (count,), owner_dtype(part.count))
         elif role in HEAT_ROLES.values():
             _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
         else:
             _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
-    return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays)
+    if part is not None and OWNER not in arrays:
+        raise FormatError(f"{where} is of a part of a dataset, and has no array {OWNER}")
+    return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays, held)
 
 
 def heat_dtype(role: str) -> str:
@@ -251,13 +323,20 @@ def heat_dtype(role: str) -> str:
 
 
 def _relation(
-    value: object, where: str, counts: Mapping[str, int], timed: Container[str], version: int
+    value: object,
+    where: str,
+    counts: Mapping[str, int],
+    timed: Container[str],
+    version: int,
+    part: Part | None,
 ) -> RelationEntry:
     """timed: the node types that have times."""
     timed_too = version >= 4
-    fields = _fields(value, where, ("type", "count", "arrays"), ("sorted_by",) if timed_too else ())
+    names = ("type", "count", "arrays", *["held"] * (part is not None))
+    fields = _fields(value, where, names, ("sorted_by",) if timed_too else ())
     type_ = _relation_type(fields["type"], f"{where}.type")
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
+    held = _held(fields, where, count, part)
     for end in (type_[0], type_[2]):
         if end not in counts:
             raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
@@ -273,20 +352,23 @@ def _relation(
             )
         if sorted_by == "nodes" and type_[0] not in timed:
             raise FormatError(f"{where} is sorted by the times of {type_[0]!r} nodes, which have none")
+    if part is not None and "edge_ids" not in arrays:
+        raise FormatError(f"{where} is of a part of a dataset, and has no array edge_ids")
     if not arrays:
         return RelationEntry(type_, count, arrays)
     if "indptr" not in arrays or "indices" not in arrays:
         raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
+    edges = count if held is None else held
     _expect_array(arrays["indptr"], where, "indptr", (counts[type_[2]] + 1,), "int64")
     if "time" in arrays:
-        _expect_array(arrays["time"], where, "times", (count,), "int32", "int64")
+        _expect_array(arrays["time"], where, "times", (edges,), "int32", "int64")
     limits = {"indices": (counts[type_[0]], "source nodes"), "edge_ids": (count, "edges")}
     for role, (limit, what) in limits.items():
         if role in arrays:
-            _expect_array(arrays[role], where, role, (count,), "int32", "int64")
+            _expect_array(arrays[role], where, role, (edges,), "int32", "int64")
             if arrays[role].dtype == "int32" and limit > 1 << 31:
                 raise FormatError(f"{where}: int32 {role} cannot name {limit} {what}")
-    return RelationEntry(type_, count, arrays, sorted_by)
+    return RelationEntry(type_, count, arrays, sorted_by, held)
 
 
 def _table(

@@ -23,6 +23,7 @@ from gids.store.files import Locator, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
+from gids.store.part import Held
 from gids.store.quantize import unpack_rows
 from gids.store.scan import scan
 
@@ -37,13 +38,26 @@ def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
 class Table:
     """One table of a dataset. All methods but page_location take row ids.
 
+    In a part of a dataset (`gids partition`), read_rows takes ids of the whole dataset. All else, such as
+    scan and page_location, is about the rows of this part, 0 … row_count - 1: held translates ids to them.
+
     Attributes: name (`paper.feat`), dataset (name of the store), kind ("node" or "edge"), type (node type, or
-    (src, rel, dst)), key, row_count, shape (of one row), dtype (of rows in memory), stored_dtype (on disk:
-    int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes (on disk), page_bytes,
-    rows_per_page, page_count, shard_paths.
+    (src, rel, dst)), key, row_count, id_count (ids that read_rows takes: row_count, except in a part, where
+    it is the number of nodes or edges of the whole dataset), shape (of one row), dtype (of rows in memory),
+    stored_dtype (on disk: int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes
+    (on disk), page_bytes, rows_per_page, page_count, shard_paths.
     """
 
-    def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
+    def __init__(
+        self,
+        entry: TableEntry,
+        locate: Locator,
+        store_name: str,
+        *,
+        id_count: int | None = None,
+        find_held: Callable[[], Held] | None = None,
+    ) -> None:
+        """id_count, find_held: of a table in a part."""
         self.name: str = entry.name
         self.dataset = store_name
         self.kind: str = entry.kind
@@ -55,6 +69,7 @@ class Table:
         self.dtype: torch.dtype = self.stored_dtype if self.scale is None else torch.float32
         self._layout = entry.geometry
         self.row_count: int = entry.row_count
+        self.id_count: int = entry.row_count if id_count is None else id_count
         self.row_bytes: int = self._layout.row_bytes
         self.page_bytes: int = entry.page_bytes
         self.rows_per_page: int = self._layout.rows_per_page
@@ -69,6 +84,8 @@ class Table:
         self._maps: list[np.ndarray] | None = None
         self._order_map: np.ndarray | None = None
         self._column_scales: np.ndarray | None = None
+        self._find_held = find_held
+        self._held: Held | None = None
 
     def __repr__(self) -> str:
         dtype = str(self.stored_dtype).removeprefix("torch.")
@@ -91,7 +108,11 @@ class Table:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": None, "_order_map": None}  # each process maps the files itself
+        return self.__dict__ | {
+            "_maps": None,
+            "_order_map": None,
+            "_held": None,
+        }  # each process maps the files
 
     def checksums(self) -> np.ndarray:
         """CRC32C of each page with its padding: uint32[page_count], a read-only memory map."""
@@ -106,6 +127,16 @@ class Table:
         if self._order is not None and self._order_map is None:
             self._order_map = map_array(*self._order)
         return self._order_map
+
+    @property
+    def held(self) -> Held | None:
+        """In a part of a dataset, the ids whose rows this table has; else None.
+
+        The first call reads the owners of all nodes, or the ids of the edges that this part holds.
+        """
+        if self._held is None and self._find_held is not None:
+            self._held = self._find_held()
+        return self._held
 
     def column_scales(self) -> np.ndarray | None:
         """The scales of the columns, float32[values of a row], or None if the table has none.
@@ -134,19 +165,20 @@ class Table:
         """Read rows through memory maps into a new tensor.
 
         ids: int64[n] on the CPU, may repeat. Returns dtype[n, *shape]. Blocks. Raises IndexError if an id is
-        out of range, TypeError for ids of another type, StorageError if a shard was truncated.
+        out of range or in another part of the dataset, TypeError for ids of another type, StorageError if a
+        shard was truncated.
         """
         rows = self._checked(ids)
         if not len(rows):
             return torch.empty((0, *self.shape), dtype=self.dtype)
         if self.scale is not None:
-            return self.decode(self._stored(rows))
+            return self.decode(self.read_stored(rows))
         out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         self._gather(rows, byte_view(out))
         return make_bools_proper(out)
 
-    def _stored(self, rows: np.ndarray) -> np.ndarray:
-        """Rows as they are on disk: uint8[n, row_bytes]."""
+    def read_stored(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of this table, int64[n], as they are on disk: uint8[n, row_bytes]. They are in range."""
         out = np.empty((len(rows), self.row_bytes), np.uint8)
         self._gather(rows, out.reshape(-1))
         return out
@@ -201,7 +233,7 @@ class Table:
     ) -> Iterator[tuple[int, torch.Tensor]]:
         for start in starts:
             rows = np.arange(start, min(start + rows_per_block, self.row_count))
-            yield start, decode(self._stored(rows))
+            yield start, decode(self.read_stored(rows))
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         order = self.order
@@ -220,12 +252,11 @@ class Table:
             raise TypeError(
                 f"ids are {rows.dtype}{list(rows.shape)}; read_rows of {self._where} takes int64[n]"
             )
-        wrong = np.flatnonzero((rows < 0) | (rows >= self.row_count))
+        wrong = np.flatnonzero((rows < 0) | (rows >= self.id_count))
         if len(wrong):
-            raise IndexError(
-                f"row {rows[wrong[0]]} is out of range for {self._where} ({self.row_count} rows)"
-            )
-        return rows
+            raise IndexError(f"row {rows[wrong[0]]} is out of range for {self._where} ({self.id_count} rows)")
+        held = self.held
+        return rows if held is None else held.rows_of(rows)
 
     def _mapped(self) -> list[np.ndarray]:
         # Checked each time: access beyond the end of a mapped file kills the process.

@@ -25,8 +25,10 @@ from gids.store.files import (
     shard_files,
 )
 from gids.store.graph import Graph, first_out_of_order
-from gids.store.manifest import ArrayEntry, NodesEntry, RelationEntry, TableEntry
+from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
+from gids.store.part import part_paths
+from gids.store.part_checks import directory_faults, edge_faults, owner_faults
 from gids.store.rows import FileRows, Rows, blocks
 from gids.store.scan import open_file, read_pages
 
@@ -47,6 +49,8 @@ def verify(
 ) -> Iterator[str]:
     """Yield one line per fault of the dataset at path. No line means that it is exactly as written.
 
+    path may be a directory of parts: then checks each part, and that together they are one dataset.
+
     First checks the checksum of the manifest and the size and header of every file, and stops if one is
     wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
     number of edges, that ids are in range, that edges are in the order of their times, that heat is finite
@@ -56,6 +60,9 @@ def verify(
     progress.
     """
     root = Path(os.path.abspath(path))
+    if (parts := part_paths(root)) and not (root / MANIFEST).exists():
+        yield from _parts_faults(parts, allow_dirs, workers, on_total, on_bytes)
+        return
     try:
         manifest = read_manifest(root)
         locate = Locator(root, allow_dirs)
@@ -80,12 +87,15 @@ def verify(
             yield f"{array}: {sums}; the file was changed or damaged"
         on_bytes(array_bytes(entry))
     for nodes in manifest.nodes:
-        yield from _node_faults(nodes, locate)
+        yield from _node_faults(nodes, manifest.part, locate)
     counts = {n.type: n.count for n in manifest.nodes}
-    arrays_of = {n.type: n.arrays for n in manifest.nodes}
+    nodes_of = {n.type: n for n in manifest.nodes}
     for relation in manifest.relations:
-        times = arrays_of[relation.type[0]].get("time")
-        yield from _graph_faults(relation, counts, times, locate)
+        times = nodes_of[relation.type[0]].arrays.get("time")
+        wrong = list(_graph_faults(relation, counts, times, locate))
+        yield from wrong
+        if manifest.part is not None and not wrong:
+            yield from edge_faults(relation, nodes_of[relation.type[2]], manifest.part, locate)
     for table in manifest.tables:
         if table.order is not None:
             yield from _raised(checked_order, *_rows(table.order, locate))
@@ -99,7 +109,29 @@ def verify(
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
-def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
+def _parts_faults(
+    paths: Sequence[Path],
+    allow_dirs: Sequence[str | os.PathLike[str]],
+    workers: int,
+    on_total: Callable[[int], None],
+    on_bytes: Callable[[int], None],
+) -> Iterator[str]:
+    yield from directory_faults(paths)
+    total = 0
+
+    def add_total(size_bytes: int) -> None:
+        nonlocal total
+        total += size_bytes
+        on_total(total)
+
+    for path in paths:
+        checked = verify(path, allow_dirs=allow_dirs, workers=workers, on_total=add_total, on_bytes=on_bytes)
+        yield from (f"{path.name}: {fault}" for fault in checked)
+
+
+def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Iterator[str]:
+    if part is not None:
+        yield from owner_faults(nodes, part, locate)
     for role, entry in nodes.arrays.items():
         path = locate.array(entry)
         if role.removesuffix("_idx") in SPLITS:
@@ -139,7 +171,8 @@ def _graph_faults(
     if not relation.arrays:
         return
     arrays = {role: _rows(entry, locate) for role, entry in relation.arrays.items()}
-    faults = list(_raised(checked_indptr, *arrays["indptr"], relation.count))
+    edges = relation.count if relation.held is None else relation.held
+    faults = list(_raised(checked_indptr, *arrays["indptr"], edges))
     faults += _raised(checked_ids, *arrays["indices"], counts[relation.type[0]], "indices")
     yield from faults
     if "edge_ids" in arrays:

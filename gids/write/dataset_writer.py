@@ -543,7 +543,8 @@ class DatasetWriter:
         relations = [
             RelationEntry(r, n, arrays, self._sorted_by.get(r)) for r, (n, arrays) in self._relations.items()
         ]
-        self._workplace.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
+        manifest = Manifest(tuple(nodes), tuple(relations), tuple(self._tables))
+        self._workplace.publish({"": dump_manifest(manifest)})
 
     def close(self, *, discard: bool) -> None:
         """Stop without publishing. discard: remove what was written; else it can be resumed."""

@@ -31,6 +31,7 @@ from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
+from gids.store.part import part_paths
 from gids.write.sync import sync_directory, write_synced
 
 _MARK = "gids-shards.json"
@@ -85,17 +86,22 @@ def remove_shard_folder(folder: Path, dataset: Path) -> None:
 
 
 def shard_folders_of(path: Path) -> set[Path] | None:
-    """The shard folders outside the dataset at `path`; None if its manifest cannot be read."""
-    try:
-        manifest = read_manifest(path)
-    except FileNotFoundError:
-        return set()
-    except FormatError:
-        return None if (path / MANIFEST).exists() else set()
-    except OSError:
-        return None
-    shards = [Path(s) for table in manifest.tables for s in table.shards]
-    return {s.parent.parent.resolve() for s in shards if s.is_absolute()}
+    """The shard folders outside the dataset, or the parts, at `path`; None if a manifest cannot be read."""
+    found: set[Path] = set()
+    for root in part_paths(path) or [path]:
+        try:
+            manifest = read_manifest(root)
+        except FileNotFoundError:
+            continue
+        except FormatError:
+            if (root / MANIFEST).exists():
+                return None
+            continue
+        except OSError:
+            return None
+        shards = [Path(s) for table in manifest.tables for s in table.shards]
+        found |= {s.parent.parent.resolve() for s in shards if s.is_absolute()}
+    return found
 
 
 def write_leftovers(path: Path, folders: Iterable[Path]) -> None:
@@ -146,31 +152,45 @@ def is_dataset(path: Path) -> bool:
         return b'"format": "gids"' in file.read(200)
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise FormatError unless `path` is a dataset or an empty directory."""
+def check_replaceable(path: Path, *, of_parts: bool = False) -> None:
+    """Raise FormatError unless `path` is a dataset (of_parts: a directory of parts) or an empty directory."""
     if path.is_dir() and not any(path.iterdir()):
         return
-    if not is_dataset(path):
-        raise FormatError(
-            f"{path} exists and is not a gids dataset, so it is not replaced: choose another name"
-        )
+    parts = part_paths(path)
+    if not (parts and all(map(is_dataset, parts)) if of_parts else is_dataset(path)):
+        what = "a directory of parts" if of_parts else "a gids dataset"
+        raise FormatError(f"{path} exists and is not {what}, so it is not replaced: choose another name")
+
+
+def manifests_crc32c(path: Path) -> int | None:
+    """The CRC32C of a dataset's manifest, or of those of all parts in a directory; None: there is none."""
+    files = [root / MANIFEST for root in part_paths(path) or [path]]
+    if not all(file.is_file() for file in files):
+        return None
+    crc = 0
+    for file in files:
+        crc = file_crc32c(file, crc=crc)
+    return crc
 
 
 def publication(partial: Path, path: Path) -> dict[str, Any]:
     """Step 3: the record of NAME.partial/dataset for the journal."""
-    old = (shard_folders_of(path) or set()) | set(leftovers(path))
-    return {"manifest": file_crc32c(partial / "dataset" / MANIFEST), "replaces": sorted(map(str, old))}
+    old = shard_folders_of(path) or set()
+    for root in part_paths(path) or [path]:
+        old |= set(leftovers(root))
+    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": sorted(map(str, old))}
 
 
-def put_in_place(partial: Path, path: Path, *, replace: bool) -> None:
+def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = False) -> None:
     """Step 4. The caller is the only writer of the dataset at `path`. replace: there is a dataset to replace.
+    of_parts: see check_replaceable.
 
     Raises FileExistsError if `path` is something else, OSError; then nothing has changed.
     """
     new = partial / "dataset"
     if replace:
         try:
-            check_replaceable(path)
+            check_replaceable(path, of_parts=of_parts)
         except FormatError as error:  # made by another process; the work must not be discarded
             raise FileExistsError(str(error)) from None
         if not _exchange(new, path):
@@ -196,8 +216,7 @@ def put_in_place(partial: Path, path: Path, *, replace: bool) -> None:
 
 def is_published(partial: Path, record: Mapping[str, Any]) -> bool:
     """Whether step 4 is done for this record."""
-    manifest = partial / "dataset" / MANIFEST
-    return not (manifest.is_file() and file_crc32c(manifest) == record["manifest"])
+    return bool(manifests_crc32c(partial / "dataset") != record["manifest"])
 
 
 def clean_up(partial: Path, path: Path, record: Mapping[str, Any]) -> None:

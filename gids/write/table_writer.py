@@ -24,6 +24,7 @@ from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, describe_type, table_name, table_path
+from gids.store.part import refuse_part
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
 from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
@@ -65,6 +66,7 @@ def create_table(
     Raises MissingError for an unknown type, FileExistsError for an existing name, ValueError and FormatError
     for other arguments, StorageError if the disk has too little space. Then nothing is written.
     """
+    refuse_part(store, "create_table", "add the table to the whole dataset, then partition it")
     type_, key = (type_, name) if type_ is not None else store.parse_table_name(name)
     count = store.num_nodes(type_) if isinstance(type_, str) else store.num_edges(type_)
     if rows != count:

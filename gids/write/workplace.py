@@ -11,15 +11,15 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gids.errors import FormatError, StorageError
 from gids.sizes import format_bytes
-from gids.store.array_checks import file_crc32c
 from gids.store.files import Locator, faults
 from gids.store.manifest import MANIFEST, load_manifest
+from gids.store.part import part_paths
 from gids.write.amend import locked_directory
 from gids.write.journal import Journal
 from gids.write.publish import (
@@ -27,6 +27,7 @@ from gids.write.publish import (
     clean_up,
     is_published,
     make_shard_folder,
+    manifests_crc32c,
     partial_path,
     publication,
     put_in_place,
@@ -45,17 +46,24 @@ class Workplace:
     """An open workplace, locked against other processes.
 
     path: see dataset_path. key: JSON that describes the input, or None if the work must not be resumed.
-    stripe_dirs: directories for shards, in place of dataset/. Raises FileExistsError, FileNotFoundError,
-    FormatError.
+    stripe_dirs: directories for shards, in place of dataset/. of_parts: dataset/ becomes a directory of
+    parts. Raises FileExistsError, FileNotFoundError, FormatError.
 
     Attributes: root (dataset/), scratch, aside (made when needed), folders (of shards, one per stripe
     directory), resumed, restart_reason (why existing work is not resumed, or "").
     """
 
     def __init__(
-        self, path: Path, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None, *, overwrite: bool
+        self,
+        path: Path,
+        stripe_dirs: Sequence[Path],
+        key: Mapping[str, Any] | None,
+        *,
+        overwrite: bool,
+        of_parts: bool = False,
     ) -> None:
         self.path = path
+        self._of_parts = of_parts
         self.partial = partial_path(path)
         self.root = self.partial / "dataset"
         self.scratch = self.partial / "scratch"
@@ -141,7 +149,7 @@ class Workplace:
                 raise FileExistsError(
                     f"{self.path} already exists: choose another name, or replace it with --overwrite"
                 )
-            check_replaceable(self.path)
+            check_replaceable(self.path, of_parts=self._of_parts)
 
     @property
     def has_progress(self) -> bool:
@@ -166,15 +174,26 @@ class Workplace:
         """The last value stored by `remember`, or None."""
         return self._journal.done.get(f"about {item}")
 
-    def once(self, item: str, work: Callable[[], Any], on_skip: Callable[[], None]) -> Any:
-        """Call `work`, unless this item is done already. Returns its result, as JSON."""
+    def once(
+        self,
+        item: str,
+        work: Callable[[], Any],
+        on_skip: Callable[[], None],
+        folders: Iterable[Path] | None = None,
+    ) -> Any:
+        """Call `work`, unless this item is done already. Returns its result, as JSON.
+
+        folders: the directories below root in which it makes files; None: any.
+        """
         if item in self._journal.done:
             on_skip()
             return self._journal.done[item]
         with self._explaining(item):
             result = work()
-            if self._resumable:
+            if self._resumable and folders is None:
                 self._sync_names()
+            elif self._resumable:
+                self._sync_names_of(folders or ())
             self._journal.record_done(item, result)
         return result
 
@@ -182,23 +201,34 @@ class Workplace:
         for folder in (self.root, *self.folders):
             sync_tree(folder)
 
-    def publish(self, manifest: bytes) -> None:
-        """Write the manifest, sync everything, rename the dataset to its path, and close the workplace.
+    def _sync_names_of(self, folders: Iterable[Path]) -> None:
+        found = set(folders)
+        for folder in list(found):
+            found.update(p for p in folder.parents if p.is_relative_to(self.root))
+        for folder in sorted(found):
+            sync_directory(folder)
 
-        Waits for other writers of the dataset that is replaced. Raises FormatError if a file does not match
-        the manifest, FileExistsError if something else has the name by now, StorageError.
+    def publish(self, manifests: Mapping[str, bytes]) -> None:
+        """Write the manifests, sync everything, rename the dataset to its path, and close the workplace.
+
+        manifests: of the dataset (folder ""), or of each part, by its folder. Waits for other writers of the
+        dataset that is replaced. Raises FormatError if a file does not match its manifest, FileExistsError if
+        something else has the name by now, StorageError.
         """
         with self._explaining("the manifest"):
-            write_synced(self.root / MANIFEST, manifest)
-            for fault in faults(load_manifest(manifest), Locator(self.root, self.folders)):
-                raise FormatError(fault)
+            for folder, manifest in manifests.items():
+                write_synced(self.root / folder / MANIFEST, manifest)
+                for fault in faults(load_manifest(manifest), Locator(self.root / folder, self.folders)):
+                    raise FormatError(fault)
             self._sync_names()
             sync_directory(self.partial)
             replaces = self._overwrite and self.path.is_dir()
-            with locked_directory(self.path) if replaces else contextlib.nullcontext():
+            with contextlib.ExitStack() as locks:
+                for root in (self.path, *part_paths(self.path)) if replaces else ():
+                    locks.enter_context(locked_directory(root))
                 record = publication(self.partial, self.path)
                 self._journal.record_publication(record)
-                put_in_place(self.partial, self.path, replace=replaces)
+                put_in_place(self.partial, self.path, replace=replaces, of_parts=self._of_parts)
         self._is_published = True
         try:
             clean_up(self.partial, self.path, record)
@@ -265,8 +295,7 @@ def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
         clean_up(partial, path, record)
         is_equal = journal.resumed
         remove_tree(partial, last=_JOURNAL)
-    manifest = path / MANIFEST
-    return is_equal and manifest.is_file() and file_crc32c(manifest) == record["manifest"]
+    return is_equal and manifests_crc32c(path) == record["manifest"]
 
 
 def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:

@@ -5,6 +5,7 @@
 namespace gids {
 void bind_store(nanobind::module_& m);
 void bind_row_order(nanobind::module_& m);
+void bind_parts(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_queue(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);

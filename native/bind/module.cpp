@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   m.doc() = "Native half of gids: I/O engines, cache, checksums.";
   gids::bind_store(m);
   gids::bind_row_order(m);
+  gids::bind_parts(m);
   gids::bind_io(m);
   gids::bind_queue(m);
   gids::bind_cache(m);

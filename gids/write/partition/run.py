@@ -1,0 +1,531 @@
+"""partition: divides a dataset into parts, which are datasets. Can resume. Called by `gids partition`.
+
+What is per node is in every part; what is large, rows and edges, is divided. All parts are built beside their
+final directory and published together, by one rename.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gids import _core
+from gids.errors import FormatError, StorageError
+from gids.store.array_checks import file_crc32c
+from gids.store.feature_store import FeatureStore
+from gids.store.files import array_bytes, array_rows, map_array, read_manifest
+from gids.store.geometry import div_ceil
+from gids.store.manifest import (
+    MAX_PARTS,
+    OWNER,
+    ArrayEntry,
+    Manifest,
+    NodesEntry,
+    Part,
+    RelationEntry,
+    ScaleEntry,
+    TableEntry,
+    dump_manifest,
+    entry_json,
+    manifest_checksum,
+    owner_dtype,
+)
+from gids.store.names import describe_type, encode_path, table_path
+from gids.store.part import part_name, refuse_part
+from gids.store.rows import read_range
+from gids.write.array_file import ArrayFile
+from gids.write.partition import rows as table_rows
+from gids.write.partition import topology
+from gids.write.partition.edge_blocks import edge_blocks
+from gids.write.partition.owners import METHODS, hash_owners, range_owners
+from gids.write.partition.report import PartFigures, Report
+from gids.write.publish import dataset_path
+from gids.write.space import check_space, total_bytes
+from gids.write.sync import sync_files
+from gids.write.workplace import Workplace, finish_published
+
+_BLOCK_BYTES = 8 << 20
+_COUNT_BYTES = 40
+"""Memory per edge of a block whose edges are counted."""
+
+
+def _silent(*_: Any) -> None:
+    pass
+
+
+def partition(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    parts: int,
+    *,
+    method: str = "hash",
+    seed: int = 0,
+    allow_dirs: Sequence[str | os.PathLike[str]] = (),
+    workers: int = 2,
+    memory_bytes: int = 256 << 20,
+    overwrite: bool = False,
+    say: Callable[[str], None] = _silent,
+    on_total: Callable[[int], None] = _silent,
+    on_bytes: Callable[[int], None] = _silent,
+    sync_bytes: int = 256 << 20,
+) -> Report | None:
+    """Divide the dataset at `path` into parts, and write them to the directory `out`.
+
+    parts: 1 to 4096. method: how nodes get owners, one of METHODS. seed: of the method. allow_dirs:
+    directories outside the dataset that may contain its shards. workers: number of threads. memory_bytes:
+    limit of the memory for buffers. overwrite: replace the parts at `out`. say(sentence): prints a note.
+    on_total(bytes), on_bytes(n): progress, from any thread.
+
+    Returns what each part has; None if `out` was complete already and only temporary files of an earlier run
+    were left. After an interrupt, a kill or a full disk, OUT.partial remains and the same call continues.
+    Raises ValueError for an invalid argument, FormatError for a dataset that cannot be divided,
+    FileExistsError, StorageError for a full disk and for damaged data.
+    """
+    if not 1 <= parts <= MAX_PARTS:
+        raise ValueError(f"parts={parts}; it must be 1 to {MAX_PARTS}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose {', '.join(METHODS)}")
+    if workers < 1 or memory_bytes < 1 << 20:
+        raise ValueError(f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB")
+    store = FeatureStore(path, allow_dirs=allow_dirs)
+    try:
+        refuse_part(store, "gids partition", "partition the whole dataset")
+        manifest = read_manifest(store.path)
+        _check(manifest)
+        key = {
+            "the dataset": manifest_checksum(manifest),
+            "--parts": parts,
+            "--method": method,
+            "--seed": seed,
+        }
+        if finish_published(dataset_path(out), key):
+            say("the parts are complete; removed the temporary files of an earlier run that was killed")
+            return None
+        workplace = Workplace(dataset_path(out), [], key, overwrite=overwrite, of_parts=True)
+        run = _Run(
+            store,
+            manifest,
+            workplace,
+            Part(0, parts, manifest_checksum(manifest), method),
+            seed,
+            workers=workers,
+            memory_bytes=memory_bytes,
+            sync_bytes=sync_bytes,
+            say=say,
+            on_bytes=on_bytes,
+        )
+        try:
+            return run.run(on_total)
+        except BaseException as error:
+            explained = workplace.explain_full(error, "it") if isinstance(error, OSError) else None
+            workplace.close(discard=isinstance(error, FormatError) or not workplace.has_progress)
+            if explained is None:
+                raise
+            raise explained from error
+    finally:
+        store.close()
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise FormatError for a relation that cannot be divided."""
+    for relation in manifest.relations:
+        if not relation.arrays:
+            raise FormatError(
+                f"relation {describe_type(relation.type)} has no topology, so its edges have no owners: "
+                "convert the source with its edges, or without the features of these edges"
+            )
+
+
+class _Run:
+    """One call of partition(). Its steps are recorded in the journal, and skipped when it resumes.
+
+    first: the first part.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        manifest: Manifest,
+        workplace: Workplace,
+        first: Part,
+        seed: int,
+        *,
+        workers: int,
+        memory_bytes: int,
+        sync_bytes: int,
+        say: Callable[[str], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._store, self._manifest, self._workplace = store, manifest, workplace
+        self._first, self._parts, self._method, self._seed = first, first.count, first.method, seed
+        self._workers, self._memory_bytes, self._sync_bytes = workers, memory_bytes, sync_bytes
+        self._say, self._on_bytes = say, on_bytes
+        self._roots = [workplace.root / part_name(i) for i in range(first.count)]
+        self._owner_entries: dict[str, ArrayEntry] = {}
+
+    def run(self, on_total: Callable[[int], None]) -> Report:
+        workplace = self._workplace
+        if workplace.resumed and workplace.has_progress:
+            self._say("resuming an unfinished partition")
+        elif workplace.restart_reason:
+            self._say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
+        on_total(sum(self._work_bytes()))
+        needed = list(self._needed())
+        check_space(needed, [workplace.partial])
+        workplace.needed_bytes = total_bytes(needed)
+        for root in self._roots:
+            root.mkdir(exist_ok=True)
+        self._write_owners()
+        counts = self._once("counts", 0, self._count)
+        nodes = self._write_nodes()
+        relations = [
+            self._write_topology(r, counts["edges"][i]) for i, r in enumerate(self._manifest.relations)
+        ]
+        held_nodes = {n.type: counts["nodes"][i] for i, n in enumerate(self._manifest.nodes)}
+        held_edges = {r.type: counts["edges"][i] for i, r in enumerate(self._manifest.relations)}
+        tables = []
+        for entry in self._manifest.tables:
+            held = held_nodes[entry.type] if isinstance(entry.type, str) else held_edges[entry.type]
+            tables.append(self._write_table(entry, held))
+        manifests = [
+            Manifest(
+                tuple(
+                    NodesEntry(n.type, n.count, nodes[n.type], held_nodes[n.type][part])
+                    for n in self._manifest.nodes
+                ),
+                tuple(
+                    RelationEntry(r.type, r.count, arrays[part], r.sorted_by, held_edges[r.type][part])
+                    for r, arrays in zip(self._manifest.relations, relations, strict=True)
+                ),
+                tuple(of_parts[part] for of_parts in tables),
+                dataclasses.replace(self._first, index=part),
+            )
+            for part in range(self._parts)
+        ]
+        workplace.publish({part_name(i): dump_manifest(m) for i, m in enumerate(manifests)})
+        return self._report(manifests, counts)
+
+    def _once(
+        self,
+        item: str,
+        size_bytes: int,
+        work: Callable[[], Any],
+        folder: str = "",
+        parts: range | None = None,
+    ) -> Any:
+        """Do what is not recorded as done. folder: of these parts (default: all), in which it makes files."""
+        found = range(self._parts) if parts is None else parts
+        folders = [self._roots[part] / folder for part in found] if folder else []
+        return self._workplace.once(
+            item, work, on_skip=lambda: self._on_bytes(size_bytes), folders=(f for f in folders if f.is_dir())
+        )
+
+    # Owners
+
+    def _write_owners(self) -> None:
+        """Give every node an owner. Writes them to the first part."""
+        if self._method in ("range", "hash"):
+            for nodes in self._manifest.nodes:
+                owners = (
+                    range_owners(nodes.count, self._parts)
+                    if self._method == "range"
+                    else hash_owners(nodes.type, nodes.count, self._parts, self._seed)
+                )
+                self._write_owners_of(nodes, owners)
+
+    def _write_owners_of(self, nodes: NodesEntry, owners: Iterator[np.ndarray]) -> None:
+        path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
+
+        def write() -> Any:
+            with ArrayFile(self._roots[0], path, owner_dtype(self._parts), (nodes.count,)) as file:
+                for values in owners:
+                    file.append(values)
+                return entry_json(file.finish())
+
+        self._owner_entries[nodes.type] = _entry(
+            self._once(f"owners {nodes.type}", 0, write, "nodes", range(1))
+        )
+
+    def _owners(self, ntype: str) -> np.ndarray:
+        entry = self._owner_entries[ntype]
+        return map_array(self._roots[0] / entry.path, entry)
+
+    # Counts
+
+    def _count(self) -> dict[str, Any]:
+        """The nodes, training seeds and edges of each part, and the edges that are cut."""
+        nodes, edges, cut = [], [], 0
+        seeds = np.zeros(self._parts, np.int64)
+        for entry in self._manifest.nodes:
+            owners = self._owners(entry.type)
+            counts = np.zeros(self._parts, np.int64)
+            for start in range(0, entry.count, 1 << 20):
+                counts += np.bincount(owners[start : start + (1 << 20)], minlength=self._parts)
+            nodes.append(counts.tolist())
+            if "train_idx" in entry.arrays:
+                rows = array_rows(self._source(entry.arrays["train_idx"]), entry.arrays["train_idx"])
+                for start in range(0, rows.shape[0], 1 << 20):
+                    ids = read_range(rows, start, min(start + (1 << 20), rows.shape[0])).numpy()
+                    seeds += np.bincount(owners[ids], minlength=self._parts)
+        for relation in self._manifest.relations:
+            for array in relation.arrays.values():
+                self._check_array(array)
+            found, found_cut = self._count_edges(relation)
+            edges.append(found.tolist())
+            cut += found_cut
+        return {"nodes": nodes, "edges": edges, "seeds": seeds.tolist(), "cut": cut}
+
+    def _count_edges(self, relation: RelationEntry) -> tuple[np.ndarray, int]:
+        sources, owners = self._owners(relation.type[0]), self._owners(relation.type[2])
+        indices = array_rows(self._source(relation.arrays["indices"]), relation.arrays["indices"])
+        counts, cut = np.zeros(self._parts, np.int64), 0
+        step = max(1, min(1 << 20, self._memory_bytes // _COUNT_BYTES))
+        for begin, end, of in edge_blocks(self._mapped(relation.arrays["indptr"]), owners, step):
+            counts += np.bincount(of, minlength=self._parts)
+            cut += int(np.count_nonzero(sources[read_range(indices, begin, end).numpy()] != of))
+            self._on_bytes(8 * (end - begin))
+        return counts, cut
+
+    def _check_array(self, entry: ArrayEntry) -> None:
+        """Raise StorageError if an array of the source is damaged."""
+        if file_crc32c(self._source(entry)) != entry.crc32c:
+            raise _damaged(self._source(entry))
+
+    # Per-node arrays
+
+    def _write_nodes(self) -> dict[str, dict[str, ArrayEntry]]:
+        """Copy every per-node array, and the owners, to every part. Returns their entries by node type."""
+        entries: dict[str, dict[str, ArrayEntry]] = {}
+        for nodes in self._manifest.nodes:
+            found = entries[nodes.type] = {}
+            for role, source in nodes.arrays.items():
+                entry = dataclasses.replace(source, path=f"nodes/{encode_path(nodes.type)}.{role}.npy")
+                copy = partial(self._copy_array, self._source(source), source, entry.path, self._roots)
+                self._once(f"nodes {encode_path(nodes.type)}.{role}", array_bytes(source), copy, "nodes")
+                found[role] = entry
+            owners = self._owner_entries[nodes.type]
+            copy = partial(
+                self._copy_array, self._roots[0] / owners.path, owners, owners.path, self._roots[1:]
+            )
+            self._once(f"nodes {encode_path(nodes.type)}.{OWNER}", array_bytes(owners), copy, "nodes")
+            found[OWNER] = owners
+        return entries
+
+    def _copy_array(self, source: Path, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
+        """Copy an array's file to each directory, and compare its checksum."""
+        at_once = table_rows.files_limit(1)
+        for first in range(0, max(1, len(roots)), at_once):
+            with ExitStack() as stack:
+                files = []
+                for root in roots[first : first + at_once]:
+                    (root / path).parent.mkdir(parents=True, exist_ok=True)
+                    files.append(stack.enter_context(open(root / path, "wb", buffering=0)))
+                read = stack.enter_context(open(source, "rb", buffering=0))
+                crc, buffer = 0, np.empty(min(_BLOCK_BYTES, self._memory_bytes), np.uint8)
+                while count := read.readinto(buffer.data):
+                    crc = _core.crc32c_extend(crc, buffer[:count])
+                    for file in files:
+                        _write_all(file.fileno(), buffer[:count])
+                    self._on_bytes(count if first == 0 else 0)
+                sync_files(file.fileno() for file in files)
+                os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if crc != entry.crc32c:
+                    raise _damaged(source)
+
+    # Topology
+
+    def _write_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
+        """Divide the in-edges of a relation. Returns the entries of each part."""
+        paths = {role: self._source(entry) for role, entry in relation.arrays.items()}
+        at_once, found = table_rows.files_limit(topology.FILES), []
+        for first in range(0, self._parts, at_once):
+            group = range(first, min(first + at_once, self._parts))
+
+            def work(group: range = group) -> Any:
+                return entry_json(
+                    topology.divide_topology(
+                        relation,
+                        paths,
+                        self._mapped(relation.arrays["indptr"]),
+                        self._owners(relation.type[2]),
+                        self._roots,
+                        group,
+                        held,
+                        memory_bytes=self._memory_bytes // 2,
+                        on_bytes=self._on_bytes,
+                    )
+                )
+
+            name = encode_path(*relation.type)
+            item = f"graph {name} {group.start}-{group.stop - 1}"
+            done = self._once(item, 8 * relation.count, work, f"graph/{name}", group)
+            found += [{role: _entry(fields) for role, fields in arrays.items()} for arrays in done]
+        return found
+
+    # Tables
+
+    def _write_table(self, entry: TableEntry, held: Sequence[int]) -> list[TableEntry]:
+        """Divide the rows of a table. Returns its entry in each part."""
+        folder = table_path(entry.type, entry.key)
+        written = []
+        for rows in held:
+            layout = table_rows.part_layout(entry, rows)
+            sums = ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0)
+            shard = f"tables/{folder}/shard-00.bin"
+            written.append(
+                dataclasses.replace(entry, row_count=rows, shards=(shard,), checksums=sums, order=None)
+            )
+        columns = entry.scale.columns if entry.scale is not None else None
+        if columns is not None:
+            path = f"tables/{folder}/scale.npy"
+            copy = partial(self._copy_array, self._source(columns), columns, path, self._roots)
+            self._once(f"scales {folder}", array_bytes(columns), copy, f"tables/{folder}")
+            scale = ScaleEntry("column", dataclasses.replace(columns, path=path))
+            written = [dataclasses.replace(w, scale=scale) for w in written]
+        if entry.order is not None:
+            self._once(f"check {folder}.order", 0, partial(self._check_array, entry.order))
+        sums_of: list[int] = []
+        for group in self._groups(entry):
+            sums_of += self._once(
+                f"table {folder} {group.start}-{group.stop - 1}",
+                entry.row_count * entry.geometry.row_bytes,
+                partial(self._divide_rows, entry, written, group),
+                f"tables/{folder}",
+                group,
+            )
+        return [
+            dataclasses.replace(w, checksums=dataclasses.replace(w.checksums, crc32c=crc))
+            for w, crc in zip(written, sums_of, strict=True)
+        ]
+
+    def _groups(self, entry: TableEntry) -> list[range]:
+        """The parts that one pass over a table writes: the same when a run resumes with other memory."""
+
+        def find() -> int:
+            at_once = table_rows.parts_at_once(entry.page_bytes, self._memory_bytes)
+            return min(at_once, table_rows.files_limit(table_rows.FILES))
+
+        at_once = self._workplace.once(f"groups of {entry.name}", find, on_skip=lambda: None)
+        return [range(i, min(i + at_once, self._parts)) for i in range(0, self._parts, at_once)]
+
+    def _divide_rows(self, entry: TableEntry, written: Sequence[TableEntry], group: range) -> list[int]:
+        item = f"rows of {entry.name} {group.start}-{group.stop - 1}"
+        first_row = self._workplace.pages_done(item)
+        files = [(self._roots[part] / written[part].shards[0], written[part].geometry) for part in group]
+        if any(not p.is_file() or p.stat().st_size != layout.shard_bytes(0) for p, layout in files):
+            first_row = 0
+        table_rows.divide_rows(
+            self._store.tables[entry.name],
+            entry,
+            self._store.locate,
+            self._owners_of(entry),
+            written,
+            self._roots,
+            group,
+            first_row=first_row,
+            memory_bytes=self._memory_bytes // 2,
+            workers=self._workers,
+            sync_bytes=self._sync_bytes,
+            on_sync=lambda rows: self._workplace.record_pages(item, rows),
+            on_bytes=self._on_bytes,
+        )
+        return [file_crc32c(self._roots[part] / written[part].checksums.path) for part in group]
+
+    def _owners_of(self, entry: TableEntry) -> table_rows.OwnersOf:
+        """The parts of the rows of a table."""
+        if isinstance(entry.type, str):
+            owners = self._owners(entry.type)
+            return lambda first, last: owners[first:last]
+        (relation,) = (r for r in self._manifest.relations if r.type == entry.type)
+        ids = relation.arrays.get("edge_ids")
+        read = None if ids is None else partial(_read_array, self._source(ids), ids)
+        return table_rows.EdgeOwners(
+            self._mapped(relation.arrays["indptr"]),
+            read,
+            self._owners(relation.type[2]),
+            relation.count,
+            self._memory_bytes // 2,
+        )
+
+    # Sizes
+
+    def _source(self, entry: ArrayEntry) -> Path:
+        return self._store.locate.array(entry)
+
+    def _mapped(self, entry: ArrayEntry) -> np.ndarray:
+        return map_array(self._source(entry), entry)
+
+    def _work_bytes(self) -> Iterator[int]:
+        """The bytes of progress."""
+        for nodes in self._manifest.nodes:
+            yield from map(array_bytes, nodes.arrays.values())
+            yield array_bytes(self._owner_entry(nodes))
+        for relation in self._manifest.relations:
+            passes = div_ceil(self._parts, table_rows.files_limit(topology.FILES))
+            yield 8 * relation.count * (1 + passes)
+        for entry in self._manifest.tables:
+            if entry.scale is not None and entry.scale.columns is not None:
+                yield array_bytes(entry.scale.columns)
+            yield entry.row_count * entry.geometry.row_bytes * len(self._groups(entry))
+
+    def _owner_entry(self, nodes: NodesEntry) -> ArrayEntry:
+        return ArrayEntry("owner.npy", owner_dtype(self._parts), (nodes.count,), 0)
+
+    def _needed(self) -> Iterator[tuple[Path, int]]:
+        """(directory, bytes) that the parts need."""
+        directory = self._workplace.path.parent
+        for nodes in self._manifest.nodes:
+            arrays = [*nodes.arrays.values(), self._owner_entry(nodes)]
+            yield directory, self._parts * sum(map(array_bytes, arrays))
+        for relation in self._manifest.relations:
+            yield directory, self._parts * array_bytes(relation.arrays["indptr"])
+            ids = ArrayEntry("edge_ids.npy", topology.id_dtype(relation), (relation.count,), 0)
+            arrays = [*(relation.arrays[r] for r in ("indices", "time") if r in relation.arrays), ids]
+            yield directory, sum(map(array_bytes, arrays))
+        for entry in self._manifest.tables:
+            pages = entry.geometry.page_count + self._parts
+            yield directory, pages * (entry.page_bytes + 4)
+
+    def _report(self, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
+        figures = []
+        for part, manifest in enumerate(manifests):
+            size_bytes = sum(map(array_bytes, manifest.arrays()))
+            size_bytes += sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
+            figures.append(
+                PartFigures(
+                    rows=sum(held[part] for held in counts["nodes"]),
+                    seeds=counts["seeds"][part],
+                    in_edges=sum(held[part] for held in counts["edges"]),
+                    bytes=size_bytes,
+                )
+            )
+        edges = sum(r.count for r in self._manifest.relations)
+        return Report(self._method, tuple(figures), edges, counts["cut"])
+
+
+def _entry(fields: dict[str, Any]) -> ArrayEntry:
+    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
+
+
+def _read_array(path: Path, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
+    values: np.ndarray = read_range(array_rows(path, entry), first, last).numpy()
+    return values
+
+
+def _write_all(fd: int, data: np.ndarray) -> None:
+    view = memoryview(data.data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _damaged(path: Path) -> StorageError:
+    what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
+    return StorageError(errno.EBADMSG, what, path)

@@ -1,0 +1,227 @@
+"""`gids partition`: parts hold every row and edge of a dataset once; a stopped run resumes."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from datasets import write_dataset
+from partition_example import check_union, open_parts, write_rich_dataset
+
+import gids
+from gids import FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
+from gids.store import NotHeldError, verify
+from gids.store.part import part_paths
+from gids.write import DatasetWriter, create_table
+from gids.write.partition import partition
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory):
+    return write_rich_dataset(tmp_path_factory.mktemp("rich") / "mag.gids")
+
+
+@pytest.fixture(scope="module")
+def cut_in_four(rich, tmp_path_factory):
+    out = tmp_path_factory.mktemp("four") / "parts"
+    partition(rich, out, 4)
+    return out
+
+
+def contents(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("heterogeneous", [False, True])
+@pytest.mark.parametrize("method", ["range", "hash"])
+def test_parts_together_are_the_dataset(tmp_path, method, heterogeneous):
+    source = write_rich_dataset(tmp_path / "mag.gids", heterogeneous=heterogeneous)
+    whole = FeatureStore(source)
+    for count in (1, 2, 3, 5):
+        out = tmp_path / f"parts-{count}"
+        report = partition(source, out, count, method=method, memory_bytes=1 << 20)
+        parts = open_parts(out)
+        check_union(whole, parts)
+        assert list(verify(out)) == []
+        assert {p.part.method for p in parts} == {method}
+        assert [f.rows for f in report.parts] == [
+            sum(len(np.flatnonzero(p.owners(t) == p.part.index)) for t in p.node_types) for p in parts
+        ]
+        assert [f.in_edges for f in report.parts] == [
+            sum(p.graph(r).num_edges for r in p.relations) for p in parts
+        ]
+        files = [[f for f in p.path.rglob("*.*") if f.suffix in (".npy", ".bin")] for p in parts]
+        size_bytes = [sum(f.stat().st_size for f in found) for found in files]
+        assert [f.bytes for f in report.parts] == size_bytes
+
+
+def test_cut_edges_are_those_between_parts(rich, tmp_path):
+    report = partition(rich, tmp_path / "parts", 3, method="hash", seed=5)
+    store = FeatureStore(rich)
+    first = open_parts(tmp_path / "parts")[0]
+    cut = 0
+    for relation in store.relations:
+        graph = store.graph(relation)
+        destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
+        of_sources, of_destinations = first.owners(relation[0]), first.owners(relation[2])
+        cut += int((of_sources[graph.indices] != of_destinations[destinations]).sum())
+    assert report.cut_edges == cut
+    train = store.split("train").numpy()
+    assert [f.seeds for f in report.parts] == np.bincount(first.owners("paper")[train]).tolist()
+
+
+def test_hash_depends_on_seed_type_and_id(rich, tmp_path):
+    found = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        partition(rich, tmp_path / name, 4, method="hash", seed=seed)
+        found[name] = open_parts(tmp_path / name)[0]
+    owners = {name: store.owners("paper") for name, store in found.items()}
+    assert np.array_equal(owners["a"], owners["b"])
+    assert 0.6 < np.mean(owners["a"] != owners["c"]) < 0.9
+    authors = found["a"].owners("author")
+    assert 0.5 < np.mean(authors != owners["a"][: len(authors)]) < 0.95
+    assert max(np.bincount(owners["a"])) < 1.2 * len(owners["a"]) / 4
+
+
+def test_more_than_256_parts_have_wide_owners(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "paper", "feat", np.arange(600, dtype=np.float32)[:, None])
+    partition(tmp_path / "a.gids", tmp_path / "parts", 270, method="range")
+    parts = open_parts(tmp_path / "parts")
+    assert [p.part.index for p in parts] == list(range(270))
+    assert parts[269].owners().dtype == np.uint16
+    assert parts[269].read_rows([599]).tolist() == [[599]]
+    with pytest.raises(NotHeldError, match="in part 268 of 270; this is part 269"):
+        parts[269].read_rows([596])
+    assert list(verify(tmp_path / "parts")) == []
+
+
+def test_row_of_another_part_is_refused_with_its_owner(cut_in_four):
+    part = open_parts(cut_in_four)[0]
+    table = part.tables["paper.float32"]
+    foreign = int(np.flatnonzero(part.owners("paper") == 2)[0])
+    message = f"row {foreign} of 'paper.float32' is in part 2 of 4; this is part 0"
+    with pytest.raises(NotHeldError, match=re.escape(message)) as raised:
+        table.read_rows([foreign])
+    assert (raised.value.id, raised.value.owner) == (foreign, 2)
+    assert pickle.loads(pickle.dumps(raised.value)).owner == 2
+    with pytest.raises(IndexError, match="row 700 is out of range"):
+        table.read_rows([700])
+    with pytest.raises(IndexError, match="row -1 is out of range"):
+        table.held.rows_of(np.array([-1]))
+    edges = part.tables["paper.cites.paper.weight"]
+    others = np.setdiff1d(np.arange(edges.id_count), edges.held.ids())
+    with pytest.raises(NotHeldError, match="is in another part; this is part 0 of 4") as raised:
+        edges.held.rows_of(others[:1])
+    assert raised.value.owner is None
+    with pytest.raises(TypeError, match="must be int64"):
+        table.held.rows_of(np.array([1], np.int32))
+
+
+def test_a_store_of_a_part_can_be_pickled_and_scanned(cut_in_four):
+    part = open_parts(cut_in_four)[1]
+    table = pickle.loads(pickle.dumps(part)).tables["paper.long"]
+    ids = table.held.ids()
+    assert table.held.nbytes < 700 / 4 + 64
+    rows = [row for _, block in table.scan(50) for row in block.tolist()]
+    assert rows == table.read_rows(ids).tolist()
+
+
+def test_whole_dataset_is_no_part(rich):
+    store = FeatureStore(rich)
+    assert (store.part, store.owners("paper"), store.table("paper.long").held) == (None, None, None)
+    assert store.table("paper.long").id_count == 700
+
+
+def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
+    part = open_parts(cut_in_four)[3]
+    table = part.tables["paper.float32"]
+    ids = table.held.ids()
+    rows = np.array([len(ids) - 1, 0, 3, 0])
+    with FeatureLoader(gids.open(part, memory="64MB"), ["paper.float32"]) as loader:
+        with loader.attach([torch.from_numpy(rows)], lambda found: {"paper.float32": found}) as stream:
+            ((_, features),) = stream
+    assert features["paper.float32"].tolist() == table.read_rows(ids[rows]).tolist()
+
+
+def test_what_needs_all_parts_refuses_one(cut_in_four, tmp_path):
+    part = open_parts(cut_in_four)[0]
+    message = "part-000.gids is part 0 of 4: open the directory of all parts with gids.distributed.open()"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        NodeLoader(part, part.split("train"), [5], batch_size=8)
+    with pytest.raises(ValueError, match="add the table to the whole dataset"):
+        create_table(part, "paper.more", 700, 4)
+    with pytest.raises(ValueError, match="partition the whole dataset"):
+        partition(part.path, tmp_path / "again", 2)
+    from gids.heat import reverse_pagerank, sampled_counts
+
+    seeds = {"paper": np.arange(9)}
+    with pytest.raises(ValueError, match="compute the heat of the whole dataset"):
+        reverse_pagerank(part, seeds)
+    with pytest.raises(ValueError, match="compute the heat of the whole dataset"):
+        sampled_counts(part, seeds, [5])
+    with pytest.raises(FormatError, match="it is a directory of parts"):
+        FeatureStore(cut_in_four)
+
+
+def test_an_edge_table_without_topology_is_refused(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.add_nodes("paper", 10)
+        writer.write_table("edge", ("paper", "cites", "paper"), "w", np.ones((20, 1)))
+    with pytest.raises(FormatError, match=r"relation 'paper.cites.paper' has no topology"):
+        partition(tmp_path / "a.gids", tmp_path / "parts", 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gids"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        (0, {}, "parts=0"),
+        (4097, {}, "must be 1 to 4096"),
+        (2, {"method": "louvain"}, "unknown method 'louvain'; choose range, hash"),
+        (2, {"memory_bytes": 1000}, "at least 1 and 1 MiB"),
+    ],
+)
+def test_bad_arguments_are_refused(rich, tmp_path, parts, options, message):
+    with pytest.raises(ValueError, match=message):
+        partition(rich, tmp_path / "parts", parts, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_without_nodes_or_edges_has_empty_parts(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "paper", "feat", np.ones((0, 4)))
+        writer.write_table("node", "author", "feat", np.ones((1, 4)))
+    partition(tmp_path / "a.gids", tmp_path / "parts", 3, method="range")
+    assert list(verify(tmp_path / "parts")) == []
+    check_union(FeatureStore(tmp_path / "a.gids"), open_parts(tmp_path / "parts"))
+
+
+def test_existing_parts_are_replaced_only_with_overwrite(tmp_path):
+    source = write_dataset(tmp_path / "mag.gids")
+    partition(source, tmp_path / "parts", 2)
+    before = contents(tmp_path / "parts")
+    with pytest.raises(FileExistsError, match="already exists"):
+        partition(source, tmp_path / "parts", 3)
+    assert contents(tmp_path / "parts") == before
+    partition(source, tmp_path / "parts", 3, overwrite=True)
+    assert len(part_paths(tmp_path / "parts")) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
+    with pytest.raises(FormatError, match="is not a directory of parts"):
+        partition(source, source, 3, overwrite=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").touch()
+    with pytest.raises(FormatError, match="is not a directory of parts"):
+        partition(source, tmp_path / "mine", 3, overwrite=True)
+
+
+@pytest.mark.parametrize("part", ["tables/paper.feat/shard-00.bin", "graph/paper.cites.paper/indices.npy"])
+def test_a_damaged_source_is_not_divided(tmp_path, part):
+    source = write_dataset(tmp_path / "mag.gids")
+    data = bytearray((source / part).read_bytes())
+    data[-9] ^= 1
+    (source / part).write_bytes(data)
+    with pytest.raises(StorageError, match="fails its CRC32C"):
+        partition(source, tmp_path / "parts", 2)
+    assert not (tmp_path / "parts").exists()
