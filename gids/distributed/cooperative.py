@@ -315,10 +315,10 @@ class _WholeLayers:
         self._found = _core.FoundNodes(threads, self._nodes)
         self._layers: list[list[Block | None]] = []
         for layer in reversed(minibatch.blocks):
-            if isinstance(layer, dict):
-                self._layers.append([layer.get(relation) for relation in whole.relations])
-            else:
+            if isinstance(layer, Block):
                 self._layers.append([layer])
+            else:
+                self._layers.append([layer.get(relation) for relation in whole.relations])
 
     def draw(self, layer: int, nodes: list[np.ndarray]) -> list[Block]:
         taken = []

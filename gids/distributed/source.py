@@ -27,6 +27,7 @@ from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.store import FeatureStore, Graph, Table, graphs_of
+from gids.store.part import part_name, part_paths
 from gids.store.names import Relation
 
 OwnedBy = Literal["hash", "range"]
@@ -308,8 +309,7 @@ def open(
 
 
 def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -> Source:
-    found = sorted(path.glob("part-*.gids"))
-    if not found:
+    if not part_paths(path):
         source = loader_source.open(path, **options)
         if source.store.part is not None:
             source.close()
@@ -317,7 +317,7 @@ def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -
                 f"{path} is one part of a dataset: give the directory of all parts, {path.parent}"
             )
         return source
-    mine = path / f"part-{index:03}.gids"
+    mine = path / part_name(index)
     source = loader_source.open(mine, **options)
     part = source.store.part
     if part is None or part.index != index:

@@ -80,7 +80,7 @@ class Source(Closing):
         self.options.check_device(device)
 
     def refuse_parts(self, what: str) -> None:
-        """Raise ValueError if a dataset is one of several parts. what: the function that needs all of them."""
+        """Raise ValueError if a dataset is one of several parts. what: what needs all of them."""
         for store in self.stores:
             refuse_part(store, what)
 
