@@ -315,10 +315,10 @@ class _WholeLayers:
         self._found = _core.FoundNodes(threads, self._nodes)
         self._layers: list[list[Block | None]] = []
         for layer in reversed(minibatch.blocks):
-            if isinstance(layer, Block):
-                self._layers.append([layer])
-            else:
-                self._layers.append([layer.get(relation) for relation in whole.relations])
+            found: list[Block | None] = [layer] if isinstance(layer, Block) else []
+            if isinstance(layer, dict):
+                found = [layer.get(relation) for relation in whole.relations]
+            self._layers.append(found)
 
     def draw(self, layer: int, nodes: list[np.ndarray]) -> list[Block]:
         taken = []

@@ -366,7 +366,13 @@ def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homoge
     """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole, by relation."""
     none = np.empty(0, np.int64)
     whole = [
-        replace(g, indices=none, edge_ids=None, edge_times=None, edge_count=counts[g.relation])
+        replace(
+            g,
+            indices=none,
+            edge_ids=None,
+            edge_times=None if g.edge_times is None else none,
+            edge_count=counts[g.relation],
+        )
         for g in graphs
     ]
     return Topology(whole[0] if homogeneous else whole)

@@ -27,8 +27,8 @@ from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.store import FeatureStore, Graph, Table, graphs_of
-from gids.store.part import part_name, part_paths
 from gids.store.names import Relation
+from gids.store.part import part_name, part_paths
 
 OwnedBy = Literal["hash", "range"]
 _BULK = 4

@@ -1,4 +1,4 @@
-"""Loaders of partitioned datasets: every rank has a part, and gets what it would get from the whole dataset."""
+"""Loaders of partitioned datasets: each rank has a part, and gets what the whole dataset gives it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import CITES
 from partition_example import AUTHORS, PAPERS, write_rich_dataset
 from programs import compare_with_one_process
 from rank_pool import RankError, RankPool
@@ -146,7 +145,3 @@ def test_another_number_of_ranks_than_parts_is_refused(one: Datasets, ranks: Ran
     arguments = {"seeds": SEEDS["paper"], "sampler": [3]}
     with pytest.raises(RankError, match="has 3 parts, for 2 ranks"):
         ranks.run(2, compare_with_one_process, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
-
-
-def test_other_arguments_on_a_rank_are_refused(one: Datasets, ranks: RankPool) -> None:
-    assert CITES
