@@ -433,9 +433,3 @@ def test_models_of_pyg_infer_by_a_loader_in_memory(one: Data) -> None:
         sampler = gids.pyg.NeighborSampler(one, [-1])
         own = PygNeighborLoader(one, [-1], neighbor_sampler=sampler, batch_size=100)
         assert torch.allclose(model.inference(own), expected, atol=1e-5)
-
-
-def test_what_the_cpu_alone_can_sample_is_refused_on_a_device(one_path: Path) -> None:
-    for options in ({"disjoint": True}, {"subgraph_type": "induced"}):
-        with pytest.raises(ValueError, match="is not supported with device='cuda': use device='cpu'"):
-            gids.pyg.NeighborLoader(one_path, [2], device="cuda", **options)
