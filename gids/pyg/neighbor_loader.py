@@ -8,7 +8,7 @@ import torch
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NumNeighbors
 
-from gids.pyg.dataset_loader import DatasetLoader
+from gids.pyg.dataset_loader import SAMPLING, DatasetLoader
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputNodes, node_inputs
 
@@ -89,6 +89,7 @@ class NeighborLoader(DatasetLoader):
         directed: bool = True,
         **options: Any,
     ) -> None:
+        given = locals()
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
 
@@ -98,17 +99,7 @@ class NeighborLoader(DatasetLoader):
         super().__init__(
             data,
             inputs_of,
-            {
-                "num_neighbors": num_neighbors,
-                "replace": replace,
-                "subgraph_type": subgraph_type,
-                "disjoint": disjoint,
-                "temporal_strategy": temporal_strategy,
-                "time_attr": time_attr,
-                "weight_attr": weight_attr,
-                "is_sorted": is_sorted,
-                "directed": directed,
-            },
+            {name: given[name] for name in SAMPLING},
             neighbor_sampler,
             None,
             transform=transform,
