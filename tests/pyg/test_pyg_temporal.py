@@ -102,6 +102,75 @@ def test_links_with_times_on_a_device_are_those_of_the_cpu(
                 assert_same(batch, same)
 
 
+def seeds_and_negatives(
+    path: Path, edges: torch.Tensor, relation: Any, **options: Any
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """By step: the positions of the seed edges, int64[n], and their negatives, int64[2, amount, n]."""
+    found = []
+    given = edges if relation is None else (relation, edges)
+    with gids.pyg.LinkNeighborLoader(path, [2], given, shuffle=True, seed=4, **options) as loader:
+        for batch in loader:
+            of = stores(batch)
+            src, dst = (None, None) if relation is None else (relation[0], relation[2])
+            seeds, sources, destinations = of[relation], of[src], of[dst]
+            count = len(seeds.input_id)
+            pairs = seeds.edge_label_index[:, count:]
+            ends = torch.stack([sources.n_id[pairs[0]], destinations.n_id[pairs[1]]])
+            found.append((seeds.input_id, ends.view(2, -1, count)))
+    return found
+
+
+def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
+    one: Data, one_timed: Path, several: HeteroData, several_timed: Path
+) -> None:
+    """They are not later than their seed edge, which is that of their place."""
+    times = torch.arange(101) * 7  # most draws are too late for the first edges
+    for path, data, relation in ((one_timed, one, None), (several_timed, several, WRITES)):
+        edges = stores(data)[relation].edge_index[:, :101]
+        for options in (
+            {"time_attr": "when", "edge_label_time": times},
+            {"time_attr": "since", "edge_label_time": times},
+            {"disjoint": True},
+        ):
+            given: dict[str, Any] = {"neg_sampling": {"mode": "binary", "amount": 3}, **options}
+            alone = seeds_and_negatives(path, edges, relation, batch_size=40, **given)
+            assert len(alone) == 3
+            for ranks in (2, 5):
+                together = [
+                    seeds_and_negatives(
+                        path, edges, relation, batch_size=40 // ranks, rank=rank, world_size=ranks, **given
+                    )
+                    for rank in range(ranks)
+                ]
+                for step, (ids, negatives) in enumerate(alone):
+                    assert torch.equal(torch.cat([rank[step][0] for rank in together]), ids)
+                    assert torch.equal(torch.cat([rank[step][1] for rank in together], 2), negatives)
+            if options.get("time_attr") != "when":
+                continue
+            limits = times[torch.cat([ids for ids, _ in alone])]
+            src, _, dst = relation or CITES
+            for end, ntype in enumerate((src, dst)):
+                table = gids.FeatureStore(path).table(f"{ntype}.when")
+                when = table.read_rows(torch.arange(table.row_count)).view(-1)
+                drawn = torch.cat([negatives[end] for _, negatives in alone], 1)
+                late = when[drawn] > limits
+                assert (when[drawn][late] == when.min()).all()  # no node was early enough
+                assert late.sum() < 10
+                assert len(drawn.unique()) > 60
+
+
+def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
+    sampler = gids.pyg.NeighborSampler(one_timed, [2], time_attr="when")
+    with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
+        with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
+            next(iter(nodes))
+    with gids.pyg.LinkNeighborLoader(
+        one_timed, None, one.edge_index, neighbor_sampler=sampler, neg_sampling="binary"
+    ) as links:
+        with pytest.raises(ValueError, match="or there are negatives: give input_time= or edge_label_time="):
+            next(iter(links))
+
+
 def test_induced_subgraphs_are_refused_on_a_device(one_path: Path) -> None:
     with pytest.raises(ValueError, match="subgraph_type='induced' is not supported with device='cuda': use"):
         gids.pyg.NeighborLoader(one_path, [2], device="cuda", subgraph_type="induced", disjoint=True)
