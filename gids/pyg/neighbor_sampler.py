@@ -25,12 +25,11 @@ from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typ
 from gids.pyg.negatives import StepNegatives
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output, output_of
-from gids.pyg.stores import is_on_disk, store_of
+from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
 from gids.pyg.times import node_times, with_times
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.time_order import By
-from gids.store import graphs_of
 from gids.store.names import Relation
 
 
@@ -83,7 +82,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         )
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
-            self.graphs = graphs_of(store)
+            self.graphs = graphs_on_disk(store)
             self._typed = None if is_homogeneous(store) and not _has_types(data) else True
 
             def find(type_: str | Relation, attribute: str) -> Any:
