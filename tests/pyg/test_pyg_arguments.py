@@ -26,7 +26,7 @@ from gids.errors import FormatError
 from gids.store import graphs_of
 from gids.write import DatasetWriter, edge_list
 
-DOCS = Path(__file__).parents[2] / "docs/pyg-arguments.md"
+DOCS = Path(__file__).parents[2] / "docs/pyg.md"
 
 
 def names_of(loader: type) -> set[str]:
