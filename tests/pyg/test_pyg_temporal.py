@@ -174,3 +174,27 @@ def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_tim
 def test_induced_subgraphs_are_refused_on_a_device(one_path: Path) -> None:
     with pytest.raises(ValueError, match="subgraph_type='induced' is not supported with device='cuda': use"):
         gids.pyg.NeighborLoader(one_path, [2], device="cuda", subgraph_type="induced", disjoint=True)
+
+
+def test_trees_do_not_depend_on_window_threads_or_packs(one_timed: Path, tmp_path: Path) -> None:
+    times = torch.randint(LATEST, (PAPERS,), generator=torch.Generator().manual_seed(3))
+    for given in (
+        {"time_attr": "when", "input_time": times},
+        {"time_attr": "since", "input_time": times, "subgraph_type": "induced"},
+        {"disjoint": True, "subgraph_type": "bidirectional"},
+    ):
+        found = []
+        for opened in (
+            {},
+            {"window": 0},
+            {"window": 8, "threads": 3},
+            {"reads": "pack", "scratch": tmp_path},
+        ):
+            with (
+                gids.open(one_timed, memory=64 << 20, **opened) as source,  # type: ignore[arg-type]
+                gids.pyg.NeighborLoader(source, [3, 2], batch_size=100, shuffle=True, **given) as loader,
+            ):
+                found.append(list(loader))
+        for first, *others in zip(*found, strict=True):
+            for other in others:
+                assert_same(other, first)
