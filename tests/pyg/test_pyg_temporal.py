@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_same, stores
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, stores
 from torch_geometric.data import Data, HeteroData
 
 import gids.pyg
@@ -70,10 +70,7 @@ def test_trees_of_a_device_are_those_of_the_cpu(
                 expected = list(loader)
             with gids.pyg.NeighborLoader(path, [3, -1], seeds, device="cuda", **given) as loader:
                 for batch, same in zip(loader, expected, strict=True):
-                    for storage in stores(batch).values():
-                        for name, value in storage.items():
-                            if isinstance(value, torch.Tensor) and name != "input_id":
-                                assert value.device == device.torch_device, name
+                    assert_on(device.torch_device, batch)
                     assert_same(batch.cpu(), same)
 
 
