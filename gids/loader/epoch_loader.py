@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
 from gids.sampler.neighbor import Strategy
 from gids.sampler.time_order import By
-from gids.store import Table
+from gids.store import Graph, Table
 
 log = logging.getLogger("gids")
 
@@ -90,12 +90,15 @@ class EpochLoader(Closing, ABC):
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
         self._ranks = self.source.ranks(rank, world_size)
         self.epoch = 0
-        self._graphs = self.source.graphs()
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # its position, if it is the next epoch
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
+
+    @cached_property
+    def _graphs(self) -> list[Graph]:
+        return self.source.graphs()
 
     def _use_times(self, strategy: Strategy | None) -> None:
         """Make the sampler temporal, or check that the given one is. Raises ValueError."""

@@ -28,5 +28,5 @@ def table_of(store: FeatureStore, type_: str | Relation, attribute: str) -> Tabl
 
 
 def is_homogeneous(store: FeatureStore) -> bool:
-    """Whether there is one node type and one relation: PyG's Data, else HeteroData."""
-    return len(store.node_types) == 1 and len(store.relations) == 1
+    """Whether there is one node type and one relation at most: PyG's Data, else HeteroData."""
+    return len(store.node_types) == 1 and len(store.relations) <= 1

@@ -29,9 +29,9 @@ from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output
-from gids.pyg.stores import is_on_disk, store_of
+from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
 from gids.sampler import Topology
-from gids.store import FeatureStore, Graph, graphs_of
+from gids.store import FeatureStore, Graph
 
 SAMPLING = (
     "num_neighbors",
@@ -123,10 +123,10 @@ class DatasetLoader(Closing):
         if neighbor_sampler is not None:
             if changed := [name for name in sampling if _is_changed(type(self), name, sampling[name])]:
                 raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
-            graphs = graphs_of(store)
+            graphs = graphs_on_disk(store)
             inputs = inputs_of(store, graphs, input_id)
         else:
-            inputs = inputs_of(store, graphs_of(store), input_id)
+            inputs = inputs_of(store, graphs_on_disk(store), input_id)
             if inputs.input_type is None:
                 counts_of(sampling["num_neighbors"], None)
             given = source if isinstance(data, str | os.PathLike) else data  # opened once

@@ -170,6 +170,7 @@ class HopSampler:
                 g.relation: _joined(part, device) for g, part in zip(topology.graphs, parts, strict=True)
             }
         nodes = {t: ids.to(device) for t, ids in nodes.items()}  # unchanged if nothing was found
+        batch = {t: of.to(device) for t, of in batch.items()}
         drawn_for = {
             t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
         }

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 
-from gids.pyg.dataset_loader import DatasetLoader
+from gids.pyg.dataset_loader import SAMPLING, DatasetLoader
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputEdges, edge_inputs
 from gids.pyg.negatives import check_negatives
@@ -62,6 +62,7 @@ class LinkNeighborLoader(DatasetLoader):
         directed: bool = True,
         **options: Any,
     ) -> None:
+        given = locals()
         if (edge_label_time is None) != (time_attr is None) and neighbor_sampler is None:
             times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
             raise ValueError(
@@ -89,17 +90,7 @@ class LinkNeighborLoader(DatasetLoader):
         super().__init__(
             data,
             inputs_of,
-            {
-                "num_neighbors": num_neighbors,
-                "replace": replace,
-                "subgraph_type": subgraph_type,
-                "disjoint": disjoint,
-                "temporal_strategy": temporal_strategy,
-                "time_attr": time_attr,
-                "weight_attr": weight_attr,
-                "is_sorted": is_sorted,
-                "directed": directed,
-            },
+            {name: given[name] for name in SAMPLING},
             neighbor_sampler,
             negatives,
             transform=transform,

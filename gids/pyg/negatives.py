@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch_geometric.sampler import NegativeSampling
 
 _COUNTERS = {"dst": 1, "src": 2}
 """Words of a counter that no other random numbers of an epoch have."""
+_TRIALS = 6
+"""As in PyG: a negative that is later than its seed edge is drawn again this often at most."""
+
+
+@dataclass(frozen=True)
+class _Trees:
+    """Seed edges whose ends have trees. count: of this rank. times: int64[count]. node_times: by end."""
+
+    count: int
+    times: torch.Tensor | None
+    node_times: Mapping[str, torch.Tensor | None]
 
 
 class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
@@ -18,31 +35,70 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
 
     def __init__(self, given: NegativeSampling, numbers: tuple[int, int, int], first: int) -> None:
         super().__init__(given.mode, given.amount, given.src_weight, given.dst_weight)
-        seed, epoch, step = numbers
-        key = np.array([seed, epoch], np.uint64)
-        self._first = int(first * self.amount)
-        self._generators = {
-            end: np.random.Generator(np.random.Philox(key=key, counter=[0, 0, step, word]))
-            for end, word in _COUNTERS.items()
-        }
-        self._passed: set[str] = set()
+        self._numbers, self._first = numbers, first
+        self._generators: dict[str, np.random.Generator] = {}
+        self._trees: _Trees | None = None
+
+    def in_trees(
+        self, count: int, times: torch.Tensor | None, src_times: Any = None, dst_times: Any = None
+    ) -> StepNegatives:
+        """The negatives of seed edges with trees: negative k belongs to seed edge k % count.
+
+        times: int64[count], of the seed edges. src_times, dst_times: int64[nodes], if nodes have times. Then
+        a negative is not later than its seed edge; if none is found, it is the earliest node.
+        """
+        made = copy.copy(self)
+        made._trees = _Trees(count, times, {"src": src_times, "dst": dst_times})
+        return made
 
     def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> torch.Tensor:
         """int64[num_samples]: nodes, uniform or by weight."""
+        if self._trees is not None:
+            return torch.from_numpy(self._of_trees(self._trees, num_samples, endpoint, num_nodes))
+        passed = 0
+        if endpoint not in self._generators:
+            self._generators[endpoint] = self._generator(endpoint)
+            passed = int(self._first * self.amount)
+        drawn = self._draw(self._generators[endpoint], endpoint, num_nodes, passed + num_samples)
+        return torch.from_numpy(drawn[passed:])
+
+    def _of_trees(self, trees: _Trees, num_samples: int, endpoint: str, num_nodes: int | None) -> np.ndarray:
+        per_edge, negatives = math.ceil(self.amount), np.arange(num_samples)
+        edges = negatives % trees.count
+        places = (self._first + edges) * per_edge + negatives // trees.count  # in the draws of all ranks
+        times = trees.node_times[endpoint]
+        count = (self._first + trees.count) * per_edge
+        drawn: np.ndarray = self._draw(self._generator(endpoint), endpoint, num_nodes, count)[places]
+        if times is None or trees.times is None:
+            return drawn
+        latest = trees.times.numpy()[edges]
+        for trial in range(1, _TRIALS):
+            late = np.flatnonzero(times.numpy()[drawn] > latest)
+            if not len(late):
+                return drawn
+            again = self._draw(self._generator(endpoint, trial), endpoint, num_nodes, count)
+            drawn[late] = again[places[late]]
+        drawn[times.numpy()[drawn] > latest] = int(times.argmin())
+        return drawn
+
+    def _generator(self, endpoint: str, trial: int = 0) -> np.random.Generator:
+        seed, epoch, step = self._numbers
+        key = np.array([seed, epoch], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, trial, step, _COUNTERS[endpoint]]))
+
+    def _draw(
+        self, generator: np.random.Generator, endpoint: str, num_nodes: int | None, count: int
+    ) -> np.ndarray:
+        """int64[count]: nodes, uniform or by weight."""
         weight = self.src_weight if endpoint == "src" else self.dst_weight
-        generator, passed = self._generators[endpoint], 0
-        if endpoint not in self._passed:
-            self._passed.add(endpoint)
-            passed = self._first
         if weight is None:
             assert num_nodes is not None
-            drawn = generator.integers(0, num_nodes, passed + num_samples)
-        else:
-            sums = weight.detach().cpu().double().cumsum(0).numpy()
-            places = generator.random(passed + num_samples) * sums[-1]
-            last = int(np.searchsorted(sums, sums[-1]))  # with a weight; rounding may lead past it
-            drawn = np.minimum(np.searchsorted(sums, places, side="right"), last)
-        return torch.from_numpy(drawn[passed:].astype(np.int64, copy=False))
+            return generator.integers(0, num_nodes, count)
+        sums = weight.detach().cpu().double().cumsum(0).numpy()
+        places = generator.random(count) * sums[-1]
+        last = int(np.searchsorted(sums, sums[-1]))  # with a weight; rounding may lead past it
+        found: np.ndarray = np.minimum(np.searchsorted(sums, places, side="right"), last)
+        return found.astype(np.int64, copy=False)
 
 
 def check_negatives(given: NegativeSampling | None, num_src: int, num_dst: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NumNeighbors
 
-from gids.pyg.dataset_loader import DatasetLoader
+from gids.pyg.dataset_loader import SAMPLING, DatasetLoader
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputNodes, node_inputs
 
@@ -25,9 +25,16 @@ class NeighborLoader(DatasetLoader):
             edge type. As in PyG, the first number applies to the seeds. No hops yield the seeds alone.
         input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
             types a node type, or (node type, one of these).
+        input_time: int64[n], a time for each seed. None, with times of nodes: the seeds' own.
         replace: draw with replacement.
-        subgraph_type: ``"directional"`` (the sampled edges) or ``"bidirectional"`` (also their reverses, as
-            PyG makes them).
+        subgraph_type: ``"directional"`` (the sampled edges), ``"bidirectional"`` (also their reverses, as
+            PyG makes them) or ``"induced"`` (all edges among the nodes; on the CPU only).
+        disjoint: sample a tree of its own for each seed.
+        temporal_strategy: ``"uniform"`` (draw among the neighbours that are not too late) or ``"last"`` (take
+            the latest of them).
+        time_attr: PyG's name of a table of nodes or edges with one integer each, or ``"time"`` for the times
+            that `gids convert` stores. Nodes or edges that are later than the seed's time are left out. Makes
+            minibatches disjoint.
         weight_attr: PyG's name of a table of edges with one number per edge. Neighbours are drawn in
             proportion to it. It is in memory (4 bytes per edge), and on a GPU next to the topology. Relations
             without such a table are drawn uniformly.
@@ -57,7 +64,8 @@ class NeighborLoader(DatasetLoader):
 
     Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
     ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
-    ``num_sampled_edges``. Nodes and edges are in the order of pyg-lib: seeds first, then hop by hop.
+    ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and edges are in the order
+    of pyg-lib: seeds first, then hop by hop.
 
     Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
     resume an epoch, as in gids.NodeLoader. ``loader(positions)`` is the minibatch of these seeds.
@@ -89,6 +97,7 @@ class NeighborLoader(DatasetLoader):
         directed: bool = True,
         **options: Any,
     ) -> None:
+        given = locals()
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
 
@@ -98,17 +107,7 @@ class NeighborLoader(DatasetLoader):
         super().__init__(
             data,
             inputs_of,
-            {
-                "num_neighbors": num_neighbors,
-                "replace": replace,
-                "subgraph_type": subgraph_type,
-                "disjoint": disjoint,
-                "temporal_strategy": temporal_strategy,
-                "time_attr": time_attr,
-                "weight_attr": weight_attr,
-                "is_sorted": is_sorted,
-                "directed": directed,
-            },
+            {name: given[name] for name in SAMPLING},
             neighbor_sampler,
             None,
             transform=transform,

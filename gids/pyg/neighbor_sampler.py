@@ -22,14 +22,14 @@ from gids.pyg.attributes import is_homogeneous, table_of
 from gids.pyg.edge_weights import weights_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
+from gids.pyg.negatives import StepNegatives
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output, output_of
-from gids.pyg.stores import is_on_disk, store_of
+from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
 from gids.pyg.times import node_times, with_times
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.time_order import By
-from gids.store import graphs_of
 from gids.store.names import Relation
 
 
@@ -82,7 +82,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         )
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
-            self.graphs = graphs_of(store)
+            self.graphs = graphs_on_disk(store)
             self._typed = None if is_homogeneous(store) and not _has_types(data) else True
 
             def find(type_: str | Relation, attribute: str) -> Any:
@@ -140,14 +140,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     def check_device(self, device: str | torch.device) -> None:
         """Raise ValueError for a sampler that works on the CPU only."""
-        hops = self._samplers[-1]
-        for name, is_given in {
-            "time_attr=": self.is_temporal,
-            "disjoint=True": hops.disjoint,
-            "subgraph_type='induced'": hops.induced,
-        }.items():
-            if is_given:
-                raise ValueError(f"{name} is not supported with device={str(device)!r}: use device='cpu'")
+        if self._samplers[-1].induced:
+            raise ValueError(
+                f"subgraph_type='induced' is not supported with device={str(device)!r}: use device='cpu'"
+            )
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> Output:
         """PyG's entry for NodeLoader."""
@@ -189,6 +185,13 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
                 "the seeds have times (input_time= or edge_label_time=), and the sampler does not sample by "
                 "time: give it time_attr=, or leave them out"
             )
+        if inputs.time is None and (
+            self._samplers[-1].temporal == "edges" or (self._node_times and negatives)
+        ):
+            raise ValueError(
+                "the seeds need times, because time_attr= names times of edges, or there are negatives: give "
+                "input_time= or edge_label_time="
+            )
         drawn: HopMinibatch
         if isinstance(inputs, NodeSamplerInput):
             drawn = node_sample(inputs, sample)
@@ -196,7 +199,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
             counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
             num_nodes = next(iter(counts.values())) if topology.homogeneous else counts
             of_nodes: Any = self._node_times or None
-            if topology.homogeneous and of_nodes is not None:
+            if self.disjoint and isinstance(negatives, StepNegatives):
+                src, _, dst = inputs.input_type or topology.relations[0]
+                ends = (self._node_times.get(ntype) for ntype in (src, dst))
+                negatives, of_nodes = negatives.in_trees(len(inputs.row), inputs.time, *ends), None
+            elif topology.homogeneous and of_nodes is not None:
                 (of_nodes,) = of_nodes.values()
             drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, of_nodes, negatives)
         return drawn

@@ -20,7 +20,8 @@ from gids import store as gids_store
 from gids.errors import MissingError
 from gids.loader.source import Source
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
-from gids.store import graphs_of
+from gids.store import Graph, graphs_of
+from gids.store.names import RELATION
 from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
 
@@ -175,6 +176,15 @@ def store_of(data: Any) -> gids_store.FeatureStore:
     if isinstance(data, Source):
         return data.store
     return data if isinstance(data, gids_store.FeatureStore) else gids_store.FeatureStore(data)
+
+
+def graphs_on_disk(store: gids_store.FeatureStore) -> list[Graph]:
+    """As graphs_of. One node type without relations has a graph without edges, of 8 bytes per node."""
+    if store.relations or len(store.node_types) != 1:
+        return graphs_of(store)
+    [ntype], count = store.node_types, store.num_nodes()
+    indptr, none = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
+    return [Graph((ntype, RELATION[1], ntype), count, count, indptr, none, None)]
 
 
 def _types(store: gids_store.FeatureStore) -> str:

@@ -7,7 +7,6 @@ from gids.sampler.locality import LocalityBias
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.random_walk import RandomWalk
-from gids.sampler.subgraph import bidirectional
 from gids.sampler.time_order import sort_by_time
 from gids.sampler.topology import Sampler, Topology
 
@@ -24,6 +23,5 @@ __all__ = [
     "TimedSeeds",
     "Topology",
     "Trees",
-    "bidirectional",
     "sort_by_time",
 ]

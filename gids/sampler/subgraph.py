@@ -13,9 +13,6 @@ from gids.sampler.minibatch import Block
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
-Edges = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Sources and destinations as local ids, and what the edges are known by: int64[n] each."""
-
 
 def reverse_of(
     relation: Relation, relations: Sequence[Relation] | Mapping[Relation, object]
@@ -28,29 +25,13 @@ def reverse_of(
     return relation if src == dst else None
 
 
-def bidirectional(edges: Mapping[Relation, Edges]) -> dict[Relation, Edges]:
-    """Add the reverse of every edge, and keep one of equal edges, preferably a relation's own; by relation.
-
-    An edge and its reverse have the same id. Edges are in the order of (destination, source). Relations
-    without a reverse keep their edges only.
-    """
-    result = {}
-    for relation, (src, dst, ids) in edges.items():
-        other = reverse_of(relation, edges)
-        if other is not None:
-            back, forth, of_reverse = edges[other]
-            src, dst, ids = torch.cat([src, forth]), torch.cat([dst, back]), torch.cat([ids, of_reverse])
-        kept = _first_of_equals(src, dst)
-        result[relation] = src[kept], dst[kept], ids[kept]
-    return result
-
-
 def bidirectional_layer(
     topology: Topology, layers: Sequence[Sequence[Block]], node_counts: Sequence[int]
 ) -> list[Block]:
-    """The blocks of a bidirectional subgraph, by relation.
+    """The blocks of a bidirectional subgraph, by relation: edges in the order of (destination, source).
 
-    layers: the sampled blocks, by relation. node_counts: by type.
+    layers: the sampled blocks, by relation. node_counts: by type. Of equal edges one is kept, preferably a
+    relation's own. An edge and its reverse have the same id.
     """
     edges = {}
     for r, relation in enumerate(topology.relations):

@@ -143,3 +143,11 @@ def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
                 assert torch.equal(value, other[key][name]), (key, name)
             else:
                 assert value == other[key][name], (key, name)
+
+
+def assert_on(device: torch.device, batch: Data | HeteroData) -> None:
+    """All tensors but input_id are there."""
+    for storage in stores(batch).values():
+        for name, value in storage.items():
+            if isinstance(value, torch.Tensor) and name != "input_id":
+                assert value.device == device, name

@@ -22,9 +22,11 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 import gids
 import gids.pyg
 from gids.cli import main
+from gids.errors import FormatError
 from gids.store import graphs_of
+from gids.write import DatasetWriter, edge_list
 
-DOCS = Path(__file__).parents[2] / "docs/pyg-arguments.md"
+DOCS = Path(__file__).parents[2] / "docs/pyg.md"
 
 
 def names_of(loader: type) -> set[str]:
@@ -272,9 +274,6 @@ def test_trees_with_all_their_edges_are_those_of_shadow(one: Data, one_path: Pat
 
 def test_neighbours_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> None:
     """Times of nodes and of edges, from tables of any name; in memory and on disk."""
-    from gids.write import DatasetWriter
-    from gids.write.edges import edge_list
-
     generator = torch.Generator().manual_seed(5)
     data = one.clone()
     data.when = torch.randint(1000, (PAPERS,), generator=generator)
@@ -381,6 +380,27 @@ def test_data_without_edges_and_seeds_without_neighbours() -> None:
         )
 
 
+def test_a_dataset_of_one_node_type_needs_no_edges(one: Data, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "nodes.gids") as writer:
+        writer.write_table("node", "paper", "feat", one.x)
+    alone = Data(x=one.x, edge_index=torch.empty(2, 0, dtype=torch.int64))
+    for options in ({}, {"disjoint": True}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}):
+        given: dict[str, Any] = {"batch_size": 250, **options}
+        theirs = gids.pyg.NeighborLoader(alone, [2, 2], **given)
+        with gids.pyg.NeighborLoader(tmp_path / "nodes.gids", [2, 2], **given) as loader:
+            for batch, expected in zip(loader, theirs, strict=True):
+                assert_same(batch, expected)
+    pairs = torch.arange(90).view(2, 45)
+    with gids.pyg.LinkNeighborLoader(
+        tmp_path / "nodes.gids", [2], pairs, neg_sampling="binary", batch_size=45
+    ) as links:
+        (batch,) = links
+        assert torch.equal(batch.x[batch.edge_label_index[:, :45]], one.x[pairs])
+        assert batch.edge_index.shape == (2, 0)
+    with pytest.raises(FormatError, match=r"nodes\.gids has no topology"):
+        gids.NodeLoader(tmp_path / "nodes.gids", torch.arange(9), [2])
+
+
 def test_other_peoples_stores_are_a_source(several: HeteroData, one: Data) -> None:
     features, graphs = MyFeatureStore(), MyGraphStore()
     for ntype in ("paper", "author"):
@@ -433,9 +453,3 @@ def test_models_of_pyg_infer_by_a_loader_in_memory(one: Data) -> None:
         sampler = gids.pyg.NeighborSampler(one, [-1])
         own = PygNeighborLoader(one, [-1], neighbor_sampler=sampler, batch_size=100)
         assert torch.allclose(model.inference(own), expected, atol=1e-5)
-
-
-def test_what_the_cpu_alone_can_sample_is_refused_on_a_device(one_path: Path) -> None:
-    for options in ({"disjoint": True}, {"subgraph_type": "induced"}):
-        with pytest.raises(ValueError, match="is not supported with device='cuda': use device='cpu'"):
-            gids.pyg.NeighborLoader(one_path, [2], device="cuda", **options)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_same, stores
+from pyg_model import CITES, PAPERS, WRITES, assert_on, assert_same
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -197,10 +197,7 @@ def test_minibatches_are_made_on_the_device(
             path, [3, -1], edges, device="cuda", topology_on="host", **given
         ) as loader:
             for batch, same in zip(loader, expected, strict=False):
-                for storage in stores(batch).values():
-                    for name, value in storage.items():
-                        if isinstance(value, torch.Tensor) and name != "input_id":
-                            assert value.device == device.torch_device, name
+                assert_on(device.torch_device, batch)
                 assert_same(batch.cpu(), same)
 
 

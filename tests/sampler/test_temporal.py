@@ -22,7 +22,6 @@ from gids.sampler import (
     Neighbor,
     TimedSeeds,
     Topology,
-    bidirectional,
     sort_by_time,
 )
 from gids.store import Graph
@@ -313,24 +312,24 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
 
 def test_bidirectional_edges_equal_those_of_pyg() -> None:
     base = pytest.importorskip("torch_geometric.sampler.base")
-    rng = np.random.default_rng(11)
-    named: Any = {("a", "to", "a"): (6, 6), ("a", "likes", "b"): (6, 9), ("b", "rev_likes", "a"): (9, 6)}
-    edges: dict[Any, Any] = {
-        r: tuple(torch.from_numpy(rng.integers(0, n, 20)) for n in sizes) for r, sizes in named.items()
+    graphs = reverses([g for g in citations() if g.relation[1] != "written by"])
+    seeds = {"paper": torch.arange(30), "author": torch.arange(9)}
+    plain = Neighbor([2, 3]).sample(graphs, seeds)
+    [layer] = Neighbor([2, 3], subgraph="bidirectional").sample(graphs, seeds).blocks
+    edges = {
+        g.relation: torch.cat([torch.stack(b[g.relation].coo()) for b in plain.blocks], 1) for g in graphs
     }
-    ids = {r: torch.arange(20) + 100 * i for i, r in enumerate(edges)}
-    mine = bidirectional({r: (*ends, ids[r]) for r, ends in edges.items()})
     theirs = base.HeteroSamplerOutput(
-        node={"a": torch.arange(6), "b": torch.arange(9)},
-        row={r: e[0] for r, e in edges.items()},
-        col={r: e[1] for r, e in edges.items()},
-        edge=ids,
+        node=plain.input_nodes,
+        row={r: pairs[0] for r, pairs in edges.items()},
+        col={r: pairs[1] for r, pairs in edges.items()},
+        edge={r: torch.arange(pairs.shape[1]) for r, pairs in edges.items()},
     ).to_bidirectional()
-    for relation in edges:
-        found = {(s, d) for s, d in zip(*(e.tolist() for e in mine[relation][:2]), strict=True)}
-        row, col = theirs.row[relation], theirs.col[relation]
-        assert found == set(zip(row.tolist(), col.tolist(), strict=True))
-        assert len(mine[relation][0]) == len(row)
+    for relation, pairs in edges.items():
+        found = torch.stack(layer[relation].coo())  # type: ignore[index, call-overload]
+        expected = torch.stack([theirs.row[relation], theirs.col[relation]])
+        assert found.shape[1] == expected.shape[1] > pairs.unique(dim=1).shape[1]
+        assert {*map(tuple, found.T.tolist())} == {*map(tuple, expected.T.tolist())}
 
 
 def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> None:

@@ -1,0 +1,197 @@
+"""time_attr and disjoint of gids.pyg's loaders on a device, and negatives with times on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, stores
+from torch_geometric.data import Data, HeteroData
+
+import gids.pyg
+from gids.cuda import Device
+from gids.write import DatasetWriter, edge_list
+
+LATEST = 1000
+COUNTS = {"paper": PAPERS, "author": AUTHORS}
+
+
+def timed(path: Path, data: Data | HeteroData) -> Path:
+    """A dataset of data whose nodes have the times "when" and whose edges have the times "since"."""
+    generator = torch.Generator().manual_seed(5)
+
+    def times(count: int) -> torch.Tensor:
+        return torch.randint(LATEST, (count, 1), generator=generator)
+
+    with DatasetWriter(path) as writer:
+        for ntype, count in COUNTS.items():
+            if isinstance(data, HeteroData) or ntype == "paper":
+                writer.write_table("node", ntype, "feat", stores(data).get(ntype, data).x)
+                writer.write_table("node", ntype, "when", times(count))
+        for relation in (CITES, WRITES, WRITTEN) if isinstance(data, HeteroData) else (CITES,):
+            row, col = stores(data).get(relation, data).edge_index
+            writer.write_table("edge", relation, "since", times(len(row)))
+            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            writer.write_edges(relation, edge_list(row, col, num_src=num_src, num_dst=num_dst))
+    return path
+
+
+@pytest.fixture(scope="module")
+def one_timed(tmp_path_factory: pytest.TempPathFactory, one: Data) -> Path:
+    return timed(tmp_path_factory.mktemp("times") / "one.gids", one)
+
+
+@pytest.fixture(scope="module")
+def several_timed(tmp_path_factory: pytest.TempPathFactory, several: HeteroData) -> Path:
+    return timed(tmp_path_factory.mktemp("times") / "several.gids", several)
+
+
+def test_trees_of_a_device_are_those_of_the_cpu(
+    one_timed: Path, several_timed: Path, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    times = torch.randint(LATEST, (70,), generator=torch.Generator().manual_seed(1))
+    by_time: dict[str, Any] = {"time_attr": "when", "input_time": times}
+    for path, seeds in ((one_timed, torch.arange(70)), (several_timed, ("author", torch.arange(70)))):
+        for options in (
+            {"disjoint": True},
+            {"disjoint": True, "subgraph_type": "bidirectional"},
+            {"time_attr": "when"},
+            {**by_time, "replace": True},
+            {**by_time, "temporal_strategy": "last", "transform_sampler_output": lambda output: output},
+            {**by_time, "time_attr": "since", "temporal_strategy": "last"},
+            {**by_time, "time_attr": "since", "weight_attr": "since", "subgraph_type": "bidirectional"},
+        ):
+            given: dict[str, Any] = {"batch_size": 30, "shuffle": True, **options}
+            with gids.pyg.NeighborLoader(path, [3, -1], seeds, **given) as loader:
+                expected = list(loader)
+            with gids.pyg.NeighborLoader(path, [3, -1], seeds, device="cuda", **given) as loader:
+                for batch, same in zip(loader, expected, strict=True):
+                    assert_on(device.torch_device, batch)
+                    assert_same(batch.cpu(), same)
+
+
+def test_links_with_times_on_a_device_are_those_of_the_cpu(
+    one: Data,
+    one_timed: Path,
+    several_timed: Path,
+    device: Device,
+    cuda_is: Callable[[Device], None],
+) -> None:
+    cuda_is(device)
+    for path, edges, count in ((one_timed, one.edge_index[:, :90], 90), (several_timed, WRITES, 2400)):
+        times = torch.randint(LATEST, (count,), generator=torch.Generator().manual_seed(2))
+        for options in (
+            {"disjoint": True, "neg_sampling": "triplet"},
+            {"time_attr": "when", "edge_label_time": times, "neg_sampling": "binary"},
+            {"time_attr": "since", "edge_label_time": times, "neg_sampling": "triplet"},
+        ):
+            found = []
+            for name in ("cpu", "cuda"):
+                with gids.pyg.LinkNeighborLoader(
+                    path, [3, 2], edges, batch_size=40, shuffle=True, device=name, **options
+                ) as loader:
+                    found.append([batch.cpu() for batch, _ in zip(loader, range(2), strict=False)])
+            for batch, same in zip(*found, strict=True):
+                assert_same(batch, same)
+
+
+def seeds_and_negatives(
+    path: Path, edges: torch.Tensor, relation: Any, **options: Any
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """By step: the positions of the seed edges, int64[n], and their negatives, int64[2, amount, n]."""
+    found = []
+    given = edges if relation is None else (relation, edges)
+    with gids.pyg.LinkNeighborLoader(path, [2], given, shuffle=True, seed=4, **options) as loader:
+        for batch in loader:
+            of = stores(batch)
+            src, dst = (None, None) if relation is None else (relation[0], relation[2])
+            seeds, sources, destinations = of[relation], of[src], of[dst]
+            count = len(seeds.input_id)
+            pairs = seeds.edge_label_index[:, count:]
+            ends = torch.stack([sources.n_id[pairs[0]], destinations.n_id[pairs[1]]])
+            found.append((seeds.input_id, ends.view(2, -1, count)))
+    return found
+
+
+def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
+    one: Data, one_timed: Path, several: HeteroData, several_timed: Path
+) -> None:
+    """They are not later than their seed edge, which is that of their place."""
+    times = torch.arange(101) * 7  # most draws are too late for the first edges
+    for path, data, relation in ((one_timed, one, None), (several_timed, several, WRITES)):
+        edges = stores(data)[relation].edge_index[:, :101]
+        for options in (
+            {"time_attr": "when", "edge_label_time": times},
+            {"time_attr": "since", "edge_label_time": times},
+            {"disjoint": True},
+        ):
+            given: dict[str, Any] = {"neg_sampling": {"mode": "binary", "amount": 3}, **options}
+            alone = seeds_and_negatives(path, edges, relation, batch_size=40, **given)
+            assert len(alone) == 3
+            for ranks in (2, 5):
+                together = [
+                    seeds_and_negatives(
+                        path, edges, relation, batch_size=40 // ranks, rank=rank, world_size=ranks, **given
+                    )
+                    for rank in range(ranks)
+                ]
+                for step, (ids, negatives) in enumerate(alone):
+                    assert torch.equal(torch.cat([rank[step][0] for rank in together]), ids)
+                    assert torch.equal(torch.cat([rank[step][1] for rank in together], 2), negatives)
+            if options.get("time_attr") != "when":
+                continue
+            limits = times[torch.cat([ids for ids, _ in alone])]
+            src, _, dst = relation or CITES
+            for end, ntype in enumerate((src, dst)):
+                table = gids.FeatureStore(path).table(f"{ntype}.when")
+                when = table.read_rows(torch.arange(table.row_count)).view(-1)
+                drawn = torch.cat([negatives[end] for _, negatives in alone], 1)
+                late = when[drawn] > limits
+                assert (when[drawn][late] == when.min()).all()  # no node was early enough
+                assert late.sum() < 10
+                assert len(drawn.unique()) > 60
+
+
+def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
+    sampler = gids.pyg.NeighborSampler(one_timed, [2], time_attr="when")
+    with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
+        with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
+            next(iter(nodes))
+    with gids.pyg.LinkNeighborLoader(
+        one_timed, None, one.edge_index, neighbor_sampler=sampler, neg_sampling="binary"
+    ) as links:
+        with pytest.raises(ValueError, match="or there are negatives: give input_time= or edge_label_time="):
+            next(iter(links))
+
+
+def test_induced_subgraphs_are_refused_on_a_device(one_path: Path) -> None:
+    with pytest.raises(ValueError, match="subgraph_type='induced' is not supported with device='cuda': use"):
+        gids.pyg.NeighborLoader(one_path, [2], device="cuda", subgraph_type="induced", disjoint=True)
+
+
+def test_trees_do_not_depend_on_window_threads_or_packs(one_timed: Path, tmp_path: Path) -> None:
+    times = torch.randint(LATEST, (PAPERS,), generator=torch.Generator().manual_seed(3))
+    for given in (
+        {"time_attr": "when", "input_time": times},
+        {"time_attr": "since", "input_time": times, "subgraph_type": "induced"},
+        {"disjoint": True, "subgraph_type": "bidirectional"},
+    ):
+        found = []
+        for opened in (
+            {},
+            {"window": 0},
+            {"window": 8, "threads": 3},
+            {"reads": "pack", "scratch": tmp_path},
+        ):
+            with (
+                gids.open(one_timed, memory=64 << 20, **opened) as source,  # type: ignore[arg-type]
+                gids.pyg.NeighborLoader(source, [3, 2], batch_size=100, shuffle=True, **given) as loader,
+            ):
+                found.append(list(loader))
+        for first, *others in zip(*found, strict=True):
+            for other in others:
+                assert_same(other, first)
