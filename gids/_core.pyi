@@ -492,6 +492,40 @@ class HostSampler:
     def idle_bytes(self) -> int:
         """Of buffers for minibatches to come."""
 
+def hop_walks(
+    topology: NeighborTopology,
+    relation: int,
+    numbers: tuple[int, int, int],
+    layer: int,
+    starts: NDArray[np.int64],
+    draws: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    """One hop of random walks from nodes; starts, draws: where each began, and the number of its draw.
+
+    out: the next nodes; -1 in a dead end."""
+
+def restart_walks(
+    numbers: tuple[int, int, int],
+    layer: int,
+    restart: float,
+    starts: NDArray[np.int64],
+    draws: NDArray[np.int64],
+    out: NDArray[np.bool_],
+) -> None:
+    """Whether walks go back to their starts."""
+
+def rank_walks(
+    visited: NDArray[np.int64],
+    each: int,
+    most: int,
+    indptr: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    shares: NDArray[np.float32],
+) -> int:
+    """The neighbours that `each` visits of every node make; -1: no visit. Returns their number."""
+
 class FoundNodes:
     """The nodes of a minibatch by type, while its edges come from several samplers."""
 

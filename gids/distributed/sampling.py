@@ -23,7 +23,8 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.sampler import Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
+from gids.errors import FormatError
+from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, Trees
 from gids.sampler.layered import LayeredSampler, Numbers
 from gids.sampler.minibatch import Block
@@ -63,9 +64,7 @@ class GroupSampling:
         self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
-        steps = _Steps(self, sampler, (seed, epoch, first_step))
-        # An error in this rank's seeds must reach the others: it is raised in the first exchange.
-        return steps.sample(seeds)
+        return _Steps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
 
     def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
         """The same sampler, with the weights of this part's edges."""
@@ -88,8 +87,8 @@ class GroupSampling:
 class _Steps:
     """The minibatches of some steps, while they are made. Lists are by step, then by node type."""
 
-    def __init__(self, of: GroupSampling, sampler: Sampler, numbers: Numbers) -> None:
-        self._of, self._numbers = of, numbers
+    def __init__(self, of: GroupSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
+        self._of, self._numbers, self._count = of, numbers, count
         self._sampler = sampler
         self._given: list[Given] = []
         self._found: list[_core.FoundNodes] = []
@@ -98,14 +97,16 @@ class _Steps:
         topology = self._of.whole
         layers: list[list[list[Block]]] = [[] for _ in seeds]
         count = len(getattr(self._sampler, "_per_layer", [0]))
-        error: Exception | None = None
+        error: Exception | None = None  # the first exchange raises it, so that it reaches the other ranks
         try:
             self._begin(seeds)
         except Exception as raised:
             error = raised
         for layer in range(count):
-            drawn = self._draw(layer, error)
-            self._assemble(drawn, layers)
+            if isinstance(self._sampler, RandomWalk):
+                self._walk(layer, error, layers)
+            else:
+                self._assemble(self._draw(layer, error), layers)
         sampler = self._own
         made = []
         for i, (given, found) in enumerate(zip(self._given, self._found, strict=True)):
@@ -186,6 +187,112 @@ class _Steps:
             )
             for block, of in zip(blocks, lists, strict=True)
         ]
+
+    def _walk(self, layer: int, error: Exception | None, layers: list[list[list[Block]]]) -> None:
+        """Walk from all nodes found so far. The owner of the node where a walk is draws its next one."""
+        whole, sampler = self._of.whole, self._sampler
+        assert isinstance(sampler, RandomWalk)
+        path = [] if error is not None else sampler._path_in(whole)
+        t = 0 if error is not None else whole.ends[path[0]][1]
+        nodes = [found.nodes(t) for found in self._found] if error is None else []
+        each, width = sampler.num_walks * sampler.walk_length, 1 + len(sampler.metapath or [0])
+        seed, epoch, first = self._numbers
+        starts = [np.repeat(ids, sampler.num_walks) for ids in nodes]
+        at = [ids.copy() for ids in starts]
+        visited = [np.full((len(ids), each), -1) for ids in nodes]
+        for step in range(sampler.walk_length):
+            # Numbers of draws are counted walk after walk.
+            draws = [
+                np.tile((np.arange(sampler.num_walks) * sampler.walk_length + step) * width, len(ids))
+                for ids in nodes
+            ]
+            for i, of_step in enumerate(draws if step else []):
+                back = np.empty(len(of_step), np.bool_)
+                numbers = seed, epoch, first + i
+                _core.restart_walks(numbers, layer, sampler.restart, starts[i], of_step, back)
+                at[i][back] = starts[i][back]
+            alive = [np.arange(len(of_step)) for of_step in draws]
+            for hop in range(width - 1):
+                walks = [(starts[i][a], draws[i][a] + 1 + hop, at[i][a]) for i, a in enumerate(alive)]
+                for i, moved in enumerate(self._hop(layer, path, hop, walks, error)):
+                    at[i][alive[i]] = moved
+                    alive[i] = alive[i][moved >= 0]
+            for i, of_step in enumerate(at):
+                of_step[of_step < 0] = starts[i][of_step < 0]  # from a dead end a walk goes back
+                went = np.where(of_step == starts[i], -1, of_step)
+                visited[i][:, step :: sampler.walk_length] = went.reshape(len(nodes[i]), sampler.num_walks)
+        for i, found in enumerate(self._found):
+            indptr = np.empty(len(nodes[i]) + 1, np.int64)
+            flat = visited[i].ravel()
+            sources, shares = np.empty(len(flat), np.int64), np.empty(len(flat), np.float32)
+            count = _core.rank_walks(flat, each, self._fanouts[layer][0], indptr, sources, shares)
+            local = sources[:count].copy()
+            found.relabel(t, local)
+            block = Block(
+                torch.from_numpy(indptr),
+                torch.from_numpy(local),
+                torch.full((count,), -1),
+                found.size(t),
+                whole.graphs[path[0]],
+                torch.from_numpy(shares[:count].copy()),
+            )
+            layers[i].append([block])
+
+    def _hop(
+        self,
+        layer: int,
+        path: list[int],
+        hop: int,
+        walks: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        error: Exception | None,
+    ) -> list[np.ndarray]:
+        """Where walks go next, by step; -1 in a dead end. walks: by step (starts, draws, nodes)."""
+        of, group, count = self._of, self._of.group, self._count
+        orders: list[np.ndarray] = []
+
+        def ask() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
+            owners = of._owners[of.whole.ends[path[hop]][1]]
+            for of_step in walks:
+                order, counts = split(owners.of(of_step[2]), group.size)
+                orders.append(order)
+                ends = np.cumsum([0, *counts])
+                for rank, (begin, end) in enumerate(pairwise(ends)):
+                    messages[rank] += [torch.from_numpy(v[order[begin:end]]) for v in of_step]
+                    if rank != group.rank:
+                        of.counts["nodes asked"] += int(end - begin)
+                        of.counts["bytes sent"] += 24 * int(end - begin)
+            return messages
+
+        def answer() -> list[list[torch.Tensor]]:
+            seed, epoch, first = self._numbers
+            messages: list[list[torch.Tensor]] = []
+            for rank, of_rank in enumerate(asked):
+                messages.append([])
+                for i in range(count):
+                    starts, draws, at = (v.numpy() for v in of_rank[3 * i : 3 * i + 3])
+                    moved, numbers = np.empty(len(at), np.int64), (seed, epoch, first + i)
+                    try:
+                        _core.hop_walks(of.local.native, path[hop], numbers, layer, starts, draws, at, moved)
+                    except _core.BadTopology as bad:
+                        raise FormatError(str(bad)) from None
+                    messages[-1].append(torch.from_numpy(moved))
+                    if rank != group.rank:
+                        of.counts["edges sent"] += len(moved)
+                        of.counts["bytes sent"] += moved.nbytes
+            return messages
+
+        tag = step_tag(*self._numbers[1:])
+        asked = group.exchange(ask, [torch.int64] * 3 * count, tag)
+        answers = group.exchange(answer, [torch.int64] * count, tag)
+        moved = []
+        for i, order in enumerate(orders):
+            came = np.empty(len(order), np.int64)
+            came[order] = np.concatenate([of_rank[i].numpy() for of_rank in answers])
+            moved.append(came)
+        return moved
 
     def _requests(self, layer: int) -> list[list[torch.Tensor]]:
         group, topology = self._of.group, self._of.whole
@@ -386,8 +493,8 @@ def check_sampler(sampler: Sampler) -> None:
                 _NOT_DISTRIBUTED.format("subgraph='induced'", "'directional' or 'bidirectional'")
             )
         return
-    if not isinstance(sampler, Labor | Ladies):
-        raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "gids.sampler.Neighbor, Labor or Ladies"))
+    if not isinstance(sampler, Labor | Ladies | RandomWalk):
+        raise TypeError(_NOT_DISTRIBUTED.format(repr(sampler), "a sampler of gids.sampler"))
 
 
 def draws_alone(sampler: Sampler) -> bool:

@@ -333,6 +333,38 @@ class FoundNodes {
   std::vector<sampler::TreeSet> tree_sets_;
 };
 
+using MutableIds = nb::ndarray<i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+sampler::WalkDraws walk_draws(const Ids& starts, const Ids& numbers, size_t count) {
+  if (starts.size() != count || numbers.size() != count) throw nb::value_error("give one value for each walk");
+  return {{starts.data(), count}, {numbers.data(), count}};
+}
+
+void hop_walks(const OwningTopology& graph, u32 relation, const Numbers& numbers, u32 layer, Ids starts, Ids draws,
+               Ids nodes, MutableIds out) {
+  if (relation >= graph.topology().relations.size()) throw nb::index_error("no such relation");
+  if (out.size() != nodes.size()) throw nb::value_error("give one value for each walk");
+  const auto of = walk_draws(starts, draws, nodes.size());
+  nb::gil_scoped_release unlocked;
+  sampler::hop_walks(graph.topology(), relation, moment_of(numbers, 1), layer, of, {nodes.data(), nodes.size()},
+                     out.data());
+}
+
+void restart_walks(const Numbers& numbers, u32 layer, double restart, Ids starts, Ids draws,
+                   nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
+  sampler::restart_walks(moment_of(numbers, 1), layer, walk_draws(starts, draws, out.size()), restart, out.data());
+}
+
+u64 rank_walks(Ids visited, size_t each, size_t most, MutableIds indptr, MutableIds sources,
+               nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> shares) {
+  if (each == 0 || visited.size() % each || indptr.size() != visited.size() / each + 1 ||
+      sources.size() < visited.size() || shares.size() < visited.size())
+    throw nb::value_error("the arrays do not fit together");
+  nb::gil_scoped_release unlocked;
+  return sampler::rank_walks({visited.data(), visited.size()}, each, most, indptr.data(), sources.data(),
+                             shares.data());
+}
+
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
   if (out.size() != nodes.size()) throw nb::value_error("out must have one value per node");
@@ -400,6 +432,16 @@ void bind_sampler(nb::module_& m) {
       .def("size", &FoundNodes::size, "type"_a)
       .def("nodes", &FoundNodes::nodes, "type"_a, "A copy, in order of first appearance.")
       .def("trees", &FoundNodes::trees, "type"_a, "The tree of each node, a copy.");
+
+  m.def("hop_walks", &hop_walks, "topology"_a, "relation"_a, "numbers"_a, "layer"_a, "starts"_a.noconvert(),
+        "draws"_a.noconvert(), "nodes"_a.noconvert(), "out"_a.noconvert(),
+        "One hop of random walks from nodes; starts, draws: where each began, and the number of its draw. out: int64, "
+        "the next nodes; -1 in a dead end.");
+  m.def("restart_walks", &restart_walks, "numbers"_a, "layer"_a, "restart"_a, "starts"_a.noconvert(),
+        "draws"_a.noconvert(), "out"_a.noconvert(), "Whether walks go back to their starts. out: bool.");
+  m.def("rank_walks", &rank_walks, "visited"_a.noconvert(), "each"_a, "most"_a, "indptr"_a.noconvert(),
+        "sources"_a.noconvert(), "shares"_a.noconvert(),
+        "The neighbours that `each` visits of every node make; -1: no visit. Returns their number.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
         "out"_a.noconvert(),

@@ -12,7 +12,7 @@ from datasets import random_in_edges
 from programs import sample_together
 from rank_pool import RankError, RankPool
 
-from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, TimedSeeds, sort_by_time
+from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, sort_by_time
 from gids.store import Graph
 from gids.store.names import Relation
 
@@ -67,6 +67,7 @@ SAMPLERS: dict[str, Any] = {
     "layer dependency": Labor([3, 4, 2], layer_dependency=True, batch_dependency=3),
     "Labor 2": Labor([3, 4], importance_sampling=2),
     "Labor to convergence, fixed": Labor([3, 4], importance_sampling=-1, fixed_count=True),
+    "RandomWalk": RandomWalk([3, 4], num_walks=6, walk_length=3),
     "Ladies": Ladies([40, 30]),
     "Ladies poisson": Ladies([40, -1, 30], poisson=True),
 }
@@ -85,6 +86,14 @@ def test_one_type(ranks: RankPool, name: str, size: int) -> None:
 def test_several_types(ranks: RankPool, name: str, size: int) -> None:
     graphs = [graph_of(r) for r in RELATIONS]
     ranks.run(size, sample_together, graphs, owners_of(size), SAMPLERS[name], seeds_of(size), None)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_walks_over_several_types(ranks: RankPool, size: int) -> None:
+    _, writes, written = RELATIONS
+    sampler = RandomWalk([3, 4], num_walks=5, metapath=[writes, written])
+    graphs = [graph_of(r) for r in RELATIONS]
+    ranks.run(size, sample_together, graphs, owners_of(size), sampler, seeds_of(size), None)
 
 
 @pytest.mark.parametrize("size", [2, 4])
