@@ -76,6 +76,41 @@ class HeldRows:
     @property
     def nbytes(self) -> int: ...
 
+NO_PART: int
+"""Of an item that pack() has not given to a part."""
+
+def add_weights(
+    labels: NDArray[np.uint32], values: NDArray[np.float32], load: int, weights: NDArray[np.float32]
+) -> None:
+    """weights[labels[i], load] += values[i]. weights: [count, loads]."""
+
+def pack(
+    order: NDArray[np.uint32],
+    weights: NDArray[np.float32],
+    totals: NDArray[np.float64],
+    most: float,
+    loads: NDArray[np.float64],
+    parts: NDArray[np.uint16],
+) -> None:
+    """Give each item in turn to the part that is best for the balance of all loads.
+
+    order: items. weights: [items, loads]. totals: [loads]. loads: [parts, loads], advanced. parts: the part
+    of each item, or NO_PART; items with a part keep it, as do those without weight, and those with more than
+    `most` times the total of a load."""
+
+def refine(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32] | NDArray[np.int64],
+    weights: NDArray[np.float32],
+    totals: NDArray[np.float64],
+    most: float,
+    loads: NDArray[np.float64],
+    parts: NDArray[np.uint16],
+) -> int:
+    """Each node moves to the part of most of its in-neighbours, if no load there exceeds `most` * the mean.
+
+    Returns how many moved. ValueError for a damaged topology."""
+
 # native/bind/row_order.cpp
 SLOT_BYTES: int
 """Of a record of a scattered file, before the row."""

@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from gids.cli.arguments import printable
 
 # A new subcommand adds its module.
-COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "restripe", "verify")
+COMMANDS = (
+    "bench",
+    "convert",
+    "export",
+    "generate",
+    "heat",
+    "info",
+    "partition",
+    "quickstart",
+    "restripe",
+    "verify",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,8 @@ def add_parser(subparsers: Any) -> None:
         "export",
         help="write a table of a dataset as a .npy file",
         description="Write TABLE of DATASET to the file OUT, with rows in order of their ids. bfloat16 "
-        "(which NumPy lacks) and int8 with a scale are written as float32.",
+        "(which NumPy lacks) and int8 with a scale are written as float32. Of a part of a dataset, only "
+        "the rows that it holds are written.",
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", type=Path)
@@ -55,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
             on_bytes=progress.add,
         )
     if not args.quiet:
+        if table.held is not None:
+            print(
+                f"{args.dataset} is a part: these are the rows of {table.row_count} of {table.id_count} ids"
+            )
         for array in arrays:
             print(f"{array.path}: {array.dtype}{list(array.shape)}, {format_bytes(array.nbytes)}")
     return 0

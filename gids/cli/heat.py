@@ -65,12 +65,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
+    from gids.store.part import refuse_part
     from gids.write.heat_writer import write_heat
 
     names = set.union(*_OPTIONS.values())
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     _check_options(args.method, options)
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    refuse_part(store, "gids heat", "compute the heat of the whole dataset, then partition it")
     heat = _compute(store, args.method, options, args.quiet)
     write_heat(store.path, args.method, heat)
     if not args.quiet:

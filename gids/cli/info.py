@@ -54,11 +54,13 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     manifest = read_manifest(store.path)
     return {
         "path": str(store.path),
+        "part": None if store.part is None else asdict(store.part),
         "tables": [
             {
                 "name": t.name,
                 "kind": t.kind,
                 "rows": t.row_count,
+                "ids": t.id_count,
                 "shape": list(t.shape),
                 "dtype": str(t.stored_dtype).removeprefix("torch."),
                 "scale": t.scale,
@@ -79,7 +81,8 @@ def describe(store: FeatureStore) -> dict[str, Any]:
         ],
         "nodes": [_nodes(n) for n in manifest.nodes],
         "relations": [
-            {"type": list(r.type), "edges": r.count, "topology": _topology(r)} for r in manifest.relations
+            {"type": list(r.type), "edges": r.count, "held": r.held, "topology": _topology(r)}
+            for r in manifest.relations
         ],
     }
 
@@ -91,6 +94,7 @@ def _nodes(nodes: NodesEntry) -> dict[str, Any]:
     return {
         "type": nodes.type,
         "count": nodes.count,
+        "held": nodes.held,
         "labels": None if labels is None else labels.describe(),
         "splits": {s: nodes.arrays[f"{s}_idx"].shape[0] for s in SPLITS if f"{s}_idx" in nodes.arrays},
         "times": nodes.arrays["time"].dtype if "time" in nodes.arrays else None,
@@ -111,6 +115,9 @@ def _topology(relation: RelationEntry) -> dict[str, Any] | None:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     lines = [found["path"], "tables"]
+    if found["part"] is not None:
+        part = "part {index} of {count}, by {method}, of the dataset {of}".format(**found["part"])
+        lines.insert(1, f"{part}: it holds some of the rows and edges; ids are those of the whole dataset")
     for t in found["tables"]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
@@ -129,14 +136,16 @@ def _lines(found: dict[str, Any]) -> list[str]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
         heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
         times = f"times {n['times']}" if n["times"] else ""
-        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
+        held = f", {n['held']} held" if n["held"] is not None else ""
+        parts = [f"{n['count']}{held}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
     lines.append("relations" if found["relations"] else "relations: none")
     for r in found["relations"]:
         graph = r["topology"]
+        held = f", {r['held']} held" if r["held"] is not None else ""
         kind = "no topology" if graph is None else f"{graph['index_dtype']} in-edges"
         ids = ", edge ids" if graph and graph["edge_ids"] else ""
         times = f", times {graph['times']}" if graph and graph["times"] else ""
         order = f", sorted by the times of {graph['sorted_by']}" if graph and graph["sorted_by"] else ""
-        lines.append(f"  {'.'.join(r['type'])}  {r['edges']} edges  {kind}{ids}{times}{order}")
+        lines.append(f"  {'.'.join(r['type'])}  {r['edges']} edges{held}  {kind}{ids}{times}{order}")
     return lines

@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
         description="Read the whole dataset and check every page, checksum and id. Prints one line per "
         "fault; the exit status is 1 if there are any.",
     )
-    parser.add_argument("path", metavar="PATH", type=Path, help="a dataset")
+    parser.add_argument("path", metavar="PATH", type=Path, help="a dataset, or a directory of parts")
     add_allow_dir(parser)
     add_workers(parser)
     parser.add_argument(

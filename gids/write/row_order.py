@@ -58,22 +58,33 @@ def community_order(graphs: Sequence[InEdges], weights: np.ndarray) -> np.ndarra
     most 12 passes over all edges. Deterministic. Raises ValueError for a damaged topology.
     """
     count = len(weights)
-    labels, sizes = np.arange(count, dtype=np.uint32), np.ones(count, np.uint32)
-    for round_number in range(_ROUNDS):
-        moved = sum(
-            _core.propagate_labels(indptr, indices, labels, sizes, _COMMUNITY_ROWS, round_number)
-            for indptr, indices in graphs
-        )
-        if moved * _SETTLED < count:
-            break
-    for indptr, indices in graphs:
-        _core.adopt_lone(indptr, indices, labels, sizes, _COMMUNITY_ROWS)
+    labels, sizes = find_communities(graphs, count, _COMMUNITY_ROWS)
     starts = _rank_communities(sizes)
     nodes = np.empty(count, np.uint32)
     _core.by_weight(np.ascontiguousarray(weights, np.uint32), nodes)
     order = np.empty(count, position_dtype(count))
     _core.place_in_clusters(nodes, labels, sizes, starts, order)
     return order
+
+
+def find_communities(
+    graphs: Sequence[InEdges], row_count: int, most_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the label of each row, the number of rows with each label): uint32[row_count] each.
+
+    Rows with one label are a community of at most most_rows rows. Raises ValueError for a damaged topology.
+    """
+    labels, sizes = np.arange(row_count, dtype=np.uint32), np.ones(row_count, np.uint32)
+    for round_number in range(_ROUNDS):
+        moved = sum(
+            _core.propagate_labels(indptr, indices, labels, sizes, most_rows, round_number)
+            for indptr, indices in graphs
+        )
+        if moved * _SETTLED < row_count:
+            break
+    for indptr, indices in graphs:
+        _core.adopt_lone(indptr, indices, labels, sizes, most_rows)
+    return labels, sizes
 
 
 def _rank_communities(sizes: np.ndarray) -> np.ndarray:

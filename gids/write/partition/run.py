@@ -44,9 +44,13 @@ from gids.store.rows import read_range
 from gids.write.array_file import ArrayFile
 from gids.write.partition import rows as table_rows
 from gids.write.partition import topology
+from gids.write.partition.communities import check_memory, community_owners
 from gids.write.partition.edge_blocks import edge_blocks
+from gids.write.partition.metis import find_metis, metis_owners
+from gids.write.partition.node_loads import NodeLoads
 from gids.write.partition.owners import METHODS, hash_owners, range_owners
 from gids.write.partition.report import PartFigures, Report
+from gids.write.partition.union import StoredGraph, union_bytes, union_graph
 from gids.write.publish import dataset_path
 from gids.write.space import check_space, total_bytes
 from gids.write.sync import sync_files
@@ -170,6 +174,11 @@ class _Run:
         self._say, self._on_bytes = say, on_bytes
         self._roots = [workplace.root / part_name(i) for i in range(first.count)]
         self._owner_entries: dict[str, ArrayEntry] = {}
+        counts = [n.count for n in self._manifest.nodes]
+        self._node_count = sum(counts)
+        self._starts = {n.type: sum(counts[:i]) for i, n in enumerate(self._manifest.nodes)}
+        self._by_graph: np.ndarray | None = None
+        self._metis = ""
 
     def run(self, on_total: Callable[[int], None]) -> Report:
         workplace = self._workplace
@@ -177,6 +186,7 @@ class _Run:
             self._say("resuming an unfinished partition")
         elif workplace.restart_reason:
             self._say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
+        self._check_method()
         on_total(sum(self._work_bytes()))
         needed = list(self._needed())
         check_space(needed, [workplace.partial])
@@ -232,14 +242,68 @@ class _Run:
 
     def _write_owners(self) -> None:
         """Give every node an owner. Writes them to the first part."""
-        if self._method in ("range", "hash"):
-            for nodes in self._manifest.nodes:
-                owners = (
-                    range_owners(nodes.count, self._parts)
-                    if self._method == "range"
-                    else hash_owners(nodes.type, nodes.count, self._parts, self._seed)
+        for nodes in self._manifest.nodes:
+            if self._method == "range":
+                self._write_owners_of(nodes, range_owners(nodes.count, self._parts))
+            elif self._method == "hash":
+                self._write_owners_of(nodes, hash_owners(nodes.type, nodes.count, self._parts, self._seed))
+            else:
+                self._write_owners_of(nodes, self._owners_by_graph(nodes))
+
+    def _owners_by_graph(self, nodes: NodesEntry) -> Iterator[np.ndarray]:
+        """The owners of one type, by communities or METIS. Those of all types are computed first."""
+        if self._by_graph is None:
+            for relation in self._manifest.relations:
+                for role in ("indptr", "indices"):
+                    self._check_array(relation.arrays[role])
+            self._say(f"dividing the nodes ({self._method})")
+            self._by_graph = self._divide_nodes()
+        start = self._starts[nodes.type]
+        yield self._by_graph[start : start + nodes.count]
+
+    def _divide_nodes(self) -> np.ndarray:
+        """uint16: the part of each node of all types."""
+        manifest = self._manifest
+        counts = {n.type: n.count for n in manifest.nodes}
+        graphs = [
+            StoredGraph(
+                r.type, counts[r.type[0]], self._mapped(r.arrays["indptr"]), self._mapped(r.arrays["indices"])
+            )
+            for r in manifest.relations
+        ]
+        one_type = len(manifest.nodes) == 1
+        if one_type and self._method == "community":
+            edges = [(graph.indptr, graph.indices) for graph in graphs]
+        else:
+            edges = [
+                union_graph(
+                    graphs,
+                    self._starts,
+                    self._node_count,
+                    self._workplace.scratch,
+                    memory_bytes=self._memory_bytes // 2,
+                    workers=self._workers,
+                    simple=self._method == "metis",
                 )
-                self._write_owners_of(nodes, owners)
+            ]
+        loads = NodeLoads(self._store, self._starts)
+        if self._method == "community":
+            return community_owners(edges, loads, self._node_count, loads.count, self._parts)
+        return metis_owners(self._metis, edges[0], loads.kinds(), loads.in_edges(), self._parts)
+
+    def _check_method(self) -> None:
+        """Raise FormatError or ImportError for a method that cannot be used here."""
+        if self._method not in ("community", "metis"):
+            return
+        if not self._manifest.relations:
+            raise FormatError(
+                f"--method {self._method} needs a graph, and the dataset has none: use --method hash"
+            )
+        if self._method == "metis":
+            self._metis = find_metis()
+        else:
+            loads = NodeLoads(self._store, self._starts)
+            check_memory(self._node_count, loads.count, self._memory_bytes)
 
     def _write_owners_of(self, nodes: NodesEntry, owners: Iterator[np.ndarray]) -> None:
         path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
@@ -493,6 +557,9 @@ class _Run:
         for entry in self._manifest.tables:
             pages = entry.geometry.page_count + self._parts
             yield directory, pages * (entry.page_bytes + 4)
+
+        if self._method == "metis" or (self._method == "community" and len(self._manifest.nodes) > 1):
+            yield directory, union_bytes(sum(r.count for r in self._manifest.relations))
 
     def _report(self, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
         figures = []

@@ -1,0 +1,107 @@
+"""`gids partition DATASET OUT --parts P`: divide a dataset among processes or machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.cli.arguments import add_allow_dir, add_quiet, add_workers
+from gids.cli.progress import Progress
+from gids.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gids.write.partition import Report
+
+_EPILOG = """\
+Each part is a dataset, OUT/part-000.gids, OUT/part-001.gids and so on. It has the rows of the
+nodes that it owns and their in-edges, and all labels, splits, times and heat. Ids do not change.
+If the command is interrupted or killed, run it again to resume it.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "partition",
+        usage="gids partition DATASET OUT --parts P [option ...]",
+        help="divide a dataset into parts, one per process or machine",
+        description="Divide DATASET into parts: every node gets an owner, which holds its features and its "
+        "in-edges. Prints the size of each part, and how many edges lead from one part to another.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("dataset", metavar="DATASET", type=Path, help="a dataset")
+    add("out", metavar="OUT", type=Path, help="the directory to make")
+    add("--parts", type=int, required=True, metavar="P", help="number of parts, 1 to 4096")
+    add(
+        "--method",
+        choices=("range", "hash", "community", "metis"),
+        default="community",
+        help="range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
+        "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, but "
+        "the whole graph must fit in memory; needs pymetis or DGL (default: community)",
+    )
+    add("--seed", type=int, default=0, help="seed of --method hash (default: 0)")
+    add_allow_dir(parser)
+    add_workers(parser)
+    add(
+        "--memory",
+        type=parse_bytes,
+        default=256_000_000,
+        metavar="BYTES",
+        help="limit of the memory for buffers, such as 2GB (default: 256MB)",
+    )
+    add("--overwrite", action="store_true", help="replace the parts in OUT when the new ones are done")
+    add("--json", action="store_true", help="print one JSON object")
+    add_quiet(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gids.write.partition import partition
+    from gids.write.publish import partial_path
+
+    try:
+        with Progress("partition", quiet=args.quiet) as progress:
+            report = partition(
+                args.dataset,
+                args.out,
+                args.parts,
+                method=args.method,
+                seed=args.seed,
+                allow_dirs=args.allow_dir,
+                workers=args.workers,
+                memory_bytes=args.memory,
+                overwrite=args.overwrite,
+                say=(lambda _: None) if args.quiet else progress.say,
+                on_total=progress.total,
+                on_bytes=progress.add,
+            )
+    except KeyboardInterrupt:
+        partial = partial_path(args.out)
+        if not partial.is_dir():  # nothing is on disk yet
+            raise
+        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
+    if args.json:
+        print(json.dumps(None if report is None else report.to_json(), indent=2))
+    elif report is not None and not args.quiet:
+        print("\n".join(_lines(args.out, report)))
+    return 0
+
+
+def _lines(out: Path, report: Report) -> list[str]:
+    names = {"rows": "rows", "seeds": "training seeds", "in_edges": "in-edges", "bytes": "size"}
+    table = [["", *names.values()]]
+    for index, part in enumerate(report.parts):
+        numbers = [str(part.rows), str(part.seeds), str(part.in_edges), format_bytes(part.bytes)]
+        table.append([f"part {index}", *numbers])
+    table.append(["largest / mean", *(f"{report.balance(name):.3f}" for name in names)])
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [f"{out}: {len(report.parts)} parts by {report.method}"]
+    for first, *rest in table:
+        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]
+        lines.append("  " + "  ".join(cells))
+    share = f"{report.cut_edges} of {report.edges} edges ({report.cut_share:.1%})"
+    lines.append(f"  {share} lead from one part to another")
+    return lines
