@@ -1,6 +1,6 @@
 """What do ranks read and send if they work on one large minibatch, share features or topology, or work alone?
 
-    python bench/cooperation.py           # 4 million nodes, 1 to 64 ranks; half an hour
+    python bench/cooperation.py           # 17 million nodes, 1 to 64 ranks; 11 GB of memory, half an hour
     python bench/cooperation.py --small   # seconds; only shows that it works
 
 Counted in one process with our samplers; nothing is sent and nothing is timed. Two graphs of 16 edges per
@@ -56,12 +56,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="draw rows per rank to FILE, as PNG")
     add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     add("--only", choices=["rows", "caches"], help="count only these (rows: with replicas)")
-    add("--log2-nodes", type=int, default=22, help="size of the graphs (default: 22)")
+    add("--log2-nodes", type=int, default=24, help="size of the graphs (default: 24)")
     add("--degree", type=int, default=16)
     add("--fanouts", type=integers, default=[10, 10, 10])
     add("--batch-size", type=int, default=1024, help="seeds per rank (default: 1024)")
     add("--ranks", type=integers, default=[1, 2, 4, 8, 16, 32, 64])
-    add("--steps", type=int, default=2, help="steps to count rows in (default: 2)")
+    add("--steps", type=int, default=1, help="steps to count rows in (default: 1)")
     add("--cache-ranks", type=integers, default=[4, 8])
     add("--cache-percents", type=integers, default=[1, 3, 6], help="of all rows, on each rank")
     add("--cache-steps", type=int, default=16, help="steps to count misses in, after half as many")

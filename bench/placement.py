@@ -4,7 +4,8 @@
     python bench/placement.py --small   # seconds; only shows that it works
 
 Counted in one process; nothing is sent. Neighbor sampling, 256 seeds per rank from a tenth of the nodes,
-fanouts 10, 10. Heat is the number of minibatches of one epoch that read a row; other minibatches are counted.
+fanouts 10, 10. Heat is the number of minibatches of one epoch that read a row (for unread rows, Good and
+Turing's estimate); other minibatches are counted.
 Each rank holds 20 % of the rows, or all ranks together do. A row of another rank costs 1, of the host 2, 4
 or 10.
 
@@ -93,6 +94,10 @@ class Reads:
         size = self._args.batch_size
         for step, first in enumerate(range(0, len(self._seeds), size)):
             found[self._sample(self._seeds[first : first + size], 1, step)] += 1
+        # Good and Turing: unread rows together are as hot as rows that were read once. Without it, copies of
+        # all other rows would seem better than an unread row.
+        unread = np.count_nonzero(found == 0)
+        found[found == 0] = np.count_nonzero(found == 1) / max(1, unread)
         return found
 
     def of_ranks(self, ranks: int, owners: Owners | None) -> list[tuple[int, Ids]]:
