@@ -62,9 +62,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=1024, help="seeds per rank (default: 1024)")
     add("--ranks", type=integers, default=[1, 2, 4, 8, 16, 32, 64])
     add("--steps", type=int, default=1, help="steps to count rows in (default: 1)")
-    add("--cache-ranks", type=integers, default=[4, 8])
-    add("--cache-percents", type=integers, default=[1, 3, 6], help="of all rows, on each rank")
-    add("--cache-steps", type=int, default=16, help="steps to count misses in, after half as many")
+    add("--cache-ranks", type=integers, default=[8])
+    add("--cache-percents", type=integers, default=[1, 3], help="of all rows, on each rank")
+    add("--cache-steps", type=int, default=10, help="steps to count misses in, after half as many")
+    add("--cache-samplers", nargs="+", choices=["LABOR-0", "Neighbor"], default=["LABOR-0", "Neighbor"])
     add("--threads", type=int)
     args = parser.parse_args(argv)
     if args.small:
@@ -213,10 +214,13 @@ def count_misses(case: Case) -> list[Row]:
     """Rows missed per rank and step, for each number of ranks, cache and way of working."""
     args, found = case.args, []
     weights = out_degrees(case.graph)
+    makers = {"LABOR-0": Labor, "Neighbor": Neighbor}
     kinds: dict[str, Sampler] = {
-        "Neighbor": Neighbor(args.fanouts, threads=args.threads),
-        "LABOR-0": Labor(args.fanouts, threads=args.threads),
-        f"LABOR-0, κ = {KAPPA}": Labor(args.fanouts, batch_dependency=KAPPA, threads=args.threads),
+        name if kappa == 1 else f"{name}, κ = {kappa}": makers[name](
+            args.fanouts, batch_dependency=kappa, threads=args.threads
+        )
+        for name in args.cache_samplers
+        for kappa in (1, KAPPA)
     }
     for ranks in args.cache_ranks:
         owners = case.owners("hash", ranks)
