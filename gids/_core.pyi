@@ -403,6 +403,27 @@ class PageCache:
     def plan_bytes(self) -> int:
         """Peak bytes of requests of planned steps and of memory to plan in."""
 
+# native/bind/place.cpp
+MAX_DEVICES: int
+
+_Heat = NDArray[np.float32] | NDArray[np.float64]
+_Masks = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
+
+def by_heat(heat: _Heat, rows: NDArray[np.uint32]) -> None:
+    """All rows by falling heat, equals in their order. No heat may be negative or NaN."""
+
+def place(
+    rows: NDArray[np.uint32],
+    heat: _Heat,
+    capacities: list[int],
+    worth: tuple[float, float],
+    holders: _Masks,
+) -> tuple[int, list[float]]:
+    """Set bit d of holders[v] for every device d that holds row v. rows: from by_heat.
+
+    worth: of a new row and of a copy, per heat. Returns the copies exchanged for new rows, and what each
+    device gained by that."""
+
 # native/bind/bench.cpp
 def unique_pages(
     ids: NDArray[np.int64], rows_per_page: int, marks: NDArray[np.uint32], mark: int, out: NDArray[np.int64]

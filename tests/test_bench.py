@@ -60,6 +60,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("sampling.py", ["--bulk"], "us bulk: "),
         ("sampling.py", ["--temporal"], "nodes, last"),
         ("dependence.py", [], "of Neighbor"),
+        ("cooperation.py", [], "rows missed per rank"),
+        ("placement.py", [], "where rows come from"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
     ],
 )
@@ -79,3 +81,8 @@ def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path:
     printed = run("cache.py", "hits", "--trace", str(tmp_path / "t.trace"))
     figures = dict(line.rsplit(": ", 1) for line in printed.splitlines() if ": " in line)
     assert 0 < float(figures["10 minibatches, pinned"]) < float(figures["10 minibatches, lookahead W=16"])
+
+
+def test_cooperation_is_drawn(tmp_path: Path, run: Run) -> None:
+    run("cooperation.py", "--small", "--only", "rows", "--plot", str(tmp_path / "rows.png"))
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")

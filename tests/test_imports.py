@@ -36,6 +36,7 @@ ALLOWED = {
     "packs": IO | {"cache", "packs"},
     "heat": SAMPLER | {"heat", "write"},
     "loader": LOADER,
+    "distributed": LOADER | {"distributed"},
     "inference": LOADER | {"inference", "write"},
     "distributed": LOADER | {"distributed"},
     "dgl": LOADER | {"dgl"},

@@ -2,6 +2,7 @@
 
 from gids.distributed.cooperative import CooperativeMinibatch
 from gids.distributed.group import Group
+from gids.distributed.place import Placement, place
 from gids.distributed.source import GroupSource, open
 
-__all__ = ["CooperativeMinibatch", "Group", "GroupSource", "open"]
+__all__ = ["CooperativeMinibatch", "Group", "GroupSource", "Placement", "open", "place"]

@@ -1,0 +1,101 @@
+"""Graphs without features, owners of their nodes, and tables. Called by cooperation.py and placement.py."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from traces import rmat
+
+from gids.convert.synthetic import GraphSpec, write_graph
+from gids.store import Graph
+from gids.store.names import RELATION
+from gids.write.row_order import community_order
+
+_COMMUNITY = 4096  # nodes of the largest community, in community_order
+
+Ids = npt.NDArray[np.int64]
+Owners = npt.NDArray[np.uint8]
+
+GRAPHS = ("R-MAT", "clustered")
+OWNERS = ("hash", "range", "community")
+
+
+def make_graph(name: str, log2_nodes: int, degree: int, seed: int) -> Graph:
+    """R-MAT: a = 0.57, shuffled ids. Clustered: of `gids generate`, one class per thousand nodes, 90 % of the
+    edges within a class, also shuffled."""
+    if name == "R-MAT":
+        return graph_of(*rmat(log2_nodes, degree, np.random.default_rng(seed)))
+    nodes = 1 << log2_nodes
+    classes = max(2, min(32_767, nodes // 1000))
+    with tempfile.TemporaryDirectory() as folder:
+        spec = GraphSpec(nodes, degree=degree, dim=1, classes=classes, homophily=0.9, seed=seed)
+        root = write_graph(Path(folder), spec)
+        indices = np.load(root / "indices.npy", mmap_mode="r").astype(np.int32)
+        return graph_of(np.load(root / "indptr.npy"), indices)
+
+
+def graph_of(indptr: Ids, indices: npt.NDArray[np.int32]) -> Graph:
+    return Graph(RELATION, len(indptr) - 1, len(indptr) - 1, indptr, indices, None)
+
+
+class OwnersOf:
+    """owners(method, parts): uint8[num_nodes]. Communities are found once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._order: npt.NDArray[np.integer] | None = None
+
+    def __call__(self, method: str, parts: int) -> Owners:
+        count = self._graph.num_dst
+        if method == "hash":
+            return (mixed(np.arange(count, dtype=np.uint64)) % np.uint64(parts)).astype(np.uint8)
+        if method == "range":
+            return (np.arange(count) * parts // count).astype(np.uint8)
+        # Communities are dealt out, the largest first, so that every part has as many hot ones.
+        dealt = max(1, min(_COMMUNITY, count // parts))
+        return (self.community // dealt % parts).astype(np.uint8)
+
+    @property
+    def community(self) -> npt.NDArray[np.integer]:
+        """The position of each node in the order of `gids convert --order community`."""
+        if self._order is None:
+            degrees = out_degrees(self._graph)
+            self._order = community_order([(self._graph.indptr, self._graph.indices)], degrees)
+        return self._order
+
+
+def out_degrees(graph: Graph) -> npt.NDArray[np.uint32]:
+    return np.bincount(graph.indices, minlength=graph.num_src).astype(np.uint32)
+
+
+def mixed(ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A hash of each id: the finaliser of splitmix64."""
+    ids = (ids ^ (ids >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    ids = (ids ^ (ids >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ids ^ (ids >> np.uint64(31))
+
+
+def seed_order(graph: Graph, seed: int) -> Ids:
+    """All nodes with in-edges, in random order."""
+    return np.random.default_rng([seed, 1]).permutation(np.flatnonzero(np.diff(graph.indptr)))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table in Markdown; floats with three significant digits, numbers from 1000 on in thousands."""
+    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(map(shown, row))} |")
+
+
+def shown(value: object) -> str:
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+        return str(value)
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.2f} M"
+    if abs(value) >= 1e3:
+        return f"{value / 1e3:,.1f} k"
+    return f"{value:d}" if isinstance(value, int | np.integer) else f"{value:.3g}"

@@ -1,0 +1,201 @@
+"""How many rows do P ranks move with each placement of the feature rows, and at what cost?
+
+    python bench/placement.py           # 4 million nodes, 4 and 8 ranks; ten minutes
+    python bench/placement.py --small   # seconds; only shows that it works
+
+Counted in one process; nothing is sent. Neighbor sampling, 256 seeds per rank from a tenth of the nodes,
+fanouts 10, 10. Heat is the number of minibatches of one epoch that read a row (for unread rows, Good and
+Turing's estimate); other minibatches are counted.
+Each rank holds 20 % of the rows, or all ranks together do. A row of another rank costs 1, of the host 2, 4
+or 10.
+
+placement: gids.distributed.place; published: the same with the condition as published. hottest: the hottest
+rows on every rank. distinct: the hottest rows, none twice. hash, community, METIS (if pymetis is installed):
+each rank holds the hottest rows of its part, then the hottest of the others; random: random rows of its part
+by hash. local seeds: each rank has the seeds of its part. Each cost is compared with that of `placement`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from graphs import GRAPHS, Ids, Owners, OwnersOf, make_graph, print_table, seed_order
+from harness import integers, make_parser, write_json
+
+from gids.distributed.place import Moved, Placement, Rule, place
+from gids.sampler import Neighbor, Topology
+from gids.store import Graph
+
+Heat = np.ndarray
+Row = dict[str, Any]
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "json", "seed")
+    add = parser.add_argument
+    add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
+    add("--log2-nodes", type=int, default=22, help="size of the graphs (default: 22)")
+    add("--degree", type=int, default=16)
+    add("--fanouts", type=integers, default=[10, 10])
+    add("--batch-size", type=int, default=256, help="seeds per rank (default: 256)")
+    add("--ranks", type=integers, default=[4, 8])
+    add("--percent", type=int, default=20, help="of the rows, on each rank or on all (default: 20)")
+    add("--host-costs", type=integers, default=[2, 4, 10])
+    add("--steps", type=int, default=50, help="steps to count (default: 50)")
+    add("--threads", type=int)
+    args = parser.parse_args(argv)
+    if args.small:
+        args.log2_nodes, args.batch_size, args.steps = 12, 8, 3
+    return args
+
+
+def by_part(heat: Heat, owners: Owners, capacity: int, ranks: int) -> list[Ids]:
+    """Each rank holds the hottest rows of its part, then the hottest of the others."""
+    order = np.argsort(-heat, kind="stable")
+    of_order, found = owners[order], []
+    for rank in range(ranks):
+        own = order[of_order == rank][:capacity]
+        others = order[of_order != rank][: capacity - len(own)]
+        found.append(np.concatenate([own, others]))
+    return found
+
+
+def metis(graph: Graph, parts: int) -> Owners:
+    import pymetis
+
+    sources, targets = graph.indices, np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
+    both = np.unique(np.concatenate([targets * graph.num_dst + sources, sources * graph.num_dst + targets]))
+    first, second = np.divmod(both, graph.num_dst)
+    starts = np.searchsorted(first, np.arange(graph.num_dst + 1))
+    return np.asarray(pymetis.part_graph(parts, xadj=starts, adjncy=second)[1], np.uint8)
+
+
+class Reads:
+    """The rows that the ranks read: in an epoch, for the heat, and in the steps that are counted."""
+
+    def __init__(self, graph: Graph, args: argparse.Namespace) -> None:
+        self._args, self._topology = args, Topology(graph)
+        self._sampler = Neighbor(args.fanouts, threads=args.threads)
+        seeds = seed_order(graph, args.seed)
+        self._seeds = seeds[: max(args.batch_size, len(seeds) // 10)]
+
+    def heat(self) -> Heat:
+        found = np.zeros(self._topology.node_counts[0], np.float32)
+        size = self._args.batch_size
+        for step, first in enumerate(range(0, len(self._seeds), size)):
+            found[self._sample(self._seeds[first : first + size], 1, step)] += 1
+        # Good and Turing: unread rows together are as hot as rows that were read once. Without it, copies of
+        # all other rows would seem better than an unread row.
+        unread = np.count_nonzero(found == 0)
+        found[found == 0] = np.count_nonzero(found == 1) / max(1, unread)
+        return found
+
+    def of_ranks(self, ranks: int, owners: Owners | None) -> list[tuple[int, Ids]]:
+        """(rank, rows) of each minibatch. owners: give each rank the seeds of its part."""
+        rng, found = np.random.default_rng([self._args.seed, 2]), []
+        for rank in range(ranks):
+            seeds = self._seeds if owners is None else self._seeds[owners[self._seeds] == rank]
+            for step in range(self._args.steps):
+                chosen = rng.choice(seeds, min(len(seeds), self._args.batch_size), replace=False)
+                found.append((rank, self._sample(chosen, 2, step * ranks + rank)))
+        return found
+
+    def _sample(self, seeds: Ids, epoch: int, step: int) -> Ids:
+        made = self._sampler.sample(self._topology, torch.from_numpy(seeds), epoch=epoch, step=step)
+        assert isinstance(made.input_nodes, torch.Tensor)
+        return made.input_nodes.numpy()
+
+
+def count(placed: Placement, reads: Sequence[tuple[int, Ids]]) -> Moved:
+    return Moved(*np.sum([placed.moved(rows, rank) for rank, rows in reads], axis=0).tolist())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """capacity: rows of each rank. parts: owners, by way. host_cost: of a row; a peer's row costs 1."""
+
+    heat: Heat
+    ranks: int
+    capacity: int
+    parts: Mapping[str, Owners]
+    host_cost: float
+
+    def placements(self, rng: np.random.Generator) -> Iterator[tuple[str, Placement]]:
+        yield "placement", self._placed(1, "total")
+        yield "published", self._placed(1, "own")
+        yield "hottest", self._placed(self.host_cost, "total")
+        yield "distinct", self._placed(0, "total")
+        yield "random", self._of_parts(rng.random(len(self.heat)), self.parts["hash"])
+        for way, owners in self.parts.items():
+            yield way, self._of_parts(self.heat, owners)
+
+    def _placed(self, peer_cost: float, rule: Rule) -> Placement:
+        made = place(self.heat, [self.capacity] * self.ranks, peer_cost, self.host_cost, rule=rule)
+        return Placement(made.holders, self.ranks, 1, self.host_cost)
+
+    def _of_parts(self, heat: Heat, owners: Owners) -> Placement:
+        rows = by_part(heat, owners, self.capacity, self.ranks)
+        return Placement.of(rows, len(heat), peer_cost=1, host_cost=self.host_cost)
+
+
+def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], seed: int) -> Iterator[Row]:
+    """A row of the table for each way. reads: minibatches with seeds of the parts, by way; "": of all."""
+    best = 0.0
+    for way, placed in setting.placements(np.random.default_rng([seed, 3])):
+        for seeds in ("", way) if way in reads else ("",):
+            moved = count(placed, reads[seeds])
+            total = sum(moved)
+            assert total == sum(len(rows) for _, rows in reads[seeds])
+            cost = placed.cost(moved) / total
+            best = best or cost
+            yield {
+                "P": setting.ranks,
+                "held by a rank": setting.capacity / len(setting.heat),
+                "host cost": setting.host_cost,
+                "way": f"{way}, local seeds" if seeds else way,
+                **{name: rows / total for name, rows in zip(Moved._fields, moved, strict=True)},
+                "cost": cost,
+                "over placement": cost / best,
+            }
+
+
+def measure(name: str, args: argparse.Namespace) -> list[Row]:
+    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
+    reads, owners_of, found = Reads(graph, args), OwnersOf(graph), []
+    heat = reads.heat()
+    for ranks in args.ranks:
+        parts = {method: owners_of(method, ranks) for method in ("hash", "community")}
+        if importlib.util.find_spec("pymetis"):
+            parts["METIS"] = metis(graph, ranks)
+        minibatches = {way: reads.of_ranks(ranks, owners) for way, owners in parts.items() if way != "hash"}
+        minibatches[""] = reads.of_ranks(ranks, None)
+        rows = graph.num_dst * args.percent // 100
+        for capacity in (rows, rows // ranks):
+            for host in args.host_costs:
+                setting = Setting(heat, ranks, capacity, parts, host)
+                found += compare(setting, minibatches, args.seed)
+    return found
+
+
+def main() -> None:
+    args = parse()
+    result: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(args).items()}}
+    for name in args.graphs:
+        rows = result[name] = measure(name, args)
+        print_table(f"{name}: where rows come from", list(rows[0]), [list(r.values()) for r in rows])
+        sys.stdout.flush()
+        write_json(args.json, result)
+
+
+if __name__ == "__main__":
+    main()

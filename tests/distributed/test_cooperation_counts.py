@@ -1,0 +1,168 @@
+"""What bench/cooperation.py counts, compared with sets and loops over every node and edge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from gids.sampler import Labor, Neighbor, Topology
+
+BENCH = Path(__file__).parents[2] / "bench"
+NODES = 400
+FANOUTS = [3, 2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCH))
+    import cooperation_counts
+
+    yield cooperation_counts
+    sys.path.remove(str(BENCH))
+
+
+@pytest.fixture(scope="module")
+def topology(bench: ModuleType) -> Topology:
+    from graphs import graph_of
+
+    rng = np.random.default_rng(0)
+    degrees = rng.integers(0, 9, NODES)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = (NODES * rng.random(indptr[-1]) ** 2).astype(np.int32)
+    return Topology(graph_of(indptr, indices))
+
+
+def drawn(bench: ModuleType, topology: Topology, ranks: int, sampler: object = None) -> list:
+    sampler = sampler or Neighbor(FANOUTS)
+    parts = np.random.default_rng(1).permutation(NODES)[: 6 * ranks].reshape(ranks, 6)
+    return [bench.sample(sampler, topology, part, 5, keep_blocks=True) for part in parts]
+
+
+def owned_by(parts: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, parts, NODES).astype(np.uint8)
+
+
+def frontier_of(minibatch: object, layer: int) -> list[int]:
+    """The nodes that draw in a layer, from the seeds' layer on."""
+    return minibatch.nodes[: minibatch.blocks[-1 - layer].num_dst].tolist()
+
+
+def test_union_of_the_ranks_minibatches_is_the_global_minibatch(
+    bench: ModuleType, topology: Topology
+) -> None:
+    seeds = np.random.default_rng(1).permutation(NODES)[:24]
+    for sampler in (Neighbor(FANOUTS), Labor(FANOUTS), Labor(FANOUTS, batch_dependency=256)):
+        alone = drawn(bench, topology, 4, sampler)
+        for count, union in enumerate(bench.unite(alone, NODES), 1):
+            assert union.tolist() == sorted(set().union(*(m.nodes.tolist() for m in alone[:count])))
+            together = sampler.sample(topology, torch.from_numpy(seeds[: 6 * count]), step=5)
+            assert union.tolist() == sorted(together.input_nodes.tolist())
+    assert bench.pages_of(np.array([0, 3, 4, 9, 8]), 4, 3) == 3
+    assert bench.pages_of(np.array([0, 1, 3, 9]), 4, 3) == 2
+
+
+def test_rows_received_are_the_sources_of_own_destinations_that_others_own(
+    bench: ModuleType, topology: Topology
+) -> None:
+    owners = owned_by(3)
+    (minibatch,) = drawn(bench, topology, 1)
+    found = bench.received(minibatch, owners, 3)
+    for block, counts in zip(minibatch.blocks, found, strict=True):
+        needed: list[set[int]] = [set(), set(), set()]
+        nodes = minibatch.nodes.tolist()
+        for v in range(block.num_dst):
+            for e in range(int(block.indptr[v]), int(block.indptr[v + 1])):
+                source = nodes[int(block.indices[e])]
+                if owners[source] != owners[nodes[v]]:
+                    needed[owners[nodes[v]]].add(source)
+        assert counts.tolist() == [len(n) for n in needed]
+        assert sum(counts) > 0
+
+
+def test_ids_are_asked_of_other_owners_and_at_most_fanout_come_back(
+    bench: ModuleType, topology: Topology
+) -> None:
+    owners, degrees = owned_by(3), np.diff(topology.graphs[0].indptr)
+    for rank, minibatch in enumerate(drawn(bench, topology, 3)):
+        asked = bench.ask(minibatch, minibatch.foreign(owners, rank), degrees, FANOUTS)
+        requests = sampled = adjacent = 0
+        for layer, fanout in enumerate(reversed(FANOUTS)):
+            for v in frontier_of(minibatch, layer):
+                if owners[v] != rank:
+                    requests += 1
+                    sampled += min(int(degrees[v]), fanout)
+                    adjacent += int(degrees[v])
+        assert (asked.requests, asked.drawn, asked.adjacent) == (requests, sampled, adjacent)
+        assert asked.sampling_bytes == 8 * (requests + sampled) < asked.adjacency_bytes
+
+
+def test_adjacency_rows_of_the_published_algorithm(bench: ModuleType, topology: Topology) -> None:
+    """Rank (i, j) of the grid: what it sends in each stage, receives, and receives in the reduction."""
+    degrees = np.diff(topology.graphs[0].indptr)
+    for ranks, copies in ((4, 1), (4, 2), (8, 2), (16, 2), (16, 4)):
+        parts, stages = ranks // copies, ranks // copies**2
+        owners, minibatches = owned_by(parts), drawn(bench, topology, ranks)
+        sent = np.zeros((copies, stages))
+        received, products = np.zeros((parts, copies)), np.zeros((parts, copies))
+        for i in range(parts):
+            block = minibatches[i * copies : (i + 1) * copies]
+            for layer in range(len(FANOUTS)):
+                frontiers = [frontier_of(m, layer) for m in block]
+                for v in set().union(*frontiers):
+                    j, stage = divmod(int(owners[v]), stages)
+                    if owners[v] != i:
+                        sent[j, stage] += degrees[v]
+                        received[i, j] += degrees[v]
+                for v in (v for frontier in frontiers for v in frontier):
+                    products[i, owners[v] // stages] += degrees[v]
+        found = bench.replicate(minibatches, owners, degrees, ranks, copies)
+        assert found.total == products.sum()
+        assert found.stages == sent.max(axis=0).sum()
+        assert found.received == pytest.approx(received.mean())
+        assert found.reduced == pytest.approx(products.mean() * (copies - 1))
+
+
+def test_caches_miss_what_they_do_not_hold(bench: ModuleType) -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.permutation(NODES).astype(np.uint32)
+    owners = owned_by(2)
+    steps = [[rng.permutation(np.flatnonzero(owners == r))[:40] for r in range(2)] for _ in range(12)]
+    for owned in (None, owners):
+        cache = bench.Caches(2, 30, "static", weights, owned)
+        for rows in steps:
+            expected = []
+            for rank, asked in enumerate(rows):
+                mine = [v for v in range(NODES) if owned is None or owned[v] == rank]
+                held = sorted(mine, key=lambda v: -int(weights[v]))[:30]
+                expected.append(len(set(asked.tolist()) - set(held)))
+            assert cache.misses(rows).tolist() == expected
+    lru, whole = bench.Caches(2, 60, "lru", weights, owners), bench.Caches(2, NODES, "lru", weights, None)
+    seen: list[set[int]] = [set(), set()]
+    for rows in steps:
+        fresh = [len(set(asked.tolist()) - seen[rank]) for rank, asked in enumerate(rows)]
+        assert whole.misses(rows).tolist() == fresh
+        assert all(m >= f for m, f in zip(lru.misses(rows), fresh, strict=True))
+        for rank, asked in enumerate(rows):
+            seen[rank] |= set(asked.tolist())
+
+
+def test_owners_are_balanced_and_communities_stay_together(bench: ModuleType) -> None:
+    from graphs import OWNERS, OwnersOf, make_graph
+
+    graph = make_graph("clustered", 15, 16, 0)
+    owners_of = OwnersOf(graph)
+    targets = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
+    cut = {}
+    for method in OWNERS:
+        owners = owners_of(method, 4)
+        assert np.bincount(owners, minlength=4).max() <= 1.05 * graph.num_dst / 4
+        cut[method] = float(np.mean(owners[targets] != owners[graph.indices]))
+    assert cut["hash"] > 0.7
+    assert cut["range"] > 0.7
+    assert cut["community"] < 0.5
