@@ -38,7 +38,6 @@ ALLOWED = {
     "loader": LOADER,
     "distributed": LOADER | {"distributed"},
     "inference": LOADER | {"inference", "write"},
-    "distributed": LOADER | {"distributed"},
     "dgl": LOADER | {"dgl"},
     "pyg": LOADER | {"pyg"},
     "graphbolt": LOADER | {"graphbolt"},

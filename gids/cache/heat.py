@@ -24,6 +24,22 @@ def page_heat(
     logarithmic scale. 0 means no weight, 255 is the heaviest page. Pages more than 24 octaves below the
     heaviest get the same heat.
     """
+    sums = page_weights(weights, rows_per_page, order)
+    top = float(sums.max(initial=0.0))
+    if top == 0:
+        return np.zeros(len(sums), np.uint8)
+    lightest = float(np.min(sums, where=sums > 0, initial=top))
+    sums /= max(lightest, top / 2**_OCTAVES)
+    sums += 1
+    logs = np.log2(sums, out=sums)
+    logs *= 255.0 / float(logs.max())
+    return np.rint(logs, out=logs).astype(np.uint8)
+
+
+def page_weights(
+    weights: npt.NDArray[np.generic], rows_per_page: int, order: npt.NDArray[Any] | None = None
+) -> npt.NDArray[np.float32]:
+    """The sum of the weights of each page's rows: float32[page_count]. Arguments as of page_heat."""
     row_count = len(weights)
     page_count = -(-row_count // rows_per_page)
     sums = np.zeros(page_count, np.float32)
@@ -41,12 +57,4 @@ def page_heat(
         if rows_per_page > 1:
             rows = np.add.reduceat(rows, np.arange(0, len(rows), rows_per_page))
         sums[first:last] = rows
-    top = float(sums.max(initial=0.0))
-    if top == 0:
-        return np.zeros(page_count, np.uint8)
-    lightest = float(np.min(sums, where=sums > 0, initial=top))
-    sums /= max(lightest, top / 2**_OCTAVES)
-    sums += 1
-    logs = np.log2(sums, out=sums)
-    logs *= 255.0 / float(logs.max())
-    return np.rint(logs, out=logs).astype(np.uint8)
+    return sums

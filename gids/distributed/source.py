@@ -14,10 +14,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gids.cache.heat import page_weights
 from gids.distributed.cooperative import Cooperation
 from gids.distributed.features import GroupFeatures, OwnFeatures
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
+from gids.distributed.placed import placed_owners
 from gids.distributed.sampling import GroupSampling, whole_topology
 from gids.errors import FormatError
 from gids.loader import source as loader_source
@@ -30,7 +32,7 @@ from gids.store import FeatureStore, Graph, Table, graphs_of
 from gids.store.names import Relation
 from gids.store.part import part_name, part_paths
 
-OwnedBy = Literal["hash", "range"]
+OwnedBy = Literal["hash", "range", "heat"]
 _BULK = 4
 
 
@@ -129,11 +131,24 @@ class GroupSource(Source):
         if key not in self._owners:
             count, block = self.group.size, table.rows_per_page
             self._owners[key] = (
-                HashOwners(count, block, table.order)
-                if self._owned_by == "hash"
-                else RangeOwners(count, table.row_count, block)
+                RangeOwners(count, table.row_count, block)
+                if self._owned_by == "range"
+                else HashOwners(count, block, table.order)
             )
+            if self._owned_by == "heat" and isinstance(table.type, str):
+                self._owners[key] = self._placed(table, table.type, self._owners[key])
         return self._owners[key]
+
+    def _placed(self, table: Table, ntype: str, rest: Owners) -> Owners:
+        """Owners by heat, if the dataset has the heat of these nodes. Collective."""
+        methods = self.store.heat_methods(ntype)
+        if not methods:
+            return rest
+        heat = self.store.heat(methods[0], ntype)
+        weights = page_weights(heat, table.rows_per_page, table.order)
+        nbytes = {t.name: t.page_count * t.page_bytes for t in self.store.tables.values()}
+        share = self._local.memory * nbytes[table.name] // max(1, sum(nbytes.values()))
+        return placed_owners(self.group, table, weights, share, self.options, rest)
 
     def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
         """The owners of the edges of a relation that a minibatch reads, in their order."""
@@ -240,9 +255,9 @@ class CooperativeSource(GroupSource):
                 order = tables[0].order
             count = self.group.size
             self._owners[key] = (
-                HashOwners(count, block, order)
-                if self._owned_by == "hash"
-                else RangeOwners(count, self.store.num_nodes(ntype), block)
+                RangeOwners(count, self.store.num_nodes(ntype), block)
+                if self._owned_by == "range"
+                else HashOwners(count, block, order)
             )
         return self._owners[key]
 
@@ -266,7 +281,9 @@ def open(
         that
             all ranks can read.
         owners: of a dataset that all ranks can read, which rank reads a page: "hash" spreads pages evenly,
-            "range" gives a rank successive pages. A partitioned dataset has its owners.
+            "range" gives a rank successive pages. "heat" is "hash", but ranks hold copies of the hottest
+            pages: as many as pay, by the dataset's heat (`gids heat`) and by what it costs here to get a page
+            from another rank and from the disk. A partitioned dataset has its owners.
         replicas: ranks that have the same part, c. Of P ranks, rank r has part r // c, and exchanges with the
             P / c ranks whose r % c is the same ("1.5D"). There must be P / c parts.
         bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take
@@ -279,7 +296,7 @@ def open(
     rank ends, stalls or fails; and the errors of gids.open().
     """
     if owners not in get_args(OwnedBy):
-        raise ValueError(f"owners={owners!r} must be 'hash' or 'range'")
+        raise ValueError(f"owners={owners!r} must be 'hash', 'range' or 'heat'")
     for name, value in (("replicas", replicas), ("bulk", bulk)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number, 1 or more")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
 from programs import compare_with_one_process
 from rank_pool import RankPool
 
+from gids.distributed.owners import HashOwners
+from gids.distributed.place import place
+from gids.distributed.placed import PlacedOwners
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 
@@ -33,8 +37,25 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("owners", ["hash", "range"])
+@pytest.mark.parametrize("owners", ["hash", "range", "heat"])
 def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, owners: str) -> None:
     arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
     told = ranks.run(size, compare_with_one_process, one, one, "NodeLoader", arguments, {"owners": owners}, 2)
     assert {t["minibatches"] for t in told} == {2 * -(-500 // (30 * size))}
+
+
+def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
+    rng = np.random.default_rng(1)
+    order = rng.permutation(NODES)
+    placement = place(rng.random(150), [30, 40, 0], peer_cost=1.0, host_cost=4.0)
+    ids = rng.integers(0, NODES, 400)
+    rest = HashOwners(3, 10, order)
+    pages = order[ids] // 10
+    held = np.stack([placement.holds(pages, rank) for rank in range(3)])
+    assert held.any(0).sum() > held.all(0).sum()
+    for rank in range(3):
+        found = PlacedOwners(placement, rank, rest, 10, order).of(ids)
+        placed = held.any(0)
+        assert (held[found[placed], np.flatnonzero(placed)]).all()
+        assert (found[held[rank]] == rank).all()
+        assert np.array_equal(found[~placed], rest.of(ids[~placed]))

@@ -1,0 +1,81 @@
+"""PlacedOwners: the hottest pages have several owners, as a placement says. Made by GroupSource."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from gids.distributed.group import Group
+from gids.distributed.owners import Owners
+from gids.distributed.place import NOBODY, Placement, place
+from gids.loader.options import Options
+from gids.packs import measure_rates
+from gids.store import Table
+
+_SHARE = 0.5
+"""Of each rank's memory, for placed pages. The rest holds what the window asks for."""
+_TRIALS = 5
+_TRIAL_BYTES = 1 << 20
+
+
+class PlacedOwners:
+    """The owner of a row is this rank if it holds a copy of its page, else the rank that answers for it.
+
+    placement: of pages. rest: the owners of rows on pages that no rank holds a copy of. rows_per_page,
+    positions: of the table; positions: Table.order, or None.
+    """
+
+    def __init__(
+        self, placement: Placement, rank: int, rest: Owners, rows_per_page: int, positions: np.ndarray | None
+    ) -> None:
+        self._placement, self._rank, self._rest = placement, rank, rest
+        self._rows_per_page, self._positions = rows_per_page, positions
+        self.count = rest.count
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        at = ids if self._positions is None else self._positions[ids].astype(np.int64, copy=False)
+        found = self._placement.answering(at // self._rows_per_page, self._rank)
+        free = np.flatnonzero(found == NOBODY)
+        found[free] = self._rest.of(ids[free])
+        return found
+
+
+def placed_owners(
+    group: Group, table: Table, weights: np.ndarray, memory_bytes: int, options: Options, rest: Owners
+) -> PlacedOwners:
+    """Owners of a table's rows by the heat of its pages, and by what it costs to move one. Collective.
+
+    weights: float32[page_count]. memory_bytes: of this rank, for pages of this table. rest: of other pages.
+    """
+    peer_s, host_s = _seconds_per_page(group, table, options)
+    told = group.gather((peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes))
+    placement = place(
+        weights,
+        [pages for _, _, pages in told],
+        peer_cost=sum(peer for peer, _, _ in told) / group.size,
+        host_cost=sum(host for _, host, _ in told) / group.size,
+    )
+    return PlacedOwners(placement, group.rank, rest, table.rows_per_page, table.order)
+
+
+def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[float, float]:
+    """Seconds to get a page from another rank, and from the disk, while all ranks do the same. Collective."""
+    rates = measure_rates(
+        table.shard_paths,
+        None,
+        page_bytes=table.page_bytes,
+        depth=options.queue_depth,
+        direct=options.direct,
+        engine=options.engine,
+    )
+    each = max(1, _TRIAL_BYTES // table.page_bytes)
+    rows = torch.zeros(each * group.size, table.page_bytes, dtype=torch.uint8)
+    counts, taken = [each] * group.size, []
+    for _ in range(_TRIALS):
+        begun = time.perf_counter()
+        _, handle = group.start_rows(rows, counts, counts)
+        group.wait_for(handle)
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken)) / len(rows), 1 / rates.random_reads_per_s
