@@ -54,13 +54,13 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     manifest = read_manifest(store.path)
     return {
         "path": str(store.path),
-        "part": None if store.part is None else asdict(store.part),
+        **({} if store.part is None else {"part": asdict(store.part)}),
         "tables": [
             {
                 "name": t.name,
                 "kind": t.kind,
                 "rows": t.row_count,
-                "ids": t.id_count,
+                **({} if store.part is None else {"ids": t.id_count}),
                 "shape": list(t.shape),
                 "dtype": str(t.stored_dtype).removeprefix("torch."),
                 "scale": t.scale,
@@ -81,7 +81,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
         ],
         "nodes": [_nodes(n) for n in manifest.nodes],
         "relations": [
-            {"type": list(r.type), "edges": r.count, "held": r.held, "topology": _topology(r)}
+            {"type": list(r.type), "edges": r.count, **_held(r), "topology": _topology(r)}
             for r in manifest.relations
         ],
     }
@@ -94,12 +94,17 @@ def _nodes(nodes: NodesEntry) -> dict[str, Any]:
     return {
         "type": nodes.type,
         "count": nodes.count,
-        "held": nodes.held,
+        **_held(nodes),
         "labels": None if labels is None else labels.describe(),
         "splits": {s: nodes.arrays[f"{s}_idx"].shape[0] for s in SPLITS if f"{s}_idx" in nodes.arrays},
         "times": nodes.arrays["time"].dtype if "time" in nodes.arrays else None,
         "heat": [method for method, role in HEAT_ROLES.items() if role in nodes.arrays],
     }
+
+
+def _held(entry: NodesEntry | RelationEntry) -> dict[str, int]:
+    """In a part of a dataset, the number of nodes or edges that it holds."""
+    return {} if entry.held is None else {"held": entry.held}
 
 
 def _topology(relation: RelationEntry) -> dict[str, Any] | None:
@@ -115,7 +120,7 @@ def _topology(relation: RelationEntry) -> dict[str, Any] | None:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     lines = [found["path"], "tables"]
-    if found["part"] is not None:
+    if "part" in found:
         part = "part {index} of {count}, by {method}, of the dataset {of}".format(**found["part"])
         lines.insert(1, f"{part}: it holds some of the rows and edges; ids are those of the whole dataset")
     for t in found["tables"]:
@@ -136,13 +141,13 @@ def _lines(found: dict[str, Any]) -> list[str]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
         heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
         times = f"times {n['times']}" if n["times"] else ""
-        held = f", {n['held']} held" if n["held"] is not None else ""
+        held = f", {n['held']} held" if "held" in n else ""
         parts = [f"{n['count']}{held}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
     lines.append("relations" if found["relations"] else "relations: none")
     for r in found["relations"]:
         graph = r["topology"]
-        held = f", {r['held']} held" if r["held"] is not None else ""
+        held = f", {r['held']} held" if "held" in r else ""
         kind = "no topology" if graph is None else f"{graph['index_dtype']} in-edges"
         ids = ", edge ids" if graph and graph["edge_ids"] else ""
         times = f", times {graph['times']}" if graph and graph["times"] else ""

@@ -8,6 +8,7 @@ from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, _core
 from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.write.partition import partition
 
 
 def sign(fields):
@@ -173,6 +174,68 @@ def test_hostile_manifest_is_refused_with_the_cause(honest, name):
     finally:
         manifest.write_bytes(data)
     FeatureStore(honest)
+
+
+@pytest.fixture(scope="module")
+def honest_part(honest, tmp_path_factory):
+    out = tmp_path_factory.mktemp("hostile_part") / "parts"
+    partition(honest, out, 2, method="hash")
+    return out / "part-001.gids"
+
+
+HOSTILE_PARTS = {
+    "no part": (edit("part", to=DELETE), "manifest lacks ['part']"),
+    "a part in an older version": (edit("version", to=4), "unknown fields ['part']"),
+    "a part that is a number": (edit("part", to=1), "part must be an object, not 1"),
+    "a part beyond the last": (edit("part", "index", to=2), "part.index must be an integer from 0 to 1"),
+    "no parts": (edit("part", "count", to=0), "part.count must be an integer from 1 to 4096, not 0"),
+    "too many parts": (edit("part", "count", to=4097), "part.count must be an integer from 0 to 4096"),
+    "parts of nothing": (edit("part", "of", to="md5:0"), "part.of is 'md5:0'; it must be the checksum of a"),
+    "an empty method": (edit("part", "method", to=""), "part.method must be a non-empty text"),
+    "a part with more": (edit("part", "size", to=3), "part has unknown fields ['size']"),
+    "no owners": (edit(*NODES, "arrays", "owner", to=DELETE), "nodes[0] is of a part"),
+    "owners of other nodes": (edit(*NODES, "arrays", "owner", "shape", to=[3]), "expected uint8[20] owners"),
+    "wide owners of few parts": (edit(*NODES, "arrays", "owner", "dtype", to="uint16"), "expected uint8[20]"),
+    "no number of held nodes": (edit(*NODES, "held", to=DELETE), "nodes[0] lacks ['held']"),
+    "more held nodes than nodes": (edit(*NODES, "held", to=21), "nodes[0].held must be an integer from 0"),
+    "other rows than held nodes": (edit(*NODES, "held", to=1), "(paper.feat) has"),
+    "no number of held edges": (edit(*EDGES, "held", to=DELETE), "relations[0] lacks ['held']"),
+    "no edge ids": (edit(*EDGES, "arrays", "edge_ids", to=DELETE), "has no array edge_ids"),
+    "no topology": (edit(*EDGES, "arrays", to={}), "has no array edge_ids"),
+    "other indices than held edges": (edit(*EDGES, "arrays", "indices", "shape", to=[9]), "expected int["),
+    "labels of uint16": (edit(*NODES, "arrays", "label", "dtype", to="uint16"), "which only owner may have"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_PARTS)
+def test_hostile_manifest_of_a_part_is_refused_with_the_cause(honest_part, name):
+    change, message = HOSTILE_PARTS[name]
+    manifest = honest_part / "manifest.json"
+    data = manifest.read_bytes()
+    fields = json.loads(data)
+    del fields["checksum"]
+    change(fields)
+    manifest.write_bytes(sign(fields))
+    try:
+        with pytest.raises(FormatError, match=re.escape(message)):
+            FeatureStore(honest_part)
+    finally:
+        manifest.write_bytes(data)
+    assert FeatureStore(honest_part).part.index == 1
+
+
+@pytest.mark.parametrize("field", ["part", "held", "owner"])
+def test_a_whole_dataset_has_no_fields_of_parts(honest, field):
+    fields = json.loads((honest / "manifest.json").read_bytes())
+    del fields["checksum"]
+    if field == "part":
+        fields["part"] = {"index": 0, "count": 1, "of": "crc32c:00000000", "method": "hash"}
+    elif field == "held":
+        fields["nodes"][0]["held"] = 1
+    else:
+        fields["nodes"][0]["arrays"]["owner"] = fields["nodes"][0]["arrays"]["label"]
+    with pytest.raises(FormatError, match=rf"unknown (fields \[)?'{field}'"):
+        validate(fields)
 
 
 @pytest.mark.parametrize(

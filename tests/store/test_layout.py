@@ -1,11 +1,14 @@
 """The format: literal bytes out. A change that fails here needs a new version of the format."""
 
+import json
+
 import numpy as np
 import torch
 
 from gids.store import FeatureStore
 from gids.store.files import npy_header
 from gids.write import DatasetWriter, edge_list
+from gids.write.partition import partition
 
 MANIFEST = """\
 {
@@ -173,6 +176,150 @@ def test_every_byte_of_a_dataset(tmp_path):
     for name, data in files.items():
         assert found[name].read_bytes() == data, name
     assert [p.name for p in tmp_path.iterdir()] == ["a.gids"], "nothing is left beside it"
+
+
+PART = """\
+{
+ "format": "gids",
+ "version": 5,
+ "part": {
+  "index": 1,
+  "count": 2,
+  "of": "%s",
+  "method": "range"
+ },
+ "nodes": [
+  {
+   "type": "_N",
+   "count": 5,
+   "arrays": {
+    "label": {
+     "path": "nodes/_N.label.npy",
+     "dtype": "int64",
+     "shape": [
+      5
+     ],
+     "crc32c": %d
+    },
+    "train_idx": {
+     "path": "nodes/_N.train_idx.npy",
+     "dtype": "int64",
+     "shape": [
+      2
+     ],
+     "crc32c": %d
+    },
+    "out_degree": {
+     "path": "nodes/_N.out_degree.npy",
+     "dtype": "uint32",
+     "shape": [
+      5
+     ],
+     "crc32c": %d
+    },
+    "owner": {
+     "path": "nodes/_N.owner.npy",
+     "dtype": "uint8",
+     "shape": [
+      5
+     ],
+     "crc32c": %d
+    }
+   },
+   "held": 3
+  }
+ ],
+ "relations": [
+  {
+   "type": [
+    "_N",
+    "_E",
+    "_N"
+   ],
+   "count": 3,
+   "arrays": {
+    "indptr": {
+     "path": "graph/_N._E._N/indptr.npy",
+     "dtype": "int64",
+     "shape": [
+      6
+     ],
+     "crc32c": %d
+    },
+    "indices": {
+     "path": "graph/_N._E._N/indices.npy",
+     "dtype": "int32",
+     "shape": [
+      1
+     ],
+     "crc32c": %d
+    },
+    "edge_ids": {
+     "path": "graph/_N._E._N/edge_ids.npy",
+     "dtype": "int32",
+     "shape": [
+      1
+     ],
+     "crc32c": %d
+    }
+   },
+   "held": 1
+  }
+ ],
+ "tables": [
+  {
+   "kind": "node",
+   "type": "_N",
+   "key": "feat",
+   "shape": [
+    200
+   ],
+   "dtype": "uint8",
+   "page_bytes": 512,
+   "row_count": 3,
+   "shards": [
+    "tables/_N.feat/shard-00.bin"
+   ],
+   "checksums": {
+    "path": "tables/_N.feat/checksum.bin",
+    "dtype": "uint32",
+    "shape": [
+     2
+    ],
+    "crc32c": %d
+   }
+  }
+ ],
+ "checksum": "crc32c:%s"
+}
+"""
+
+
+def test_every_byte_of_a_part(tmp_path):
+    """Of the dataset above, part 1 of 2 owns nodes 2, 3 and 4, and so the edge 4 -> 2 with id 0."""
+    write_example(tmp_path / "a.gids")
+    partition(tmp_path / "a.gids", tmp_path / "parts", 2, method="range")
+    of = json.loads((tmp_path / "a.gids/manifest.json").read_text())["checksum"]
+    page = [(bytes([3]) * 200 + bytes([4]) * 200).ljust(512, b"\0"), (bytes([5]) * 200).ljust(512, b"\0")]
+    files = {
+        "nodes/_N.label.npy": npy("<i8", 5, int64(0, 1, 0, 1, 2)),
+        "nodes/_N.train_idx.npy": npy("<i8", 2, int64(3, 1)),
+        "nodes/_N.out_degree.npy": npy("<u4", 5, int32(1, 0, 0, 0, 2)),
+        "nodes/_N.owner.npy": npy("|u1", 5, bytes([0, 0, 1, 1, 1])),
+        "graph/_N._E._N/indptr.npy": npy("<i8", 6, int64(0, 0, 0, 1, 1, 1)),
+        "graph/_N._E._N/indices.npy": npy("<i4", 1, int32(4)),
+        "graph/_N._E._N/edge_ids.npy": npy("<i4", 1, int32(0)),
+        "tables/_N.feat/checksum.bin": b"".join(crc32c(p).to_bytes(4, "little") for p in page),
+    }
+    text = PART % (of, *(crc32c(data) for data in files.values()), "00000000")
+    text = text.replace("crc32c:00000000", f"crc32c:{crc32c(text.encode()):08x}")
+    files |= {"manifest.json": text.encode(), "tables/_N.feat/shard-00.bin": page[0] + page[1]}
+    part = tmp_path / "parts/part-001.gids"
+    found = {str(p.relative_to(part)): p for p in part.rglob("*") if p.is_file()}
+    assert sorted(found) == sorted(files)
+    for name, data in files.items():
+        assert found[name].read_bytes() == data, name
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "parts"]
 
 
 def test_every_byte_of_int8_rows(tmp_path):

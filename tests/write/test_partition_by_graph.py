@@ -162,8 +162,12 @@ def test_a_graph_is_needed_and_memory_for_its_nodes(clustered, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "b.gids"]
 
 
-def test_communities_are_the_same_in_every_run(skewed, tmp_path):
-    for name in ("a", "b"):
-        partition(skewed, tmp_path / name, 3, method="community", workers=1 + (name == "b"))
-    first, second = (open_parts(tmp_path / name)[0].owners() for name in ("a", "b"))
-    assert np.array_equal(first, second)
+@pytest.mark.parametrize("kind", ["skewed", "two types"])
+def test_communities_do_not_depend_on_threads_and_memory(skewed, tmp_path, kind):
+    source = skewed if kind == "skewed" else write_rich_dataset(tmp_path / "mag.gids")
+    for name, workers, memory_bytes in (("a", 1, 1 << 20), ("b", 2, 1 << 28)):
+        options = {"workers": workers, "memory_bytes": memory_bytes, "method": "community"}
+        partition(source, tmp_path / name, 3, **options)
+    first, second = (open_parts(tmp_path / name)[0] for name in ("a", "b"))
+    for ntype in first.node_types:
+        assert np.array_equal(first.owners(ntype), second.owners(ntype))

@@ -187,14 +187,14 @@ class _Run:
         elif workplace.restart_reason:
             self._say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
         self._check_method()
-        on_total(sum(self._work_bytes()))
         needed = list(self._needed())
-        check_space(needed, [workplace.partial])
+        check_space(needed, [workplace.partial])  # before the first record, so that nothing is left
+        on_total(sum(self._work_bytes()))
         workplace.needed_bytes = total_bytes(needed)
         for root in self._roots:
             root.mkdir(exist_ok=True)
         self._write_owners()
-        counts = self._once("counts", 0, self._count)
+        counts = self._once("counts", 8 * sum(r.count for r in self._manifest.relations), self._count)
         nodes = self._write_nodes()
         relations = [
             self._write_topology(r, counts["edges"][i]) for i, r in enumerate(self._manifest.relations)

@@ -6,6 +6,7 @@ nodes of the types before.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,8 @@ def union_graph(
     """
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
-        for graph in graphs:
+        # One direction after the other: the order of edges must not depend on the size of blocks.
+        for graph, forward in itertools.product(graphs, (True, False)):
             source, _, destination = graph.relation
             found = in_edges(
                 graph.indptr, graph.indices, None, num_src=graph.num_src, num_dst=len(graph.indptr) - 1
@@ -60,9 +62,7 @@ def union_graph(
                 a, b = src + starts[source], dst + starts[destination]
                 if simple:
                     a, b = a[a != b], b[a != b]
-                ids = np.zeros(len(a), np.int64)
-                yield a, b, ids
-                yield b, a, ids
+                yield *((a, b) if forward else (b, a)), np.zeros(len(a), np.int64)
 
     count = 2 * sum(len(graph.indices) for graph in graphs)
     if simple:

@@ -1,0 +1,142 @@
+"""`gids partition`, and what the other commands do with a part."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from children import interrupted
+from datasets import write_dataset
+
+from gids import FeatureStore
+from gids.cli import main
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("partition") / "mag.gids")
+
+
+@pytest.fixture(scope="module")
+def made(dataset):
+    assert main(["partition", str(dataset), str(dataset.parent / "parts"), "--parts", "2", "--quiet"]) == 0
+    return dataset.parent / "parts"
+
+
+@pytest.fixture
+def parts(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "parts")
+
+
+def test_text_report(dataset, tmp_path, capsys):
+    out = tmp_path / "parts"
+    assert main(["partition", str(dataset), str(out), "--parts", "2", "--method", "range"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out}: 2 parts by range"
+    assert lines[1].split() == ["rows", "training", "seeds", "in-edges", "size"]
+    assert lines[2].split()[:5] == ["part", "0", "11", "10", "55"]
+    assert lines[3].split()[:5] == ["part", "1", "12", "0", "49"]
+    assert lines[4].split()[:5] == ["largest", "/", "mean", "1.043", "2.000"]
+    assert lines[5].endswith("of 104 edges (41.3%) lead from one part to another")
+    assert [p.name for p in sorted(out.iterdir())] == ["part-000.gids", "part-001.gids"]
+
+
+def test_json_report(dataset, tmp_path, capsys):
+    out = str(tmp_path / "parts")
+    assert main(["partition", str(dataset), out, "--parts", "3", "--method", "hash", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["method"], found["edges"]) == ("hash", 104)
+    assert sum(part["rows"] for part in found["parts"]) == 23
+    assert sum(part["in_edges"] for part in found["parts"]) == 104
+    assert found["cut_share"] == found["cut_edges"] / 104
+    assert found["balance"]["rows"] == max(part["rows"] for part in found["parts"]) * 3 / 23
+
+
+def test_errors_have_one_line(dataset, tmp_path, capsys):
+    assert main(["partition", str(dataset), str(tmp_path / "parts"), "--parts", "0"]) == 2
+    assert capsys.readouterr().err == "gids partition: parts=0; it must be 1 to 4096\n"
+    assert main(["partition", str(tmp_path / "no.gids"), str(tmp_path / "parts"), "--parts", "2"]) == 2
+    assert "no dataset at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
+    program = (
+        "import sys, threading\n"
+        "from gids.cli import main\n"
+        "from gids.write.partition import run\n"
+        "def wait(*_, **__):\n"
+        "    print('go', flush=True)\n"
+        "    threading.Event().wait(60)\n"
+        "run.table_rows.divide_rows = wait\n"
+        f"sys.exit(main(['partition', {str(dataset)!r}, {str(tmp_path / 'parts')!r}, '--parts', '2']))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    status, _, errors = interrupted(child)
+    assert status == 130
+    assert f"run the same command again to resume from {tmp_path / 'parts.partial'}" in errors
+    assert main(["partition", str(dataset), str(tmp_path / "parts"), "--parts", "2", "--quiet"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["parts"]
+
+
+def test_info_of_a_part(parts, capsys):
+    assert main(["info", str(parts / "part-001.gids")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("part 1 of 2, by community, of the dataset crc32c:")
+    store = FeatureStore(parts / "part-001.gids")
+    held = store.tables["paper.feat"].row_count
+    assert any(line.startswith(f"  paper  20, {held} held") for line in lines)
+    edges = store.graph(("paper", "cites", "paper")).num_edges
+    assert any(line.startswith(f"  paper.cites.paper  100 edges, {edges} held") for line in lines)
+    assert main(["info", str(parts / "part-001.gids"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["part"]["index"] == 1
+    assert [(t["rows"], t["ids"]) for t in found["tables"] if t["name"] == "paper.feat"] == [(held, 20)]
+
+
+def test_verify_of_all_parts_and_of_one(parts, capsys):
+    assert main(["verify", str(parts)]) == 0
+    assert main(["verify", str(parts / "part-000.gids")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{parts}: no faults",
+        f"{parts / 'part-000.gids'}: no faults",
+    ]
+
+
+def test_export_writes_the_rows_of_a_part(parts, tmp_path, capsys):
+    part = parts / "part-000.gids"
+    assert main(["export", str(part), "paper.feat", str(tmp_path / "x.npy")]) == 0
+    table = FeatureStore(part).tables["paper.feat"]
+    assert np.array_equal(np.load(tmp_path / "x.npy"), table.read_rows(table.held.ids()).numpy())
+    said = capsys.readouterr().out
+    assert f"is a part: these are the rows of {table.row_count} of 20 ids" in said
+
+
+def test_restripe_moves_a_part(parts, tmp_path):
+    (tmp_path / "ssd").mkdir()
+    part = str(parts / "part-001.gids")
+    assert main(["restripe", part, "--stripe", str(tmp_path / "ssd"), "--quiet"]) == 0
+    assert main(["verify", str(parts), "--allow-dir", str(tmp_path / "ssd"), "--quiet"]) == 0
+    store = FeatureStore(part, allow_dirs=[tmp_path / "ssd"])
+    assert store.part.index == 1
+    assert len(store.read_rows(store.tables["paper.feat"].held.ids(), "paper.feat"))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["heat", "PART", "--method", "sampled"], "compute the heat of the whole dataset, then partition it"),
+        (["bench", "sampling", "PART"], "measure with the whole dataset (gids bench needs all parts)"),
+        (["bench", "bandwidth", "PART"], "measure with the whole dataset"),
+        (["partition", "PART", "OUT", "--parts", "2"], "partition the whole dataset"),
+        (["verify", "PART", "--against", "OUT"], "compare the whole dataset with its source"),
+    ],
+)
+def test_commands_that_need_all_parts_refuse_one(parts, tmp_path, capsys, command, message):
+    names = {"PART": str(parts / "part-000.gids"), "OUT": str(tmp_path / "out")}
+    assert main([names.get(word, word) for word in command]) == 2
+    assert message in capsys.readouterr().err

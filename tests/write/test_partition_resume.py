@@ -1,0 +1,172 @@
+"""A stopped partition resumes with the same bytes, and an error leaves nothing; memory is bounded."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from datasets import CITES, write_dataset
+from partition_example import open_parts, write_rich_dataset
+
+from gids import StorageError
+from gids.store import verify
+from gids.write import DatasetWriter, edge_list, heat_writer
+from gids.write.partition import partition
+
+SLOW = """
+import sys
+from gids.write.partition import partition
+calls = 0
+def on_bytes(n):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[4]):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+partition(sys.argv[1], sys.argv[2], 3, method=sys.argv[3], memory_bytes=1 << 20, workers=2,
+          sync_bytes=20_000, on_bytes=on_bytes)
+"""
+
+
+def contents(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory):
+    return write_rich_dataset(tmp_path_factory.mktemp("rich") / "mag.gids")
+
+
+def test_a_killed_partition_resumes_with_the_same_bytes(rich, tmp_path):
+    """kill -9 at several moments, each time after the work of the time before."""
+    partition(rich, tmp_path / "undisturbed", 3, method="community")
+    wanted = contents(tmp_path / "undisturbed")
+    killed = 0
+    for at in (2, 9, 20, 15):
+        arguments = [str(rich), str(tmp_path / "parts"), "community", str(at)]
+        done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True)
+        killed += done.returncode == -signal.SIGKILL
+        assert not (tmp_path / "parts").exists() or done.returncode == 0, done.stderr
+    assert killed >= 3
+    said, progress, total = [], [], []
+    partition(
+        rich,
+        tmp_path / "parts",
+        3,
+        method="community",
+        say=said.append,
+        on_total=total.append,
+        on_bytes=progress.append,
+    )
+    assert said[0] == "resuming an unfinished partition"
+    assert contents(tmp_path / "parts") == wanted
+    assert sum(progress) == total[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["parts", "undisturbed"]
+
+
+def test_rows_go_on_in_the_middle_of_a_page(tmp_path):
+    """Stops at every sync of a table whose parts have pages that are not full then."""
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=512) as writer:
+        rng = np.random.default_rng(0)
+        writer.write_table("node", "_N", "feat", rng.integers(0, 99, (20_000, 60)).astype(np.uint8))
+    options = {"method": "hash", "memory_bytes": 1 << 20, "sync_bytes": 200_000}
+    partition(tmp_path / "a.gids", tmp_path / "undisturbed", 3, **options)
+    stops = 0
+
+    def stop(size):
+        stop.seen += size
+        if stop.seen > 300_000 + 250_000 * stops:
+            raise KeyboardInterrupt
+
+    while not (tmp_path / "parts").exists():
+        stop.seen = 0
+        try:
+            partition(tmp_path / "a.gids", tmp_path / "parts", 3, on_bytes=stop, **options)
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops >= 3
+    assert contents(tmp_path / "parts") == contents(tmp_path / "undisturbed")
+
+
+def test_a_changed_dataset_or_option_starts_again(tmp_path):
+    source = write_dataset(tmp_path / "mag.gids")
+
+    def interrupt(size):
+        raise KeyboardInterrupt
+
+    def interrupted(**options):
+        with pytest.raises(KeyboardInterrupt):
+            partition(source, tmp_path / "parts", 2, on_bytes=interrupt, **options)
+        assert (tmp_path / "parts.partial").is_dir()
+
+    interrupted()
+    said = []
+    partition(source, tmp_path / "parts", 3, method="range", say=said.append)
+    assert said == ["found an unfinished partition, but --parts, --method changed: starting again"]
+    interrupted(overwrite=True)
+    heat_writer.write_heat(source, "sampled", {"paper": np.ones(20)})
+    said.clear()
+    partition(source, tmp_path / "parts", 2, overwrite=True, say=said.append)
+    assert said == ["found an unfinished partition, but the dataset changed: starting again"]
+    assert list(verify(tmp_path / "parts")) == []
+
+
+def test_a_run_that_was_killed_after_publishing_is_complete(tmp_path, monkeypatch):
+    from gids.write import workplace
+
+    source = write_dataset(tmp_path / "mag.gids")
+    monkeypatch.setattr(workplace, "clean_up", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        partition(source, tmp_path / "parts", 2)
+    assert list(verify(tmp_path / "parts")) == []
+    monkeypatch.undo()
+    said = []
+    assert partition(source, tmp_path / "parts", 2, say=said.append) is None
+    assert said == ["the parts are complete; removed the temporary files of an earlier run that was killed"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mag.gids", "parts"]
+
+
+def test_too_little_space_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    source = write_dataset(tmp_path / "mag.gids")
+    real = os.statvfs
+
+    def full(path):
+        found = real(path)
+        return os.statvfs_result((found.f_bsize, found.f_frsize, found.f_blocks, 1, 1, *tuple(found)[5:10]))
+
+    monkeypatch.setattr(os, "statvfs", full)
+    with pytest.raises(StorageError, match="not enough room, and nothing more was written"):
+        partition(source, tmp_path / "parts", 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["mag.gids"]
+
+
+MEASURED = """
+import resource, sys
+from gids.store import FeatureStore
+from gids.write.partition import partition
+import gids.write.partition.run
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+partition(sys.argv[1], sys.argv[2], 4, method="hash", memory_bytes=8 << 20)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+"""
+
+
+def test_memory_is_bounded(tmp_path):
+    rng = np.random.default_rng(0)
+    nodes, edges = 100_000, 1_500_000
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "paper", "feat", rng.integers(0, 255, (nodes, 1000), np.uint8))
+        ends = rng.integers(0, nodes, (2, edges))
+        writer.write_edges(CITES, edge_list(*ends, num_src=nodes, num_dst=nodes))
+        writer.write_table("edge", CITES, "w", rng.integers(0, 255, (edges, 40), np.uint8))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(tmp_path / "a.gids"), str(tmp_path / "parts")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Beside the buffers: memory maps of owners (0.1 MB) and indptr (0.8 MB), threads and their heaps.
+    assert int(done.stdout) < (8 << 20) + 24_000_000
+    assert len(open_parts(tmp_path / "parts")) == 4
