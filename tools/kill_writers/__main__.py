@@ -4,8 +4,8 @@
     python tools/kill_writers --every 1 --only restripe
     python tools/kill_writers --kills 500 --losses 500
 
-The commands are those of scenarios.py: convert, restripe, heat, create_table and layerwise, with and without
---stripe and --overwrite.
+The commands are those of scenarios.py: convert, partition, restripe, heat, create_table and layerwise, with
+and without --stripe and --overwrite.
 
 A command is killed (SIGKILL) when it makes its n-th call that creates, writes, syncs, renames or removes
 something (of a write, half may be done). It is run again, and may be killed again. After each kill the

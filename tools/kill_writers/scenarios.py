@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,9 @@ from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import source_files
 from gids.inference import layerwise
 from gids.store import verify
+from gids.store.part import part_paths
 from gids.write import create_table
+from gids.write.partition import partition
 
 NAME = "a.gids"
 DISKS = ("ssd0", "ssd1", "ssd2")
@@ -78,20 +82,24 @@ def state(place: Place) -> str:
     fault = next(iter(verify(place.dataset, allow_dirs=place.disks, workers=1)), None)
     if fault is not None:
         return f"fault: {fault}"
-    store = FeatureStore(place.dataset, allow_dirs=place.disks)
     digest = hashlib.sha256()
-    for name, values in _values(store):
-        digest.update(f"{name} {values.dtype} {values.shape}".encode())
-        digest.update(values.tobytes())
+    for store in _stores(place):
+        for name, values in _values(store):
+            digest.update(f"{name} {values.dtype} {values.shape}".encode())
+            digest.update(values.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _stores(place: Place) -> list[FeatureStore]:
+    """The dataset, or its parts."""
+    paths = part_paths(place.dataset) or [place.dataset]
+    return [FeatureStore(path, allow_dirs=place.disks) for path in paths]
 
 
 def _values(store: FeatureStore) -> Iterator[tuple[str, np.ndarray]]:
     for table in sorted(store.tables.values(), key=lambda t: t.name):
-        yield (
-            table.name,
-            table.read_rows(torch.arange(table.row_count)).contiguous().view(torch.uint8).numpy(),
-        )
+        rows = np.arange(table.row_count) if table.held is None else table.held.ids()
+        yield table.name, table.read_rows(rows).contiguous().view(torch.uint8).numpy()
     for ntype in sorted(store.node_types):
         if ntype in store.labels:
             yield f"{ntype} labels", store.labels[ntype].numpy()
@@ -109,8 +117,7 @@ def _values(store: FeatureStore) -> Iterator[tuple[str, np.ndarray]]:
 
 def shards(place: Place) -> list[Path]:
     """The files outside the dataset that it refers to."""
-    store = FeatureStore(place.dataset, allow_dirs=place.disks)
-    found = [p for t in store.tables.values() for p in t.shard_paths]
+    found = [p for store in _stores(place) for t in store.tables.values() for p in t.shard_paths]
     return [p for p in found if not p.is_relative_to(place.dataset)]
 
 
@@ -140,6 +147,7 @@ def _save(folder: Path, **values: np.ndarray) -> None:
 def make_sources(root: Path) -> None:
     for seed in (0, 1):
         _save(root / f"graph{seed}", **_arrays(seed))
+        _run_convert(root / f"graph{seed}", root / f"graph{seed}.gids")
     _save(root / "sorted", **_arrays(2, _SORTED_EDGES))
     packed = _arrays(3, _SORTED_EDGES)
     del packed["edge_weight"]  # edges with features can be neither added nor left out
@@ -155,6 +163,11 @@ def make_sources(root: Path) -> None:
     for relation in ("paper__cites__paper", "paper__written_by__author"):
         ends = [counts[t] for t in relation.split("__")[::2]]
         _save(processed / relation, edge_index=rng.integers(0, ends, (500, 2)))
+
+
+def _run_convert(source: Path, path: Path) -> None:
+    options = ["--quiet", "--page-bytes", "512"]
+    subprocess.run([sys.executable, "-m", "gids", "convert", source, path, *options], check=True)
 
 
 # Commands.
@@ -177,6 +190,23 @@ def converted(
         )
 
     return step
+
+
+def partitioned(source: str, parts: int, *, method: str = "community", overwrite: bool = False) -> Step:
+    return lambda place: _partition(place, source, parts, method, overwrite)
+
+
+def _partition(place: Place, source: str, parts: int, method: str, overwrite: bool) -> None:
+    partition(
+        place.sources / f"{source}.gids",
+        place.dataset,
+        parts,
+        method=method,
+        workers=1,
+        memory_bytes=1 << 20,
+        overwrite=overwrite,
+        sync_bytes=SYNC_BYTES,
+    )
 
 
 def _run(place: Place, command: str, *arguments: str) -> None:
@@ -270,6 +300,13 @@ SCENARIOS = {
         ),
         replaces=False,
         kills=6,
+    ),
+    "partition": Scenario(partitioned("graph0", 2), replaces=False, kills=4),
+    "partition --overwrite": Scenario(partitioned("graph1", 3, overwrite=True), (partitioned("graph0", 2),)),
+    "partition --overwrite, then another": Scenario(
+        partitioned("graph1", 2, overwrite=True),
+        (partitioned("graph0", 2),),
+        then=partitioned("graph1", 3, method="range", overwrite=True),
     ),
     "restripe to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
     "restripe out of the dataset": Scenario(restriped(0, 1), (OLD,)),
