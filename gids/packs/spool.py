@@ -10,7 +10,8 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,16 @@ class Spool:
         begin, size = record.parts[self.space_count - 1]
         read = _read(self._file, record.offset, align_up(max(begin + size, 1), BLOCK))
         return _rows(record, read, self.space_count)
+
+    def rows_of(self, indices: Iterable[int]) -> Iterator[list[Rows]]:
+        """The rows of minibatches, read ahead. Raises StorageError."""
+        coming: deque[Future[list[Rows]]] = deque()
+        for index in indices:
+            coming.append(self._readers.submit(self.rows, index))
+            if len(coming) > _AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
     def take(self, index: int) -> tuple[Any, tuple[str, ...], list[Rows]]:
         """A minibatch, its tables and its rows. Blocks; reads the next ones ahead. Raises StorageError."""
