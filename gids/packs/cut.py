@@ -23,6 +23,9 @@ Way = Literal["sweep", "pack"]
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
 
+_FAR_SLOWER = 8.0
+"""A way whose best trial takes so many times as long as another way's is not cut whole."""
+
 _SHARES = (0.0, 0.4, 0.8, 0.2, 0.6, 0.9, 0.7)
 """Shares of the memory for packs that are tried for resident rows; the first ones if memory is short."""
 
@@ -83,7 +86,7 @@ class Work:
             self._cut(trials, tried)
             fitting = [trial for trial in trials if trial.fits]
             times = len(self.spool) / max(1, tried)
-            best = list(dict.fromkeys(self._best(way, fitting, times) for way in ways)) if fitting else []
+            best = self._promising(ways, fitting, times)
         whole = self._whole(best, lists=True)
         if not all(trial.fits for trial in whole):  # a later minibatch is larger than the first ones
             whole = [trial for trial in self._whole(fitting) if trial.fits]
@@ -94,6 +97,15 @@ class Work:
             seconds = self._seconds(way, trial, 1)
             found[way] = Layout(way, trial.resident, trial.packs(), seconds, lists[trial])
         return found
+
+    def _promising(self, ways: Sequence[Way], trials: Sequence[_Trial], times: float) -> list[_Trial]:
+        """The best trial for each way, without ways that are far slower than another one."""
+        if not trials:
+            return []
+        best = {way: self._best(way, trials, times) for way in ways}
+        seconds = {way: self._seconds(way, trial, times) for way, trial in best.items()}
+        most = _FAR_SLOWER * min(seconds.values(), default=0.0)
+        return list(dict.fromkeys(trial for way, trial in best.items() if seconds[way] <= most))
 
     def _whole(self, trials: Iterable[_Trial], *, lists: bool = False) -> list[_Trial]:
         """Trials like these that cut all minibatches."""
