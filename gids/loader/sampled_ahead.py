@@ -5,6 +5,7 @@ Made by PackedStream, which samples the next one while the present one is traine
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -29,6 +30,9 @@ MOST_MINIBATCHES = 4096
 
 _WORTH = 2.0
 """A minibatch is sampled again, to spare the disk, if that takes at most so many times as long."""
+
+_TIMED = 16
+"""Minibatches that are timed together. The fastest ones count: the machine may be busy with other work."""
 
 
 class SampledAhead(Generic[T]):
@@ -70,7 +74,7 @@ class SampledAhead(Generic[T]):
         self._first = list(first)
         self.most = MOST_MINIBATCHES
         self.base, self._again, self._keep_s = base, again, keep_s
-        self._sample_s = 0.0
+        self._sample_s, self._fastest_s = 0.0, math.inf
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         # Minibatches that are written and counted. Those that can be sampled again are not kept meanwhile.
@@ -213,8 +217,15 @@ class SampledAhead(Generic[T]):
 
     def _keeps(self, minibatch_bytes: int) -> bool:
         """Whether to write a minibatch takes much less time than to sample it again."""
-        mean_s = self._sample_s / (1 + len(self.spool))
-        return self._again is None or _WORTH * minibatch_bytes * self._keep_s < mean_s
+        if self._again is None:
+            return True
+        count = len(self.spool)
+        if count and count % _TIMED == 0:
+            if count > _TIMED:  # at first the topology is read from disk
+                self._fastest_s = min(self._fastest_s, self._sample_s / _TIMED)
+            self._sample_s = 0.0
+        known = math.isfinite(self._fastest_s)
+        return known and _WORTH * minibatch_bytes * self._keep_s < self._fastest_s
 
     def _from(self, index: int) -> Callable[[], T]:
         """Returns a function that samples the minibatches of this superbatch from one on once more."""
