@@ -678,13 +678,20 @@ class Counts:
     def nbytes(self) -> int: ...
 
 class Cutter:
-    """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each."""
+    """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each.
 
-    def __init__(self, spaces: list[tuple[RowSet, int]], pack_bytes: int) -> None: ...
+    lists_bytes: the first packs get row lists, until these take so many bytes.
+    """
+
+    def __init__(
+        self, spaces: list[tuple[RowSet, int]], pack_bytes: int, *, lists_bytes: int = 0
+    ) -> None: ...
     def add(self, rows: list[NDArray[np.uint32]]) -> None:
         """The next minibatch's rows of each space."""
     def packs(self) -> list[tuple[int, list[int]]]:
         """(the minibatch after its last one, rows of each space) of each pack."""
+    def take_lists(self) -> list[list[RowList]]:
+        """After the last minibatch: the row lists of each space of the first packs."""
     @property
     def largest_bytes(self) -> int:
         """Of the rows of one minibatch. More than pack_bytes: it cannot be packed."""

@@ -80,6 +80,8 @@ _MARGIN = 16
 _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
+_CHEAPER = "random reads are cheaper"
+
 _LEAST_SUPERBATCH = 64
 _MOST_SUPERBATCHES = 8
 
@@ -196,20 +198,29 @@ class PackReads:
             return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
 
-    def clearly_random(
-        self, sampled: SampledAhead[Any], host: PackHost, memory_bytes: int, overlap: bool
+    def choose_early(
+        self, sampled: SampledAhead[Any], host: PackHost, count: int | None, overlap: bool
     ) -> bool:
-        """Whether random reads win by far, judged by the first minibatches, with sweeps for nothing.
+        """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
-        overlap: other minibatches are swept while these are trained.
+        That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
+        what packs must save. count: minibatches of the epoch. overlap: others are swept while these are
+        trained.
         """
         if self.options.reads != "auto":
             return False
-        layouts = self._layouts(sampled, memory_bytes, host, ("pack",), overlap)
-        if "pack" not in layouts:
-            return False
-        pack_s = layouts["pack"].predicted_s - self._sweep_s(sampled)
-        return self.random_s(sampled, host) <= _CLEARLY * pack_s
+        layouts = self._layouts(sampled, host.take_memory(), host, ("sweep", "pack"), overlap)
+        random_s, sweep_s = self.random_s(sampled, host), self._sweep_s(sampled)
+        times = max(1.0, (count or 0) / len(sampled.spool))
+        wins = "pack" in layouts and random_s <= _CLEARLY * (layouts["pack"].predicted_s - sweep_s)
+        if count is not None and not self._slower:
+            most_s = max(times * random_s, self.consumer_s * count)  # more minibatches hit more often
+            wins = wins or not _pays(max(sweep_s, self.consumer_s * count), most_s)
+        if wins:
+            predicted = {way: layout.predicted_s for way, layout in layouts.items()} | {"random": random_s}
+            self._record("random", sampled, predicted, times)
+            self.only_random = _CHEAPER
+        return wins
 
     def _sweep_s(self, sampled: SampledAhead[Any]) -> float:
         pairs = zip(sampled.counts, sampled.spaces, strict=True)
@@ -233,16 +244,14 @@ class PackReads:
         if reads == "auto":
             random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
             predicted["random"] = random_s
-            if best is not None and not (
-                predicted[best.way] <= _WORTH * random_s and random_s - predicted[best.way] >= _WORTH_S
-            ):
+            if best is not None and not _pays(predicted[best.way], random_s):
                 best = None
         elif best is None:
             raise MemoryBudgetError(self._too_little(sampled, memory_bytes, host))
         times = max(1.0, (count or 0) / len(sampled.spool)) if best is None else 1.0
         self._record("random" if best is None else best.way, sampled, predicted, times)
         if best is None:
-            self.only_random = "random reads are cheaper"
+            self.only_random = _CHEAPER
             return None
         self._make_machine(sampled, memory_bytes, host)
         return best
@@ -436,6 +445,11 @@ class PackReads:
             f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
             f"memory={also} to gids.open(), use smaller minibatches, or reads='random'."
         )
+
+
+def _pays(packed_s: float, random_s: float) -> bool:
+    """Whether packs save enough time."""
+    return packed_s <= _WORTH * random_s and random_s - packed_s >= _WORTH_S
 
 
 def _room(of: int) -> int:

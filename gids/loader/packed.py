@@ -242,8 +242,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             try:
                 size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
                 overlap = self._count is None or size <= self._count
-                if self._packs.clearly_random(sampled, self._host, self._host.take_memory(), overlap):
-                    self._packs.choose(sampled, self._host, self._count)  # for the record
+                if self._packs.choose_early(sampled, self._host, self._count, overlap):
                     self._random(0)
                     return
             except OSError as error:

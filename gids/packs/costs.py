@@ -8,7 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,25 @@ import numpy as np
 from gids import _core
 from gids.io import open_engine
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
+from gids.store.geometry import div_ceil
 
-_PROBE_S = 0.15
+_PROBE_S = 0.05
 """Seconds that each of the three measurements takes at most, about."""
 
-_LONG = 1 << 20
-_PROBE_BYTES = 256 << 20
+_READ_BYTES = 256 << 10
+"""Of a request, as in a sweep."""
+
+_LONG = 4 << 20
+"""Bytes of a long read or write. A busy processor delays shorter ones, and so seems to be a slow disk."""
+
+_LEAST_MARKS = 6
+"""Long reads, or writes, that are measured."""
+
+_READING = 4
+"""Long reads in flight."""
+
+_MOST_READ_BYTES = 256 << 20
+_MOST_WRITTEN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,9 @@ def measure_rates(
     direct: bool,
     engine: str,
 ) -> DiskRates:
-    """The rates of the disks of these files and of scratch. Blocks for less than a second, once per disk.
+    """The rates of the disks of these files and of scratch. Blocks for about 0.2 s, once per disk.
 
+    Nothing else should run meanwhile: short measurements beside busy threads are far too low.
     Raises OSError for a file that cannot be opened or read.
     """
     devices = frozenset(os.stat(path).st_dev for path in paths)
@@ -80,52 +95,97 @@ def _random_reads_per_s(
     with open_engine(
         paths, kind, depth=depth, direct=direct, max_read_bytes=page_bytes, max_merge_bytes=0
     ) as engine:
-        count = 8 * depth
+        count = 4 * depth
         out = np.empty((count, page_bytes), np.uint8)
+
+        def read() -> None:
+            files = rng.integers(0, len(paths), count).astype(np.uint32)
+            engine.read(files, rng.integers(0, pages[files]) * page_bytes, page_bytes, out)
+
+        read()  # what happens once is not measured
         done, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < _PROBE_S:
-            files = rng.integers(0, len(paths), count).astype(np.uint32)
-            offsets = rng.integers(0, pages[files]) * page_bytes
-            engine.read(files, offsets, page_bytes, out)
+            read()
             done += count
         return done / (time.perf_counter() - begun)
 
 
 def _long_reads_per_s(paths: Sequence[str | os.PathLike[str]], direct: bool, kind: str) -> float:
-    with open_engine(paths, kind, depth=16, direct=direct, max_read_bytes=_LONG) as engine:
-        pieces = [
-            (file, offset) for file, p in enumerate(paths) for offset in range(0, os.path.getsize(p), _LONG)
-        ][: _PROBE_BYTES // _LONG]
-        if not pieces:
-            return 1e9
-        sizes = np.array([min(_LONG, os.path.getsize(paths[f]) - at) for f, at in pieces], np.int64)
-        memory = _core.PackMemory.create(16 * _LONG)
-        priority = _core.Priority.create()
-        done, begun = 0, time.perf_counter()
-        for first in range(0, len(pieces), 16):
-            reads = [
-                _core.PackRead(engine.native, priority, f, at, memory, i * _LONG, int(sizes[first + i]))
-                for i, (f, at) in enumerate(pieces[first : first + 16])
-            ]
-            for read in reads:
-                read.wait()
-            done += int(sizes[first : first + 16].sum())
-            if time.perf_counter() - begun > _PROBE_S:
+    """Bytes per second of ascending reads, from a random place on."""
+    with open_engine(paths, kind, depth=32, direct=direct, max_read_bytes=_READ_BYTES) as engine:
+        memory, priority = _core.PackMemory.create(_READING * _LONG), _core.Priority.create()
+        reading: deque[tuple[_core.PackRead, int]] = deque()
+        marks = _Marks()
+        for i, (file, at, nbytes) in enumerate(_pieces([os.path.getsize(path) for path in paths])):
+            if len(reading) == _READING:
+                _wait(reading, marks)
+            if i == 2 * _READING:  # the first reads are slower
+                marks = _Marks()
+            if marks.enough:
                 break
-        return done / (time.perf_counter() - begun)
+            read = _core.PackRead(engine.native, priority, file, at, memory, i % _READING * _LONG, nbytes)
+            reading.append((read, nbytes))
+        while reading:
+            _wait(reading, marks)
+        return marks.rate() or 1e9
+
+
+def _wait(reading: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
+    """Wait for the first read."""
+    read, nbytes = reading.popleft()
+    read.wait()
+    marks.add(nbytes)
+
+
+class _Marks:
+    """When how many bytes were read or written."""
+
+    def __init__(self) -> None:
+        self._at = [(time.perf_counter(), 0)]
+
+    def add(self, nbytes: int) -> None:
+        self._at.append((time.perf_counter(), self._at[-1][1] + nbytes))
+
+    @property
+    def enough(self) -> bool:
+        return len(self._at) > _LEAST_MARKS and self._at[-1][0] - self._at[0][0] > _PROBE_S
+
+    def rate(self) -> float:
+        """Bytes per second of the faster half: another program may have stopped the disk in the other one."""
+        middle, rates = len(self._at) // 2, [0.0]
+        for half in (self._at[: middle + 1], self._at[middle:]):
+            (begun, before), (end, after) = half[0], half[-1]
+            if end > begun:
+                rates.append((after - before) / (end - begun))
+        return max(rates)
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(file, offset, bytes) of long reads, from a random place on; at most as many as are measured."""
+    counts = [div_ceil(size, _LONG) for size in sizes]
+    total = sum(counts)
+    first = int(np.random.default_rng().integers(max(1, total)))
+    for number in range(first, first + min(total, _MOST_READ_BYTES // _LONG)):
+        file, piece = 0, number % total
+        while piece >= counts[file]:
+            piece -= counts[file]
+            file += 1
+        yield file, piece * _LONG, min(_LONG, sizes[file] - piece * _LONG)
 
 
 def _writes_per_s(scratch: Scratch) -> float:
     """0 if scratch cannot be written."""
     file = scratch.open()
     try:
-        _reserve(file, min(_PROBE_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
-        data = mmap.mmap(-1, 4 * _LONG)
+        _reserve(file, min(_MOST_WRITTEN_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
+        data = mmap.mmap(-1, _LONG)
         data[:] = os.urandom(len(data))  # a disk may recognize zeros
-        begun, at = time.perf_counter(), 0
-        while at < file.nbytes and time.perf_counter() - begun < _PROBE_S:
-            at += os.pwrite(file.fd, memoryview(data)[: file.nbytes - at], at)
-        return at / (time.perf_counter() - begun) if at else 0.0
+        marks, at = _Marks(), 0
+        while at < file.nbytes and not marks.enough:
+            count = os.pwrite(file.fd, memoryview(data)[: file.nbytes - at], at)
+            marks.add(count)
+            at += count
+        return marks.rate()
     except (OSError, ScratchFull):
         return 0.0
     finally:

@@ -6,9 +6,9 @@ Called with a sampled superbatch. Tries several shares of resident rows and take
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -22,6 +22,9 @@ Way = Literal["sweep", "pack"]
 
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
+
+_FAR_SLOWER = 8.0
+"""A way whose best trial takes so many times as long as another way's is not cut whole."""
 
 _SHARES = (0.0, 0.4, 0.8, 0.2, 0.6, 0.9, 0.7)
 """Shares of the memory for packs that are tried for resident rows; the first ones if memory is short."""
@@ -43,13 +46,15 @@ class Resident:
 class Layout:
     """The cheapest cut for a way of reading, and its predicted seconds for all spooled minibatches.
 
-    packs: (minibatch after its last one, rows of each space) of each.
+    packs: (minibatch after its last one, rows of each space) of each. lists: row lists of each space, by
+    pack, of the first packs; superbatches take them.
     """
 
     way: Way
     resident: Resident
     packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
+    lists: dict[int, list[_core.RowList]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +80,38 @@ class Work:
         if not self.rates.write_bytes_per_s:
             ways = [way for way in ways if way != "pack"]
         trials = [self._trial(resident)] if resident is not None else self._trials()
-        tried = min(len(self.spool), _TRIED)
-        self._cut(trials, 0, tried)
-        fitting = [trial for trial in trials if trial.fits]
-        times = len(self.spool) / max(1, tried)
-        best = list(dict.fromkeys(self._best(way, fitting, times) for way in ways)) if fitting else []
-        self._cut(best, tried, len(self.spool))
-        if not all(trial.fits for trial in best):  # a later minibatch is larger than the first ones
-            self._cut([trial for trial in fitting if trial not in best], tried, len(self.spool))
-            best = [trial for trial in fitting if trial.fits]
+        best = fitting = trials
+        if len(trials) > 1:
+            tried = min(len(self.spool), _TRIED)
+            self._cut(trials, tried)
+            fitting = [trial for trial in trials if trial.fits]
+            times = len(self.spool) / max(1, tried)
+            best = self._promising(ways, fitting, times)
+        whole = self._whole(best, lists=True)
+        if not all(trial.fits for trial in whole):  # a later minibatch is larger than the first ones
+            whole = [trial for trial in self._whole(fitting) if trial.fits]
+        lists = {trial: dict(enumerate(trial.cutter.take_lists())) for trial in whole}
         found: dict[Way, Layout] = {}
-        for way in ways if best else ():
-            trial = self._best(way, best, 1)
-            found[way] = Layout(way, trial.resident, trial.packs(), self._seconds(way, trial, 1))
+        for way in ways if whole else ():
+            trial = self._best(way, whole, 1)
+            seconds = self._seconds(way, trial, 1)
+            found[way] = Layout(way, trial.resident, trial.packs(), seconds, lists[trial])
         return found
+
+    def _promising(self, ways: Sequence[Way], trials: Sequence[_Trial], times: float) -> list[_Trial]:
+        """The best trial for each way, without ways that are far slower than another one."""
+        if not trials:
+            return []
+        best = {way: self._best(way, trials, times) for way in ways}
+        seconds = {way: self._seconds(way, trial, times) for way, trial in best.items()}
+        most = _FAR_SLOWER * min(seconds.values(), default=0.0)
+        return list(dict.fromkeys(trial for way, trial in best.items() if seconds[way] <= most))
+
+    def _whole(self, trials: Iterable[_Trial], *, lists: bool = False) -> list[_Trial]:
+        """Trials like these that cut all minibatches."""
+        whole = [self._trial(of.resident, lists=lists) for of in trials]
+        self._cut(whole, len(self.spool))
+        return whole
 
     @cached_property
     def _histograms(self) -> list[list[int]]:
@@ -133,10 +156,11 @@ class Work:
         """Bytes by which the alignment of a pack's parts may add up."""
         return ALIGNMENT * sum(len(space.tables) for space in self.spaces)
 
-    def _trial(self, resident: Resident) -> _Trial:
+    def _trial(self, resident: Resident, *, lists: bool = False) -> _Trial:
         of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
         most_bytes = resident.pack_bytes - self._padding
-        return _Trial(_core.Cutter(of, most_bytes), resident, most_bytes)
+        lists_bytes = resident.lists_bytes if lists else 0
+        return _Trial(_core.Cutter(of, most_bytes, lists_bytes=lists_bytes), resident, most_bytes)
 
     def _trials(self) -> list[_Trial]:
         found: dict[tuple[int, ...], _Trial] = {}
@@ -155,11 +179,12 @@ class Work:
                 found[tuple(rows)] = self._trial(Resident(sets, pack_bytes, lists_bytes))
         return list(found.values())
 
-    def _cut(self, trials: Sequence[_Trial], begin: int, end: int) -> None:
-        """Add minibatches [begin, end) to the cuts."""
-        with ThreadPoolExecutor(max(1, len(trials)), "gids-cut") as threads:
-            for i in range(begin, end):
-                rows = self.spool.rows(i)
+    def _cut(self, trials: Sequence[_Trial], count: int) -> None:
+        """Add the first minibatches to the cuts."""
+        if not trials:
+            return
+        with ThreadPoolExecutor(len(trials), "gids-cut") as threads:
+            for rows in self.spool.rows_of(range(count)):
                 list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
 
 

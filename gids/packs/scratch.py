@@ -22,7 +22,7 @@ BLOCK = 4096
 """Offsets and lengths of direct I/O on scratch files are multiples of this."""
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
-_LONG_BYTES = 1 << 30
+_LONG_BYTES = 128 << 20
 _SHARE = 2
 """Without scratch_bytes, files take at most half of the free space."""
 
@@ -37,11 +37,13 @@ class Scratch:
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the files
         self._closing: list[threading.Thread] = []
 
     @property
     def taken_bytes(self) -> int:
-        return sum(file.nbytes for file in self._files)
+        with self._lock:
+            return sum(file.nbytes for file in self._files)
 
     def wait_for_space(self) -> None:
         """Wait until all closed files have given their space back."""
@@ -61,7 +63,8 @@ class Scratch:
     def open(self) -> ScratchFile:
         """A new file. Raises StorageError if the directory takes none."""
         file = ScratchFile(self)
-        self._files.add(file)
+        with self._lock:
+            self._files.add(file)
         return file
 
 

@@ -10,7 +10,8 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,10 @@ from gids.store.geometry import align_up
 _AHEAD = 2
 """Minibatches that are read before they are due."""
 
-_GROWTH = 256 << 20
+WRITING = 3
+"""Minibatches that are written at a time, at most."""
+
+_GROWTH = 64 << 20
 """The file grows by this many bytes at a time, or by less where scratch is small."""
 
 _GROWTH_SHARE = 64
@@ -68,9 +72,10 @@ class Spool:
         self._records: list[_Record] = []
         self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
         self._end = 0
-        self._staging = mmap.mmap(-1, 1 << 20)
+        self._staging: list[mmap.mmap] = []  # buffers that are not in use
         self._pid = os.getpid()
         self._readers = ThreadPoolExecutor(1, "gids-spool")
+        self._writers = ThreadPoolExecutor(WRITING, "gids-spool-write")
         self._coming: dict[int, Future[mmap.mmap]] = {}
         self.bytes_read = 0
 
@@ -89,6 +94,17 @@ class Spool:
         rows: of each space. tables: names of the tables that it reads. keep: write the minibatch itself, and
         not only its rows.
         """
+        written = self.begin_put(minibatch, rows, tables, keep=keep)
+        try:
+            written.result()
+        except StorageError:
+            self.drop_from(len(self) - 1)
+            raise
+
+    def begin_put(
+        self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str], *, keep: bool = True
+    ) -> Future[None]:
+        """As put(), without waiting: result() may raise StorageError, and then drop_from() must follow."""
         pieces: list[Any] = [*rows, *(self._pickled(minibatch) if keep else ())]
         parts, end = [], 0
         for piece in pieces:
@@ -96,21 +112,29 @@ class Spool:
             parts.append((end, size))
             end = align_up(end + size, 64)
         nbytes = align_up(max(end, 1), BLOCK)
-        if nbytes > len(self._staging):
-            self._staging = mmap.mmap(-1, align_up(nbytes + nbytes // 4, BLOCK))
-        staged = np.frombuffer(self._staging, np.uint8)
-        for (begin, size), piece in zip(parts, pieces, strict=True):
-            if size:
-                staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
-        del staged
         if self._end + nbytes > self._file.nbytes:
             try:
                 self._file.reserve(self._end + max(nbytes, self._growth))
             except ScratchFull:
                 self._file.reserve(self._end + nbytes)
-        _write(self._file, memoryview(self._staging)[:nbytes], self._end)
+        staging = self._staging.pop() if self._staging else mmap.mmap(-1, 1 << 20)
+        if nbytes > len(staging):
+            staging = mmap.mmap(-1, align_up(nbytes + nbytes // 4, BLOCK))
+        staged = np.frombuffer(staging, np.uint8)
+        for (begin, size), piece in zip(parts, pieces, strict=True):
+            if size:
+                staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
+        del staged
         self._records.append(_Record(self._end, nbytes, tuple(parts), tuple(tables), keep))
+        written = self._writers.submit(self._write, staging, nbytes, self._end)
         self._end += nbytes
+        return written
+
+    def drop_from(self, index: int) -> None:
+        """Forget the minibatches from index on. They are written, or failed."""
+        if index < len(self._records):
+            self._end = self._records[index].offset
+            del self._records[index:]
 
     def rows(self, index: int) -> list[Rows]:
         """The rows of a minibatch in each space. Blocks. Raises StorageError."""
@@ -118,6 +142,16 @@ class Spool:
         begin, size = record.parts[self.space_count - 1]
         read = _read(self._file, record.offset, align_up(max(begin + size, 1), BLOCK))
         return _rows(record, read, self.space_count)
+
+    def rows_of(self, indices: Iterable[int]) -> Iterator[list[Rows]]:
+        """The rows of minibatches, read ahead. Raises StorageError."""
+        coming: deque[Future[list[Rows]]] = deque()
+        for index in indices:
+            coming.append(self._readers.submit(self.rows, index))
+            if len(coming) > _AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
     def take(self, index: int) -> tuple[Any, tuple[str, ...], list[Rows]]:
         """A minibatch, its tables and its rows. Blocks; reads the next ones ahead. Raises StorageError."""
@@ -138,15 +172,22 @@ class Spool:
     def rest(self, index: int) -> Iterator[Any]:
         """The minibatches from index on."""
         for i in range(index, len(self._records)):
-            yield self.take(i)[0]
+            yield self.take(i)[0] if self._records[i].kept else self._sample_again(i)
 
     def close(self) -> None:
         """Give the space back. Idempotent."""
         if os.getpid() == self._pid:  # a forked child has no such thread
-            self._readers.shutdown(wait=True, cancel_futures=True)
+            for threads in (self._readers, self._writers):
+                threads.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
         self._sample = None
         self._file.close()
+
+    def _write(self, staging: mmap.mmap, nbytes: int, offset: int) -> None:
+        try:
+            _write(self._file, memoryview(staging)[:nbytes], offset)
+        finally:
+            self._staging.append(staging)
 
     def _pickled(self, minibatch: object) -> list[Any]:
         """The pickled object, and its buffers."""

@@ -140,7 +140,7 @@ class Superbatch:
         outputs_bytes = machine.rows.peak_output_bytes
         self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, outputs_bytes)
         most_packs = machine.plan.most_packs(self._write_bytes) if self._scratch else len(layout.packs)
-        for end, rows in layout.packs[first_pack : first_pack + most_packs]:
+        for number, (end, rows) in enumerate(layout.packs[first_pack : first_pack + most_packs], first_pack):
             nbytes = sum(
                 align_up(n * t.row_bytes, ALIGNMENT)
                 for n, space in zip(rows, machine.spaces, strict=True)
@@ -148,7 +148,7 @@ class Superbatch:
             )
             if self._scratch is not None and self._packs and at + nbytes > room_bytes:
                 break
-            lists = self._lists_of(begin, end)
+            lists = layout.lists.pop(number, None) or self._lists_of(begin, end)
             parts, nbytes = self._parts(lists)
             self._packs.append(_Pack(end, lists, at, parts, nbytes))
             at, begin = at + nbytes, end

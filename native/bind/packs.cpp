@@ -253,12 +253,13 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
       .def("__init__",
-           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes) {
+           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes, u64 lists_bytes) {
              std::vector<packs::Space> of;
              for (const auto& [resident, row_bytes] : spaces) of.push_back({resident, row_bytes});
-             new (self) Cutter(std::move(of), pack_bytes);
+             new (self) Cutter(std::move(of), pack_bytes, lists_bytes);
            },
-           "spaces"_a, "pack_bytes"_a, "spaces: (resident rows, row_bytes) of each.")
+           "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0,
+           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take so many.")
       .def("add",
            [](Cutter& cutter, const std::vector<RowIds>& rows) {
              std::vector<std::span<const u32>> of;
@@ -275,6 +276,8 @@ void bind_packs(nb::module_& m) {
              return found;
            },
            "(the minibatch after its last one, rows of each space) of each pack.")
+      .def("take_lists", &Cutter::take_lists, nb::call_guard<nb::gil_scoped_release>(),
+           "After the last minibatch: RowLists of each space of the first packs.")
       .def_prop_ro("largest_bytes", &Cutter::largest_bytes);
 
   nb::class_<PackMemory>(m, "PackMemory", "Memory for packs.")

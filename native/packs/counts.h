@@ -32,7 +32,7 @@ class Counts {
   Hot hottest(u64 rows) const;
   bool is_hot(u32 row, const Hot& hot) const {
     const u16 count = counts_[row];
-    return count > hot.above || (count == hot.above && row < hot.before);
+    return (count > hot.above) | ((count == hot.above) & (row < hot.before));  // no branch: it could not be predicted
   }
   RowSet set_of(const Hot& hot) const;  // sealed
 

@@ -1,12 +1,12 @@
-// Cuts a superbatch into packs: runs of minibatches whose distinct rows fit into the memory of a pack. Called once
-// for each share of resident rows that is considered. Knows numbers only.
+// Cuts a superbatch into packs: runs of minibatches whose distinct rows fit into the memory of a pack. Called for each
+// share of resident rows that is considered; for the best one, it also lists the rows of each pack. Knows numbers only.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "packs/row_set.h"
+#include "packs/row_list.h"
 
 namespace gids::packs {
 
@@ -22,8 +22,10 @@ class Cutter {
     u64 end;                // the minibatch after its last one
     std::vector<u64> rows;  // distinct rows of each space
   };
+  using Lists = std::vector<std::shared_ptr<RowList>>;  // of each space
 
-  Cutter(std::vector<Space> spaces, u64 pack_bytes);
+  // lists_bytes: the first packs get row lists, until these take so many bytes.
+  Cutter(std::vector<Space> spaces, u64 pack_bytes, u64 lists_bytes = 0);
 
   // The next minibatch's rows of each space, below its table's number of rows.
   void add(std::span<const std::span<const u32>> rows);
@@ -31,17 +33,22 @@ class Cutter {
   size_t space_count() const { return spaces_.size(); }
   // Those that are complete, and the last one.
   std::vector<Pack> packs() const;
+  // Those of the first packs. The cutter has none afterwards; call it after the last minibatch.
+  std::vector<Lists> take_lists();
   // Bytes of the rows of the largest minibatch that are not resident; more than pack_bytes: it cannot be packed.
   u64 largest_bytes() const { return largest_bytes_; }
 
  private:
+  void list();
+
   std::vector<Space> spaces_;
-  u64 pack_bytes_;
+  u64 pack_bytes_, lists_bytes_;
   std::vector<RowSet> current_;  // rows of the pack that is being filled, by space
   u64 current_bytes_ = 0;
   u64 minibatches_ = 0, first_ = 0;  // of the pack that is being filled
   u64 largest_bytes_ = 0;
   std::vector<Pack> packs_;
+  std::vector<Lists> lists_;
 };
 
 }  // namespace gids::packs

@@ -34,6 +34,11 @@ class RowSet {
     ++size_;
     return true;
   }
+  // Rows 64 * w to 64 * w + 63, of which none is in the set yet, by the bits of a word.
+  void insert_word(u64 w, u64 word) {
+    words_[w] = word;
+    size_ += static_cast<u64>(std::popcount(word));
+  }
   void erase(u32 row) {
     u64& word = words_[row / 64];
     const u64 bit = u64{1} << (row % 64);

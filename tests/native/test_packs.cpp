@@ -222,8 +222,9 @@ void test_cuts_are_those_of_a_model(Random& random) {
     std::vector<packs::Space> spaces;
     for (u64 s = 0; s < space_count; ++s)
       spaces.push_back({std::make_shared<RowSet>(set_of(random_rows(random, row_counts[s], between(random, 1, 50)), row_counts[s])), row_bytes[s]});
-    const u64 pack_bytes = between(random, 1, 60'000);
-    Cutter cutter(spaces, pack_bytes);
+    const u64 pack_bytes = between(random, 1, 60'000), lists_bytes = between(random, 0, 2) * between(random, 1, 3'000);
+    Cutter cutter(spaces, pack_bytes, lists_bytes);
+    std::vector<std::vector<std::set<u32>>> rows_of_packs;
     std::vector<Cutter::Pack> model;
     std::vector<std::set<u32>> current(space_count);
     u64 largest = 0;
@@ -235,6 +236,7 @@ void test_cuts_are_those_of_a_model(Random& random) {
     auto end_pack = [&](u64 end) {
       model.push_back({end, {}});
       for (auto& set : current) model.back().rows.push_back(set.size());
+      rows_of_packs.push_back(current);
     };
     for (u64 m = 0; m < minibatches; ++m) {
       std::vector<std::set<u32>> own(space_count);
@@ -260,6 +262,22 @@ void test_cuts_are_those_of_a_model(Random& random) {
       CHECK(found[p].rows == model[p].rows);
     }
     CHECK_EQUAL(cutter.largest_bytes() > pack_bytes, largest > pack_bytes);
+    // The first packs have lists, until these take lists_bytes.
+    const std::vector<Cutter::Lists> lists = cutter.take_lists();
+    u64 taken = 0;
+    for (u64 p = 0; p < lists.size(); ++p) {
+      CHECK(taken < lists_bytes);
+      for (u64 s = 0; s < space_count; ++s) {
+        RowSet listed(row_counts[s]);
+        lists[p][s]->insert_into(listed);
+        std::set<u32> found_rows;
+        listed.each(0, row_counts[s], [&](u64 row) { found_rows.insert(static_cast<u32>(row)); });
+        CHECK(found_rows == rows_of_packs[p][s]);
+        taken += lists[p][s]->bytes();
+      }
+    }
+    CHECK(lists.size() == model.size() || taken >= lists_bytes);
+    CHECK(cutter.take_lists().empty());
   }
 }
 

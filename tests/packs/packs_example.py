@@ -80,7 +80,9 @@ def scratch_files(path: Path) -> list[str]:
 
 def background_threads() -> list[str]:
     """Threads of this process that sweep, write packs, or read sampled minibatches."""
-    found = [t.name for t in threading.enumerate() if t.name.startswith(("gids-spool", "gids-cut"))]
+    found = [
+        t.name for t in threading.enumerate() if t.name.startswith(("gids-spool", "gids-count", "gids-cut"))
+    ]
     for task in Path("/proc/self/task").iterdir():
         try:
             name = (task / "comm").read_text().strip()

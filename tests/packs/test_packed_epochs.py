@@ -15,7 +15,7 @@ import gids
 from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.loader import pack_reads, packed
-from gids.packs import DiskRates
+from gids.packs import DiskRates, Spool
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -169,6 +169,32 @@ def test_full_scratch_goes_on_by_random_reads(path: Path, caplog: pytest.LogCapt
         for a, b in zip(open_loader(random), loader, strict=True):
             assert_same(a, b)
         assert [r.levelname for r in caplog.records if "packs" in r.message].count("WARNING") == 1
+
+
+def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
+    monkeypatch.setattr(packed, "EARLY", 3)
+    monkeypatch.setattr(pack_reads.PackReads, "rates", lambda _: DiskRates(4096, 1e5, 1e6, 1e13))
+    put = []
+    begin_put = Spool.begin_put
+
+    def noted(self: Spool, *args: Any, **options: Any) -> Any:
+        put.append(1)
+        return begin_put(self, *args, **options)
+
+    monkeypatch.setattr(Spool, "begin_put", noted)
+    with open_source(path, "random") as random, open_source(path, "auto", 2_700_000) as auto:
+        loader = open_loader(auto, batch_size=8)
+        for _ in range(2):
+            for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
+                assert_same(a, b)
+            loader.epoch = 0
+        (choice,) = loader.stats()["packs"]["choices"]
+    assert len(put) == 3
+    assert choice["way"] == "random"
+    assert choice["minibatches"] == choice["returned"] == len(loader)
 
 
 def test_predictions_are_corrected_by_what_superbatches_took(

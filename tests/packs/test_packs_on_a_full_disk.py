@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
+from gids.loader.sampling import EpochSampling
 from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch
 
 
@@ -78,7 +79,12 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
 @pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}], ids=str)
 @pytest.mark.parametrize(
     ("of", "method", "turns"),
-    [(Spool, "rows", (1, 9, 30, 60)), (Spool, "put", (1, 2, 7, 15)), (Scratch, "open", (2, 3, 4, 5, 6))],
+    [
+        (Spool, "rows", (1, 9, 30, 60)),
+        (Spool, "begin_put", (1, 2, 7, 15)),
+        (Spool, "_write", (1, 2, 7, 15)),  # in the background, while other minibatches are sampled
+        (Scratch, "open", (2, 3, 4, 5, 6)),
+    ],
 )
 def test_scratch_that_fails_in_other_places(
     path: Path, of: type, method: str, turns: tuple[int, ...], cut: dict[str, int], caplog: Any
@@ -89,6 +95,7 @@ def test_scratch_that_fails_in_other_places(
         caplog.clear()
         with pytest.MonkeyPatch.context() as monkeypatch:
             cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
+            monkeypatch.setattr(EpochSampling, "repeats", turn % 2 == 0)
             with open_source(path, "pack") as source:
                 loader = open_loader(source)
                 packs = loader._features._packs  # type: ignore[union-attr]
