@@ -22,6 +22,7 @@ from gids.distributed.owners import Owners, split
 from gids.errors import RankError, StorageError
 from gids.loader.options import MAX_PLANNED
 from gids.store import Table
+from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
 
 if TYPE_CHECKING:
@@ -31,88 +32,10 @@ T = TypeVar("T")
 Ids = Mapping[str, torch.Tensor]
 
 
-class GroupFeatures:
-    """The rows of tables for the minibatches of all ranks of a group. What EpochLoader uses of FeatureLoader.
+class RankFeatures(ABC):
+    """What EpochLoader uses of a FeatureLoader, for loaders whose ranks sample together.
 
-    loader: a FeatureLoader of the tables' stored bytes, as this rank has them. tables: those that the user
-    wants, in the same order. owners_of: the owners of a table's rows, or None for edges of a partitioned
-    dataset; owners_of_edges returns those of a minibatch's. rows_of: the positions of rows that this rank
-    has, from their ids.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        loader: FeatureLoader,
-        tables: Mapping[str, Table],
-        owners_of: Callable[[Table], Owners | None],
-        owners_of_edges: Callable[[Any, Relation], np.ndarray],
-        rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
-        *,
-        dtype: torch.dtype | None,
-        bulk: int,
-    ) -> None:
-        self.rows_of = rows_of
-        self.group, self.loader, self.tables = group, loader, dict(tables)
-        self.dtype, self._bulk = dtype, bulk
-        self.owners = {name: owners_of(table) for name, table in self.tables.items()}
-        self.owners_of_edges = owners_of_edges
-        alike: dict[Any, list[str]] = {}
-        for name, table in self.tables.items():
-            alike.setdefault((table.type, id(self.owners[name])), []).append(name)
-        self.alike = list(alike.values())
-        """Names of tables whose rows have the same ids and owners."""
-        self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
-
-    @property
-    def window(self) -> int:
-        return self.loader.window
-
-    @property
-    def waiting_batches(self) -> int:
-        """The same on all ranks, which sample together."""
-        return self._bulk - 1
-
-    @property
-    def held_bytes(self) -> int:
-        return self.loader.held_bytes
-
-    def attach(
-        self,
-        minibatches: Iterable[T],
-        ids_of: Callable[[T], Ids],
-        *,
-        bytes_of: Callable[[T], int] | None = None,
-        waiting_batches: int = 0,
-        source_bytes: Callable[[int], int] = lambda _waiting: 0,
-        growth: float = 1.0,
-        count: int | None = None,
-        again: Callable[[int], Iterator[T]] | None = None,
-    ) -> GroupStream[T]:
-        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
-        return GroupStream(self, iter(minibatches), ids_of, bytes_of or (lambda _: 0), growth, count)
-
-    def stats(self) -> dict[str, Any]:
-        """Those of FeatureLoader, of the rows that this rank reads for all ranks; and ``"group"``."""
-        return self.loader.stats() | {"group": dict(self.counts)}
-
-    def leave(self, user: object) -> None:
-        self.loader.leave(user)
-
-    def decode(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """The features in rows as they are stored, uint8[n, row_bytes]."""
-        table = self.tables[name]
-        if table.scale is None:
-            values = rows.view(table.dtype).view(len(rows), *table.shape)
-        else:
-            values = table.decode(rows.cpu().numpy()).to(rows.device)
-        return values if self.dtype is None else values.to(self.dtype)
-
-
-class OwnFeatures:
-    """The rows that this rank owns, for cooperative minibatches. What EpochLoader uses of FeatureLoader.
-
-    loader, rows_of: as of GroupFeatures, with the tables' own dtypes.
+    loader: reads this rank's rows. rows_of: the positions of rows that this rank has, from their ids.
     """
 
     def __init__(
@@ -131,7 +54,7 @@ class OwnFeatures:
 
     @property
     def waiting_batches(self) -> int:
-        """The same on all ranks, which sample together."""
+        """The same on all ranks."""
         return self._bulk - 1
 
     @property
@@ -149,16 +72,95 @@ class OwnFeatures:
         growth: float = 1.0,
         count: int | None = None,
         again: Callable[[int], Iterator[T]] | None = None,
-    ) -> OwnStream[T]:
+    ) -> LockstepStream[T]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
-        return OwnStream(self, iter(minibatches), ids_of, bytes_of or (lambda _: 0), growth, count)
+        return self._stream(iter(minibatches), ids_of, bytes_of or (lambda _: 0), growth, count)
 
     def stats(self) -> dict[str, Any]:
-        """Those of FeatureLoader, of this rank's rows."""
+        """Those of FeatureLoader, of the rows that this rank reads."""
         return self.loader.stats()
 
     def leave(self, user: object) -> None:
         self.loader.leave(user)
+
+    @abstractmethod
+    def _stream(
+        self,
+        minibatches: Iterator[T],
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        growth: float,
+        count: int | None,
+    ) -> LockstepStream[T]: ...
+
+
+class GroupFeatures(RankFeatures):
+    """The rows of tables for the minibatches of all ranks of a group.
+
+    loader: of the tables' stored bytes. tables: those that the user wants, in the same order. owners_of: the
+    owners of a table's rows, or None for edges of a partitioned dataset; owners_of_edges returns those of a
+    minibatch's.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        loader: FeatureLoader,
+        tables: Mapping[str, Table],
+        owners_of: Callable[[Table], Owners | None],
+        owners_of_edges: Callable[[Any, Relation], np.ndarray],
+        rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
+        *,
+        dtype: torch.dtype | None,
+        bulk: int,
+    ) -> None:
+        super().__init__(group, loader, rows_of, bulk=bulk)
+        self.tables, self.dtype = dict(tables), dtype
+        self.owners = {name: owners_of(table) for name, table in self.tables.items()}
+        self.owners_of_edges = owners_of_edges
+        alike: dict[Any, list[str]] = {}
+        for name, table in self.tables.items():
+            alike.setdefault((table.type, id(self.owners[name])), []).append(name)
+        self.alike = list(alike.values())
+        """Names of tables whose rows have the same ids and owners."""
+        self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
+
+    def stats(self) -> dict[str, Any]:
+        """Those of FeatureLoader, of the rows that this rank reads for all ranks; and ``"group"``."""
+        return super().stats() | {"group": dict(self.counts)}
+
+    def decode(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """The features in rows as they are stored, uint8[n, row_bytes]."""
+        table = self.tables[name]
+        if table.scale is None:
+            values = make_bools_proper(rows.view(table.dtype).view(len(rows), *table.shape))
+        else:
+            values = table.decode(rows.cpu().numpy()).to(rows.device)
+        return values if self.dtype is None else values.to(self.dtype)
+
+    def _stream(
+        self,
+        minibatches: Iterator[T],
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        growth: float,
+        count: int | None,
+    ) -> GroupStream[T]:
+        return GroupStream(self, minibatches, ids_of, bytes_of, growth, count)
+
+
+class OwnFeatures(RankFeatures):
+    """The rows that this rank owns, for cooperative minibatches."""
+
+    def _stream(
+        self,
+        minibatches: Iterator[T],
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        growth: float,
+        count: int | None,
+    ) -> OwnStream[T]:
+        return OwnStream(self, minibatches, ids_of, bytes_of, growth, count)
 
 
 @dataclass
