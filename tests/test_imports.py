@@ -36,7 +36,6 @@ ALLOWED = {
     "packs": IO | {"cache", "packs"},
     "heat": SAMPLER | {"heat", "write"},
     "loader": LOADER,
-    "distributed": LOADER | {"distributed"},
     "inference": LOADER | {"inference", "write"},
     "dgl": LOADER | {"dgl"},
     "pyg": LOADER | {"pyg"},
