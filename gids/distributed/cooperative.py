@@ -31,12 +31,13 @@ from gids.sampler.minibatch import PerType
 class Exchange:
     """How rows of one node type go from the owners of nodes to the ranks whose edges begin at them.
 
-    num_dst: sources that are destinations, too: they are the owner's first rows. send: int64[n], the rows
-    that other ranks and this one want, those for rank 0 first. counts: of them, for each rank. expected: rows
-    that come from each rank. place: int64[sum of expected], for each further source its row among those that
-    come.
+    rows: nodes of the layer that this rank owns. num_dst: sources that are destinations, too: they are the
+    owner's first rows. send: int64[n], the rows that other ranks and this one want, those for rank 0 first.
+    counts: of them, for each rank. expected: rows that come from each rank. place: int64[sum of expected],
+    for each further source its row among those that come.
     """
 
+    rows: int
     num_dst: int
     send: torch.Tensor
     counts: list[int]
@@ -67,17 +68,25 @@ class CooperativeMinibatch(Minibatch):
         h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0
         and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
         the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
-        Every rank must call it, in forward and backward. Raises RankError.
+        Every rank must call it, in forward and backward. Raises ValueError for another number of rows, and on
+        every rank if the rows of one have another shape or dtype; RankError.
         """
         assert self.group is not None
-        if not isinstance(h, dict):
-            [plan] = self.exchanges[layer]
-            return _exchanged(h, plan, self.group)
-        return {
-            ntype: _exchanged(h[ntype], plan, self.group)
-            for ntype, plan in zip(self.node_types, self.exchanges[layer], strict=True)
-            if ntype in h
-        }
+        if isinstance(h, dict):
+            plans = {t: p for t, p in zip(self.node_types, self.exchanges[layer], strict=True) if t in h}
+            given = h
+        else:
+            plans, given = {"": self.exchanges[layer][0]}, {"": h}
+        for ntype, plan in plans.items():
+            if len(given[ntype]) != plan.rows:
+                raise ValueError(
+                    f"exchange({layer}, h): h{f'[{ntype!r}]' if ntype else ''} has {len(given[ntype])} rows, "
+                    f"and this rank owns {plan.rows} nodes of the layer: give each one its row, in order"
+                )
+        rows = tuple((t, tuple(given[t].shape[1:]), str(given[t].dtype)) for t in plans)
+        self.group.agree((layer, rows), f"exchange({layer}, h): all ranks must give rows of the same shape")
+        came = {ntype: _exchanged(given[ntype], plan, self.group) for ntype, plan in plans.items()}
+        return came if isinstance(h, dict) else came[""]
 
 
 class _Exchanged(torch.autograd.Function):
@@ -293,6 +302,7 @@ class _Steps:
                 place[order] = np.arange(len(order))
                 plans.append(
                     Exchange(
+                        self._owned[step].size(t),
                         len(nodes[step][t]),
                         torch.from_numpy(wanted),
                         [len(ids) for ids in of_ranks],

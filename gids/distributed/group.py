@@ -7,10 +7,14 @@ method that exchanges is collective: all ranks of the group call the same ones i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ _PAD = 8
 """Tensors in a message begin at multiples of this."""
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,11 @@ class Group:
     """Some ranks of torch.distributed's default process group.
 
     ranks: their ranks in the default group, in ascending order; None: all. timeout_s: seconds that a rank
-    waits for another one in an exchange. All ranks of the default group must make the same groups in the same
-    order: `others` are the groups of this kind that this rank does not belong to.
+    waits for another one in an exchange. all_groups: the ranks of every group of this kind, of which this
+    rank is in one: all ranks of the default group must make the same groups in the same order.
+
+    Exchanges of ids and of rows are in process groups of their own: if a rank is not in step with the others,
+    they wait in vain, and nothing is taken for something else.
 
     Attributes: rank, size: this rank's place in the group, and its number of ranks; ranks; timeout_s.
     """
@@ -81,14 +89,17 @@ class Group:
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
         self._groups = [self.ranks] if all_groups is None else all_groups
-        self._number = next_number("groups")
-        self._control = self._new("gloo")
-        self._data: dict[str, Any] = {"cpu": self._control}
+        self._key = f"gids/group/{next_number('groups')}/{self.ranks[0]}"
+        self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
+        self._begun = 0  # exchanges
         self._here = _Process.this()
-        processes: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(processes, self._here, group=self._control))
-        self._processes: list[_Process] = processes
+        self._processes = self._meet()
+        self._control: Any = None
+        self._rows: dict[str, Any] = {}
+        self._control = self._run(lambda: self._new("gloo"))
+        self._rows["cpu"] = self._run(lambda: self._new("gloo"))
+        self._agreed: set[Any] = set()
 
     def exchange(
         self,
@@ -147,7 +158,7 @@ class Group:
         """
         row_bytes = rows.shape[1]
         received = rows.new_empty(sum(expected), row_bytes)
-        group = self._data_group(rows.device)
+        group = self._rows_group(rows.device)
         work = self._run(
             lambda: dist.all_to_all_single(
                 received.view(-1),
@@ -161,16 +172,31 @@ class Group:
         return received, (work, rows)
 
     def start_most(self, values: Sequence[int]) -> tuple[torch.Tensor, Any]:
-        """Begin to find the largest of each value over the ranks. Returns int64[n], as start_rows does."""
-        most = torch.tensor(values, dtype=torch.int64)
-        work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=self._control, async_op=True))
-        return most, (work, most)
+        """Begin to find the largest of each value over the ranks. Returns int64[n], as start_rows does.
+
+        It is in order with start_rows(), and with nothing else.
+        """
+        return self._start_most(values, self._rows["cpu"])
 
     def most(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over the ranks."""
-        found, handle = self.start_most(values)
+        found, handle = self._start_most(values, self._control)
         self.wait_for(handle)
         return found.tolist()
+
+    def agree(self, what: Any, where: str) -> None:
+        """Check that all ranks say the same, a tuple of plain values. Collective for what is new to a rank.
+
+        Raises ValueError, on every rank.
+        """
+        if what in self._agreed:
+            return
+        for rank, theirs in enumerate(self.gather(what)):
+            if theirs != what:
+                raise ValueError(
+                    f"{where}: {self.name_of(self.rank)} has {what}, and {self.name_of(rank)} has {theirs}"
+                )
+        self._agreed.add(what)
 
     def wait_for(self, handle: Any) -> None:
         """Block until an exchange that was begun is complete. Raises RankError."""
@@ -189,11 +215,30 @@ class Group:
 
     def close(self) -> None:
         """Give the process groups back to torch. Idempotent. Not collective."""
-        groups, self._data = set(self._data.values()), {}
+        if self._broken is None:
+            self._broken = "this group is closed"
+        groups, self._rows = {self._control, *self._rows.values()}, {}
         for group in groups:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
-        self._broken = self._broken or "this group is closed"
+
+    def _meet(self) -> list[_Process]:
+        """The processes of the ranks, once all have come to make this group."""
+        key_of = f"{self._key}/process/{{}}".format
+        self._store.set(key_of(self.rank), json.dumps(asdict(self._here)))
+        found, end = [], time.monotonic() + self.timeout_s
+        for rank in range(self.size):
+            left = max(0.001, end - time.monotonic())
+            try:
+                self._store.wait([key_of(rank)], timedelta(seconds=left))
+                said = bytes(self._store.get(key_of(rank))).decode()
+            except RuntimeError as error:
+                raise RankError(
+                    f"{self.name_of(rank)} did not come to the same gids.distributed.open() within "
+                    f"{self.timeout_s:g} s: every rank must call it"
+                ) from error
+            found.append(_Process(**json.loads(said)))
+        return found
 
     def _new(self, backend: str) -> Any:
         timeout, mine = timedelta(seconds=self.timeout_s), None
@@ -203,12 +248,17 @@ class Group:
                 mine = made
         return mine
 
-    def _data_group(self, device: torch.device) -> Any:
-        """The process group for tensors on a device. Made at the first use, which is at the same place on all
+    def _rows_group(self, device: torch.device) -> Any:
+        """The process group for rows on a device. Made at the first use, which is at the same place on all
         ranks."""
-        if device.type not in self._data:
-            self._data[device.type] = self._new("nccl")
-        return self._data[device.type]
+        if device.type not in self._rows:
+            self._rows[device.type] = self._run(lambda: self._new("nccl"))
+        return self._rows[device.type]
+
+    def _start_most(self, values: Sequence[int], group: Any) -> tuple[torch.Tensor, Any]:
+        most = torch.tensor(values, dtype=torch.int64)
+        work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group, async_op=True))
+        return most, (work, most)
 
     def _made(
         self, make: Callable[[], Sequence[Sequence[torch.Tensor]]]
@@ -256,6 +306,7 @@ class Group:
     def _run(self, call: Callable[[], Any]) -> Any:
         if self._broken is not None:
             raise RankError(self._broken)
+        self._begun += 1
         try:
             return call()
         except RuntimeError as error:
@@ -263,41 +314,85 @@ class Group:
             raise RankError(self._broken) from error
 
     def _explain(self, error: RuntimeError) -> str:
-        """Who is missing, after an exchange failed."""
-        cause = str(error).splitlines()[0][:200]
-        if not hasattr(self, "_processes"):
-            return f"the ranks did not all come together within {self.timeout_s:g} s ({cause})"
-        lost = [r for r in self._silent() if r != self.rank]
-        if not lost:
-            return f"an exchange with the other ranks failed ({cause})"
+        """Which rank is missing, after an exchange failed."""
+        cause = re.sub(r"\[/\S*\] ", "", str(error).splitlines()[0])[:200]  # without places in torch's code
+        lost, begun = self._missing()
         named = []
         for rank in lost:
             process = self._processes[rank]
             ended = process.has_ended(self._here)
             what = f"has ended (process {process.pid})" if ended else "does not answer"
             named.append(f"{self.name_of(rank)} {what}")
+        if not lost and set(begun.values()) != {self._begun}:
+            counts = ", ".join(f"{count} on {self.name_of(rank)}" for rank, count in sorted(begun.items()))
+            named.append(
+                f"the ranks are at different minibatches or layers (exchanges begun: {counts}); every rank "
+                "must take the same number of minibatches and call exchange() for the same layers"
+            )
+        if not named:
+            return f"an exchange with the other ranks failed ({cause})"
         return (
             f"{' and '.join(named)}: an exchange with the other ranks failed ({cause}). Start all ranks "
             "again; with state_dict() of the loader they go on where they were"
         )
 
-    def _silent(self) -> list[int]:
-        """The ranks that do not say within a few seconds that they are in an exchange that failed, too."""
-        ended = [r for r, process in enumerate(self._processes) if process.has_ended(self._here)]
-        if ended:
-            return ended
-        key_of = f"gids/group/{self._number}/failed/{{}}".format
-        silent = []
+    def _missing(self) -> tuple[list[int], dict[int, int]]:
+        """The ranks that ended or do not say within a few seconds that the exchange failed for them, too; and
+        the number of exchanges that the others have begun."""
+        listener = _Listener(
+            self._store, f"{self._key}/failed/{{}}".format, self.rank, self.size, self._begun
+        )
+        end = time.monotonic() + _ANSWER_S
+        while True:
+            rounds = listener.rounds
+            ended = {r for r, process in enumerate(self._processes) if process.has_ended(self._here)}
+            listener.join(_POLL_S)
+            heard = dict(listener.heard)
+            done = ended - set(heard) and listener.rounds > rounds  # others that ended said why before
+            if done or not listener.is_alive() or time.monotonic() > end:
+                break
+        listener.stop()
+        if lost := ended - set(heard):
+            return sorted(lost), heard
+        if not listener.hears:
+            host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.ranks[:1]
+            return [0] if host and self.rank else sorted(ended), heard
+        return sorted(set(range(self.size)) - set(heard)), heard
+
+
+class _Listener(threading.Thread):
+    """Says in the process group's store that an exchange failed, and hears who else says so.
+
+    A thread, because the store does not answer if its process is stopped.
+
+    Attributes: heard: the number of exchanges that each rank has begun. rounds: how often all were asked.
+    """
+
+    def __init__(self, store: Any, key_of: Callable[[int], str], rank: int, size: int, begun: int) -> None:
+        super().__init__(daemon=True)
+        self._store, self._key_of, self._size = store, key_of, size
+        self._rank, self._begun = rank, begun
+        self._stopped, self._failed = False, False
+        self.heard = {rank: begun}
+        self.rounds, self._asked_at = 0, time.monotonic()
+        self.start()
+
+    @property
+    def hears(self) -> bool:
+        """Whether the store answers."""
+        return not self._failed and time.monotonic() - self._asked_at < _ANSWER_S / 2
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
         try:
-            store = dist.distributed_c10d._get_default_store()
-            store.set(key_of(self.rank), "1")
-            patience = timedelta(seconds=_ANSWER_S)
-            for rank in range(self.size):
-                try:
-                    store.wait([key_of(rank)], patience)
-                except RuntimeError:
-                    silent.append(rank)
-                    patience = timedelta(milliseconds=100)  # the others had their time, too
-        except RuntimeError:  # the rank with the store is gone
-            return [0] if not silent and self.rank else silent
-        return silent
+            self._store.set(self._key_of(self._rank), str(self._begun))
+            while len(self.heard) < self._size and not self._stopped:
+                for rank in set(range(self._size)) - set(self.heard):
+                    if self._store.check([self._key_of(rank)]):
+                        self.heard[rank] = int(self._store.get(self._key_of(rank)))
+                self.rounds, self._asked_at = self.rounds + 1, time.monotonic()
+                time.sleep(_POLL_S)
+        except RuntimeError:  # the process with the store ended
+            self._failed = True

@@ -5,8 +5,10 @@ Loaders take a GroupSource like any other Source. It replaces what they sample b
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +25,7 @@ from gids.distributed.placed import placed_owners
 from gids.distributed.sampling import GroupSampling, whole_topology
 from gids.errors import FormatError
 from gids.loader import source as loader_source
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Ranks, check_said
 from gids.loader.source import Source
 from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Minibatch, Sampler, Topology
@@ -36,15 +38,30 @@ OwnedBy = Literal["hash", "range", "heat"]
 _BULK = 4
 
 
+@dataclass(frozen=True)
+class GroupRanks(Ranks):
+    """All ranks of a GroupSource. A rank that ends or stalls is named within the time-out of the group."""
+
+    everyone: Group | None = None
+
+    def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare a loader's arguments over all ranks. Collective. Raises ValueError and RankError."""
+        assert self.everyone is not None
+        check_said(self, [json.loads(said) for said in self.everyone.gather(json.dumps(made_with()))])
+
+
 class GroupSource(Source):
     """A dataset that the ranks of a process group read together. Made by gids.distributed.open().
 
     Attributes: those of Source, of this rank's part; group: the ranks that this one exchanges with.
+
+    everyone: all ranks.
     """
 
-    def __init__(self, local: Source, group: Group, ranks: Ranks, owned_by: OwnedBy, bulk: int) -> None:
+    def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
         super().__init__(local.stores, local.options, local.lender, local._opened)
-        self.group, self._ranks, self._owned_by = group, ranks, owned_by
+        self.group, self._everyone, self._owned_by = group, everyone, owned_by
+        self._ranks = GroupRanks(everyone.rank, everyone.size, True, everyone)
         self._local = local.with_options(reads="random")  # packs would sample ahead by other numbers of steps
         self.part = self.store.part
         self.bulk = self._bulk = bulk
@@ -171,6 +188,7 @@ class GroupSource(Source):
     def close(self) -> None:
         super().close()
         self.group.close()
+        self._everyone.close()
 
     def __repr__(self) -> str:
         part = f", part {self.part.index} of {self.part.count}" if self.part is not None else ""
@@ -295,34 +313,42 @@ def open(
     give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another
     rank ends, stalls or fails; and the errors of gids.open().
     """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
+    everyone = Group(timeout_s=timeout)
+    said = {"owners": owners, "replicas": replicas, "bulk": bulk, "window": options.get("window", 16)}
+    local: Source | None = None
+    error: Exception | None = None
+    try:
+        _check_arguments(owners, replicas, bulk, options, everyone.size)
+        local = _open_part(Path(dataset), everyone.rank // replicas, everyone.size // replicas, options)
+        said["dataset"] = _identity(local.store)
+    except Exception as raised:
+        error = raised
+    try:
+        _check_alike(everyone, said, error)
+    except Exception:
+        everyone.close()
+        raise
+    assert local is not None
+    columns = [range(column, everyone.size, replicas) for column in range(replicas)]
+    group = Group(columns[everyone.rank % replicas], timeout_s=timeout, all_groups=columns)
+    return GroupSource(local, group, everyone, owners, bulk)
+
+
+def _check_arguments(
+    owners: object, replicas: object, bulk: object, options: Mapping[str, Any], world_size: int
+) -> None:
     if owners not in get_args(OwnedBy):
         raise ValueError(f"owners={owners!r} must be 'hash', 'range' or 'heat'")
     for name, value in (("replicas", replicas), ("bulk", bulk)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number, 1 or more")
-    if options.get("reads", "random") not in ("random", "auto"):
-        raise ValueError(f"reads={options['reads']!r}: ranks that share rows read with 'random'")
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    assert isinstance(replicas, int)
     if world_size % replicas:
         raise ValueError(f"replicas={replicas}: the {world_size} ranks cannot be divided by it")
-    columns = [range(column, world_size, replicas) for column in range(replicas)]
-    group = Group(columns[rank % replicas], timeout_s=timeout, all_groups=columns)
-    everyone = group if replicas == 1 else Group(timeout_s=timeout)
-    said = {"owners": owners, "replicas": replicas, "bulk": bulk, "window": options.get("window", 16)}
-    local: Source | None = None
-    error: Exception | None = None
-    try:
-        local = _open_part(Path(dataset), rank // replicas, world_size // replicas, options)
-        said["dataset"] = _identity(local.store)
-    except Exception as raised:
-        error = raised
-    _check_alike(everyone, said, error)
-    assert local is not None
-    if everyone is not group:
-        everyone.close()
-    return GroupSource(local, group, Ranks(rank, world_size, detected=True), owners, bulk)
+    if options.get("reads", "random") not in ("random", "auto"):
+        raise ValueError(f"reads={options['reads']!r}: ranks that share rows read with 'random'")
 
 
 def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -> Source:
@@ -351,8 +377,9 @@ def _identity(store: FeatureStore) -> str:
     """What all ranks must agree on: the dataset, without the part."""
     if store.part is not None:
         return f"parts of {store.part.of} by {store.part.method}"
-    tables = [[t.name, t.row_count, t.row_bytes] for t in store.tables.values()]
-    return f"{[[n, store.num_nodes(n)] for n in store.node_types]} {tables}"
+    nodes = {ntype: store.num_nodes(ntype) for ntype in store.node_types}
+    edges = {str(relation): store.num_edges(relation) for relation in store.relations}
+    return f"nodes {nodes}, edges {edges}, content {store.content_crc:08x}"
 
 
 def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | None) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -55,14 +55,24 @@ class Ranks:
         said = json.dumps(made_with())
         store.set(key_of(self.rank), said)
         for other in range(1, self.world_size) if self.rank == 0 else [0]:
-            mine, theirs = json.loads(said), json.loads(_wait_for(other, store, key_of(other)))
-            for key, value in mine.items():
-                if theirs.get(key) != value:
-                    raise ValueError(
-                        f"rank {self.rank} made this loader with {key} = {value!r}, and rank {other} with "
-                        f"{theirs.get(key)!r}. Give every rank the same arguments and all seeds: the loader "
-                        "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
-                    )
+            theirs = json.loads(_wait_for(other, store, key_of(other)))
+            _compare(self.rank, json.loads(said), other, theirs)
+
+
+def check_said(ranks: Ranks, said: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError if the arguments of a loader, by rank, differ."""
+    for other, theirs in enumerate(said):
+        _compare(ranks.rank, said[ranks.rank], other, theirs)
+
+
+def _compare(rank: int, mine: Mapping[str, Any], other: int, theirs: Mapping[str, Any]) -> None:
+    for key, value in mine.items():
+        if theirs.get(key) != value:
+            raise ValueError(
+                f"rank {rank} made this loader with {key} = {value!r}, and rank {other} with "
+                f"{theirs.get(key)!r}. Give every rank the same arguments and all seeds: the loader "
+                "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
+            )
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:

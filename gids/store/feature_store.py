@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -37,7 +38,7 @@ class FeatureStore:
 
     Attributes: path; name (`mag.gids`); part (which part of a dataset it is; None: a whole one); tables (name
     -> Table, in the order written); labels (node type -> Tensor, loaded when first used); splits (node type
-    -> {"train", "val", "test": int64 ids}).
+    -> {"train", "val", "test": int64 ids}); content_crc (equal for copies, and for no other datasets).
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class FeatureStore:
         if manifest.tables:
             self._unlock = read_while_alive(self, self.locate.array(manifest.tables[0].checksums))
         self.part: Part | None = manifest.part
+        # The checksums of a table's pages are an array, too. Copies may have other paths and shards.
+        self.content_crc = zlib.crc32(str(sorted(array.crc32c for array in manifest.arrays())).encode())
         self._nodes = {n.type: n for n in manifest.nodes}
         self._relations = {r.type: r for r in manifest.relations}
         tables = [self._table(entry) for entry in manifest.tables]

@@ -21,8 +21,8 @@ WRITES: Relation = ("author", "writes", "paper")
 WRITTEN: Relation = ("paper", "rev_writes", "author")
 
 
-def write(path: Path, relations: list[Relation]) -> Path:
-    generator = torch.Generator().manual_seed(1)
+def write(path: Path, relations: list[Relation], seed: int = 1) -> Path:
+    generator = torch.Generator().manual_seed(seed)
     with DatasetWriter(path, page_bytes=512) as writer:
         for ntype in sorted({t for r in relations for t in r[::2]}):
             rows = torch.randn(COUNTS[ntype], 24, generator=generator)

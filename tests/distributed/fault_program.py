@@ -1,0 +1,136 @@
+"""What ranks do while a test disturbs them. In a module of its own: the processes of ranks import it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from programs import Sage
+
+import gids.distributed
+
+SEEDS = torch.arange(0, 900, 3)
+Tell = Callable[[Any], None]
+
+
+def open_loader(dataset: Path, timeout_s: float, *, cooperative: bool = False, **options: Any) -> Any:
+    """A loader of more minibatches than the window."""
+    source = gids.distributed.open(dataset, memory="32MB", window=4, bulk=2, timeout=timeout_s, **options)
+    return gids.NodeLoader(
+        source, SEEDS, [3, 4], batch_size=4, shuffle=True, cooperative=cooperative, tables=["paper.feat"]
+    )
+
+
+def load(tell: Tell, dataset: Path, timeout_s: float, cooperative: bool) -> None:
+    """Load until another rank is missing."""
+    loader = open_loader(dataset, timeout_s, cooperative=cooperative)
+    tell("loading")
+    while True:
+        for minibatch in loader:
+            if cooperative:
+                Sage()(minibatch)
+
+
+def train(tell: Tell, dataset: Path, timeout_s: float) -> None:
+    """Train until another rank is missing."""
+    model = torch.nn.parallel.DistributedDataParallel(Sage())
+    loader = open_loader(dataset, timeout_s)
+    tell("loading")
+    while True:
+        for minibatch in loader:
+            out = model(minibatch)
+            torch.nn.functional.cross_entropy(out, minibatch.labels).backward()
+
+
+def leave_early(tell: Tell, dataset: Path, then: str) -> None:
+    """Rank 1 leaves the loop after two steps of twenty."""
+    loader = open_loader(dataset, 3.0)
+    for step, _ in enumerate(loader):
+        if dist.get_rank() == 1 and step == 1:
+            if then == "the end":
+                return
+            if then == "idle":
+                tell("idle")
+                time.sleep(1000)
+            break
+    for _ in itertools.chain(loader, loader):
+        pass
+
+
+def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
+    """Rank 1 opens with each of these changes. The errors."""
+    errors = []
+    for change in changes:
+        mine = {"dataset": dataset, "timeout": 20.0} | (change if dist.get_rank() == 1 else {})
+        loader_options = {"batch_size": mine.pop("batch_size", 4)}
+        try:
+            with gids.distributed.open(memory="32MB", **mine) as source:
+                gids.NodeLoader(source, SEEDS, [3], **loader_options)
+        except (ValueError, FileNotFoundError) as error:
+            errors.append(str(error))
+    return errors
+
+
+def come_alone(timeout_s: float, dataset: Path) -> str:
+    """Rank 1 does not open the dataset."""
+    if dist.get_rank() == 1:
+        return ""
+    try:
+        gids.distributed.open(dataset, timeout=timeout_s)
+    except gids.RankError as error:
+        return str(error)
+    return "no error"
+
+
+def read_damaged(tell: Tell, dataset: Path, shard: Path, cooperative: bool) -> dict[str, Any]:
+    """Two epochs. Rank 1's shard has no second half in the first one. What each step of them gave."""
+    loader = open_loader(dataset, 20.0, cooperative=cooperative, cache=0)
+    content = shard.read_bytes()
+    seen: dict[str, Any] = {"steps": len(loader), "errors": [], "files": set()}
+    for epoch in range(2):
+        dist.barrier()
+        if dist.get_rank() == 1:
+            with shard.open("r+b") as file:
+                file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
+        dist.barrier()
+        steps, errors, count = iter(loader), [], 0
+        while True:
+            try:
+                minibatch = next(steps)
+            except StopIteration:
+                break
+            except gids.StorageError as error:
+                errors.append((count, str(error)))
+                seen["files"].add(error.filename)
+            else:
+                assert minibatch.step == count
+                if cooperative:
+                    Sage()(minibatch)
+            count += 1
+        assert count == len(loader)
+        seen["errors"].append(errors)
+    return seen
+
+
+def raise_between_exchanges(tell: Tell, dataset: Path, how: str) -> None:
+    """Rank 2 fails in the forward pass of the fourth minibatch."""
+    loader = open_loader(dataset, 3.0, cooperative=True)
+    for step, minibatch in enumerate(loader):
+        h = minibatch.exchange(0, minibatch.features["paper.feat"])
+        if dist.get_rank() == 2 and how == "other width":
+            h = h[:, :5]
+        if dist.get_rank() == 2 and step == 3 and how != "other width":
+            if how == "goes on":
+                continue
+            if how == "other width later":
+                h = h[:, :5]
+            elif how == "no rows":
+                minibatch.exchange(1, h[:0])
+            else:
+                raise ArithmeticError("the loss is not finite")
+        minibatch.exchange(1, h[: minibatch.blocks[0].num_dst])

@@ -1,0 +1,169 @@
+"""Ranks that end, stall, fail or differ: an error on every other rank within the time-out, never a hang."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import fault_program
+import pytest
+from processes import PATIENCE_S, Outcome, Processes
+from rank_pool import RankPool
+from test_cooperative import CITES, write
+
+from gids.store.part import part_name
+from gids.write.partition import partition
+
+KILLS = int(os.environ.get("GIDS_KILLS", "4"))
+"""How many ranks the test of kills kills."""
+TIMEOUT_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("faults") / "one.gids", [CITES])
+
+
+@pytest.fixture(scope="module")
+def parts(whole: Path) -> Path:
+    partition(whole, whole.with_name("parts"), 4)
+    return whole.with_name("parts")
+
+
+def check_named(outcome: Outcome, rank: int) -> None:
+    assert outcome.error == "RankError", outcome
+    assert re.search(rf"\brank {rank}\b", outcome.value), outcome
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_rank_that_is_killed_is_named_on_all_others(whole: Path, parts: Path, number: int) -> None:
+    """$GIDS_KILLS is how many are killed, at random moments."""
+    rng = random.Random(f"{number} {os.environ.get('GIDS_SEED', 0)}")
+    way = ("partitioned", "shared", "cooperative", "DDP")[number % 4]
+    victim, delay = rng.randrange(4), rng.uniform(0, 1)
+    print(f"{way}: kill rank {victim} after {delay:.3f} s")
+    dataset = whole if way == "shared" else parts
+    program: tuple[Any, ...] = (fault_program.load, dataset, PATIENCE_S, way == "cooperative")
+    if way == "DDP":
+        program = (fault_program.train, dataset, PATIENCE_S)
+    with Processes(4, *program) as ranks:
+        for rank in ranks.ranks:
+            assert ranks.told(rank) == "loading"
+        time.sleep(delay)
+        shared = ranks.shared_memory()
+        ranks.signal(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        for rank in set(ranks.ranks) - {victim}:
+            outcome = ranks.outcome(rank)
+            print(rank, outcome, outcome.at - killed)
+            if way != "DDP" or outcome.error == "RankError":
+                check_named(outcome, victim)
+            assert outcome.error in ("RankError", "RuntimeError"), outcome
+            assert outcome.at - killed < PATIENCE_S / 2
+        for rank in ranks.ranks:
+            assert ranks.has_ended(rank)
+        assert [name for name in shared if Path(name).exists()] == []
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_stalls_is_named_on_all_others(parts: Path, stopped: int) -> None:
+    with Processes(4, fault_program.load, parts, TIMEOUT_S, False) as ranks:
+        for rank in ranks.ranks:
+            assert ranks.told(rank) == "loading"
+        ranks.signal(stopped, signal.SIGSTOP)
+        for rank in set(ranks.ranks) - {stopped}:
+            outcome = ranks.outcome(rank)
+            check_named(outcome, stopped)
+            assert "does not answer" in outcome.value
+            assert ranks.has_ended(rank)
+
+
+@pytest.mark.parametrize(
+    ("partitioned", "then"), [(False, "the end"), (True, "idle"), (False, "next epoch"), (True, "next epoch")]
+)
+def test_a_rank_that_leaves_the_loop_is_named(whole: Path, parts: Path, partitioned: bool, then: str) -> None:
+    with Processes(4, fault_program.leave_early, parts if partitioned else whole, then) as ranks:
+        for rank in (0, 2, 3):
+            check_named(ranks.outcome(rank), 1)
+        if then == "next epoch":
+            assert ranks.outcome(1).error == "RankError"
+
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"owners": "range"}, "owners is 'hash' on rank"),
+    ({"bulk": 3}, "bulk is"),
+    ({"window": 3}, "window is"),
+    ({"replicas": 3}, "replicas is"),
+    ({"owners": "mine"}, "could not open the dataset: ValueError: owners='mine'"),
+    ({"dataset": "other"}, "dataset is"),
+    ({"dataset": "missing"}, "could not open the dataset: FileNotFoundError"),
+    ({"batch_size": 5}, "batch_size = "),
+]
+
+
+def test_ranks_with_other_arguments_are_refused(whole: Path, ranks: RankPool) -> None:
+    other = write(whole.with_name("other.gids"), [CITES], seed=2)
+    paths = {"other": other, "missing": whole.with_name("missing.gids")}
+    changes = [c | {"dataset": paths[c["dataset"]]} if "dataset" in c else c for c, _ in DIFFERENT]
+    for rank, errors in enumerate(ranks.run(3, fault_program.open_otherwise, whole, changes)):
+        assert len(errors) == len(changes)
+        for error, (_, message) in zip(errors, DIFFERENT, strict=True):
+            if rank != 1:
+                assert "rank 1" in error
+                assert message in error
+
+
+def test_a_rank_that_does_not_open_the_dataset_is_named(whole: Path, ranks: RankPool) -> None:
+    errors = ranks.run(3, fault_program.come_alone, 1.0, whole)
+    for rank in (0, 2):
+        assert "rank 1 did not come to the same gids.distributed.open() within 1 s" in errors[rank]
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_failed_read_is_an_error_of_one_step_on_every_rank(parts: Path, cooperative: bool) -> None:
+    shard = parts / part_name(1) / "tables/paper.feat/shard-00.bin"
+    with Processes(4, fault_program.read_damaged, parts, shard, cooperative) as ranks:
+        outcomes = [ranks.outcome(rank) for rank in ranks.ranks]
+    assert all(outcome.error is None for outcome in outcomes), outcomes
+    seen = [outcome.value for outcome in outcomes]
+    failed = [step for step, _ in seen[1]["errors"][0]]
+    assert len(failed) > 0
+    for rank, of_rank in enumerate(seen):
+        assert [step for step, _ in of_rank["errors"][0]] == failed
+        assert of_rank["errors"][1] == [], "the shard is whole again"
+        assert of_rank["files"] == {str(shard)}
+        assert all(("rank 1" in message) == (rank != 1) for _, message in of_rank["errors"][0])
+
+
+@pytest.mark.parametrize(
+    ("how", "own_error"), [("ends", "ArithmeticError"), ("no rows", "ValueError"), ("goes on", "RankError")]
+)
+def test_a_failure_between_exchanges_ends_all_ranks(parts: Path, how: str, own_error: str) -> None:
+    with Processes(4, fault_program.raise_between_exchanges, parts, how) as ranks:
+        outcomes = [ranks.outcome(rank) for rank in ranks.ranks]
+    print(outcomes)
+    for rank in (0, 1, 3):
+        check_named(outcomes[rank], 2)
+    assert outcomes[2].error == own_error
+
+
+def test_rows_of_another_width_are_refused(parts: Path) -> None:
+    with Processes(4, fault_program.raise_between_exchanges, parts, "other width") as ranks:
+        for rank in ranks.ranks:
+            outcome = ranks.outcome(rank)
+            assert outcome.error == "ValueError"
+            assert "exchange(1, h): all ranks must give rows of the same shape" in outcome.value
+            assert "rank 2 has" in outcome.value
+
+
+def test_rows_of_another_width_later_are_an_error(parts: Path) -> None:
+    with Processes(4, fault_program.raise_between_exchanges, parts, "other width later") as ranks:
+        for rank in ranks.ranks:
+            outcome = ranks.outcome(rank)
+            assert outcome.error == "RankError"
+            assert "on rank 2" in outcome.value or "rank 2 " in outcome.value
