@@ -354,7 +354,7 @@ class Group:
         listener.stop()
         if lost := ended - set(heard):
             return sorted(lost), heard
-        if not listener.hears:
+        if not listener.hears and 0 not in heard:
             host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.ranks[:1]
             return [0] if host and self.rank else sorted(ended), heard
         return sorted(set(range(self.size)) - set(heard)), heard
