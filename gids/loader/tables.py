@@ -59,7 +59,7 @@ def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:
 
 
 def is_of_nodes(table: Table, store: FeatureStore) -> bool:
-    """Whether a table has a row for each node of a type of the store."""
+    """Whether the ids of a table, which may be in a part of a dataset, are those of a type of the store."""
     if not isinstance(table.type, str) or table.type not in store.node_types:
         return False
     return table.id_count == store.num_nodes(table.type)

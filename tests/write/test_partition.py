@@ -11,6 +11,8 @@ from partition_example import check_union, open_parts, write_rich_dataset
 
 import gids
 from gids import FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
+from gids.cache import page_heat
+from gids.inference import layerwise
 from gids.store import NotHeldError, verify
 from gids.store.part import part_paths
 from gids.write import DatasetWriter, create_table
@@ -143,6 +145,37 @@ def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
         with loader.attach([torch.from_numpy(rows)], lambda found: {"paper.float32": found}) as stream:
             ((_, features),) = stream
     assert features["paper.float32"].tolist() == table.read_rows(ids[rows]).tolist()
+
+
+def test_a_feature_loader_knows_the_heat_of_a_part(cut_in_four):
+    part = open_parts(cut_in_four)[3]
+    table = part.tables["paper.float32"]
+    with FeatureLoader(gids.open(part, memory="64MB", heat="sampled"), ["paper.float32"]) as loader:
+        heat = part.heat("sampled", "paper")[part.owners("paper") == 3]
+        assert np.array_equal(loader.table_heat(table), page_heat(heat, table.rows_per_page))
+
+
+@pytest.mark.parametrize("name", ["NeighborLoader", "FeatureStore", "GraphStore"])
+def test_pyg_refuses_a_part(cut_in_four, name):
+    pyg = pytest.importorskip("gids.pyg")
+    part = cut_in_four / "part-002.gids"
+    arguments = {"num_neighbors": [3], "input_nodes": "paper"} if name == "NeighborLoader" else {}
+    with pytest.raises(ValueError, match=r"part-002.gids is part 2 of 4: .*gids\.distributed\.open\(\)"):
+        getattr(pyg, name)(part, **arguments)
+
+
+def test_dgl_refuses_a_part(cut_in_four):
+    try:
+        import gids.dgl
+    except ImportError as error:
+        pytest.skip(str(error))
+    with pytest.raises(ValueError, match=r"part-000.gids is part 0 of 4: .*gids.dgl.graph needs all parts"):
+        gids.dgl.graph(cut_in_four / "part-000.gids")
+
+
+def test_inference_refuses_a_part(cut_in_four):
+    with pytest.raises(ValueError, match=r"gids.inference needs all parts"):
+        layerwise([], cut_in_four / "part-000.gids")
 
 
 def test_what_needs_all_parts_refuses_one(cut_in_four, tmp_path):

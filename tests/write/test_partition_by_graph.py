@@ -71,7 +71,7 @@ def test_communities_of_a_skewed_graph_are_balanced(skewed, tmp_path):
 @pytest.mark.parametrize("heterogeneous", [False, True])
 def test_parts_by_community_are_the_dataset(tmp_path, heterogeneous):
     source = write_rich_dataset(tmp_path / "mag.gids", heterogeneous=heterogeneous)
-    for count in (1, 2, 5):
+    for count in (1, 2, 3, 5):
         out = tmp_path / f"parts-{count}"
         report = partition(source, out, count, method="community")
         check_union(FeatureStore(source), open_parts(out))
@@ -109,9 +109,11 @@ def test_metis_of_dgl_divides_several_types(clustered, tmp_path, monkeypatch):
     assert report.cut_share < 0.2
     assert max(report.balance(load) for load in LOADS) < 1.2
     source = write_rich_dataset(tmp_path / "mag.gids")
-    partition(source, tmp_path / "rich", 3, method="metis")
-    check_union(FeatureStore(source), open_parts(tmp_path / "rich"))
-    assert list(verify(tmp_path / "rich")) == []
+    for count in (1, 2, 3, 5):
+        out = tmp_path / f"rich-{count}"
+        partition(source, out, count, method="metis")
+        check_union(FeatureStore(source), open_parts(out))
+        assert list(verify(out)) == []
 
 
 def test_pymetis_gets_a_symmetric_graph_without_loops(clustered, tmp_path, monkeypatch):
