@@ -7,21 +7,18 @@ final directory and published together, by one rename.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gids import _core
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
-from gids.store.files import array_bytes, array_rows, map_array, read_manifest
+from gids.store.files import array_bytes, map_array, read_manifest
 from gids.store.geometry import div_ceil
 from gids.store.manifest import (
     MAX_PARTS,
@@ -40,25 +37,17 @@ from gids.store.manifest import (
 )
 from gids.store.names import describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
-from gids.store.rows import read_range
 from gids.write.array_file import ArrayFile
 from gids.write.partition import rows as table_rows
 from gids.write.partition import topology
-from gids.write.partition.communities import check_memory, community_owners
-from gids.write.partition.edge_blocks import edge_blocks
-from gids.write.partition.metis import find_metis, metis_owners
-from gids.write.partition.node_loads import NodeLoads
+from gids.write.partition.by_graph import GraphMethod
+from gids.write.partition.counts import count_parts
 from gids.write.partition.owners import METHODS, hash_owners, range_owners
 from gids.write.partition.report import PartFigures, Report
-from gids.write.partition.union import StoredGraph, union_bytes, union_graph
+from gids.write.partition.source_arrays import SourceArrays, copy_array
 from gids.write.publish import dataset_path
 from gids.write.space import check_space, total_bytes
-from gids.write.sync import sync_files
 from gids.write.workplace import Workplace, finish_published
-
-_BLOCK_BYTES = 8 << 20
-_COUNT_BYTES = 40
-"""Memory per edge of a block whose edges are counted."""
 
 
 def _silent(*_: Any) -> None:
@@ -174,11 +163,7 @@ class _Run:
         self._say, self._on_bytes = say, on_bytes
         self._roots = [workplace.root / part_name(i) for i in range(first.count)]
         self._owner_entries: dict[str, ArrayEntry] = {}
-        counts = [n.count for n in self._manifest.nodes]
-        self._node_count = sum(counts)
-        self._starts = {n.type: sum(counts[:i]) for i, n in enumerate(self._manifest.nodes)}
-        self._by_graph: np.ndarray | None = None
-        self._metis = ""
+        self._arrays = SourceArrays(store.locate)
 
     def run(self, on_total: Callable[[int], None]) -> Report:
         workplace = self._workplace
@@ -186,14 +171,20 @@ class _Run:
             self._say("resuming an unfinished partition")
         elif workplace.restart_reason:
             self._say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
-        self._check_method()
+        by_graph = None
+        if self._method in ("community", "metis"):
+            by_graph = GraphMethod(self._method, self._store, self._manifest, self._memory_bytes)
         needed = list(self._needed())
+        if by_graph is not None:
+            needed.append((workplace.path.parent, by_graph.scratch_bytes))
         check_space(needed, [workplace.partial])  # before the first record, so that nothing is left
         on_total(sum(self._work_bytes()))
         workplace.needed_bytes = total_bytes(needed)
         for root in self._roots:
             root.mkdir(exist_ok=True)
-        self._write_owners()
+        if by_graph is not None:
+            self._say(f"dividing the nodes by {self._method}")
+        self._write_owners(by_graph)
         counts = self._once("counts", 8 * sum(r.count for r in self._manifest.relations), self._count)
         nodes = self._write_nodes()
         relations = [
@@ -240,70 +231,19 @@ class _Run:
 
     # Owners
 
-    def _write_owners(self) -> None:
+    def _write_owners(self, by_graph: GraphMethod | None) -> None:
         """Give every node an owner. Writes them to the first part."""
         for nodes in self._manifest.nodes:
-            if self._method == "range":
+            if by_graph is not None:
+                self._write_owners_of(nodes, self._owners_by(by_graph, nodes))
+            elif self._method == "range":
                 self._write_owners_of(nodes, range_owners(nodes.count, self._parts))
-            elif self._method == "hash":
-                self._write_owners_of(nodes, hash_owners(nodes.type, nodes.count, self._parts, self._seed))
             else:
-                self._write_owners_of(nodes, self._owners_by_graph(nodes))
+                self._write_owners_of(nodes, hash_owners(nodes.type, nodes.count, self._parts, self._seed))
 
-    def _owners_by_graph(self, nodes: NodesEntry) -> Iterator[np.ndarray]:
-        """The owners of one type, by communities or METIS. Those of all types are computed first."""
-        if self._by_graph is None:
-            for relation in self._manifest.relations:
-                for role in ("indptr", "indices"):
-                    self._check_array(relation.arrays[role])
-            self._say(f"dividing the nodes ({self._method})")
-            self._by_graph = self._divide_nodes()
-        start = self._starts[nodes.type]
-        yield self._by_graph[start : start + nodes.count]
-
-    def _divide_nodes(self) -> np.ndarray:
-        """uint16: the part of each node of all types."""
-        manifest = self._manifest
-        counts = {n.type: n.count for n in manifest.nodes}
-        graphs = [
-            StoredGraph(
-                r.type, counts[r.type[0]], self._mapped(r.arrays["indptr"]), self._mapped(r.arrays["indices"])
-            )
-            for r in manifest.relations
-        ]
-        one_type = len(manifest.nodes) == 1
-        if one_type and self._method == "community":
-            edges = [(graph.indptr, graph.indices) for graph in graphs]
-        else:
-            edges = [
-                union_graph(
-                    graphs,
-                    self._starts,
-                    self._node_count,
-                    self._workplace.scratch,
-                    memory_bytes=self._memory_bytes // 2,
-                    workers=self._workers,
-                    simple=self._method == "metis",
-                )
-            ]
-        loads = NodeLoads(self._store, self._starts)
-        if self._method == "community":
-            return community_owners(edges, loads, self._node_count, loads.count, self._parts)
-        return metis_owners(self._metis, edges[0], loads.kinds(), loads.in_edges(), self._parts)
-
-    def _check_method(self) -> None:
-        """Raise FormatError or ImportError for a method that cannot be used here."""
-        if self._method not in ("community", "metis"):
-            return
-        if not self._manifest.relations:
-            raise FormatError(
-                f"--method {self._method} needs a graph, and the dataset has none: use --method hash"
-            )
-        if self._method == "metis":
-            self._metis = find_metis()
-        else:
-            loads = NodeLoads(self._store, self._starts)
-            check_memory(self._node_count, loads.count, self._memory_bytes)
+    def _owners_by(self, method: GraphMethod, nodes: NodesEntry) -> Iterator[np.ndarray]:
+        """One piece, computed when it is asked for."""
+        yield method.owners(nodes.type, self._parts, self._workplace.scratch, self._workers)
 
     def _write_owners_of(self, nodes: NodesEntry, owners: Iterator[np.ndarray]) -> None:
         path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
@@ -322,46 +262,15 @@ class _Run:
         entry = self._owner_entries[ntype]
         return map_array(self._roots[0] / entry.path, entry)
 
-    # Counts
-
     def _count(self) -> dict[str, Any]:
-        """The nodes, training seeds and edges of each part, and the edges that are cut."""
-        nodes, edges, cut = [], [], 0
-        seeds = np.zeros(self._parts, np.int64)
-        for entry in self._manifest.nodes:
-            owners = self._owners(entry.type)
-            counts = np.zeros(self._parts, np.int64)
-            for start in range(0, entry.count, 1 << 20):
-                counts += np.bincount(owners[start : start + (1 << 20)], minlength=self._parts)
-            nodes.append(counts.tolist())
-            if "train_idx" in entry.arrays:
-                rows = array_rows(self._source(entry.arrays["train_idx"]), entry.arrays["train_idx"])
-                for start in range(0, rows.shape[0], 1 << 20):
-                    ids = read_range(rows, start, min(start + (1 << 20), rows.shape[0])).numpy()
-                    seeds += np.bincount(owners[ids], minlength=self._parts)
-        for relation in self._manifest.relations:
-            for array in relation.arrays.values():
-                self._check_array(array)
-            found, found_cut = self._count_edges(relation)
-            edges.append(found.tolist())
-            cut += found_cut
-        return {"nodes": nodes, "edges": edges, "seeds": seeds.tolist(), "cut": cut}
-
-    def _count_edges(self, relation: RelationEntry) -> tuple[np.ndarray, int]:
-        sources, owners = self._owners(relation.type[0]), self._owners(relation.type[2])
-        indices = array_rows(self._source(relation.arrays["indices"]), relation.arrays["indices"])
-        counts, cut = np.zeros(self._parts, np.int64), 0
-        step = max(1, min(1 << 20, self._memory_bytes // _COUNT_BYTES))
-        for begin, end, of in edge_blocks(self._mapped(relation.arrays["indptr"]), owners, step):
-            counts += np.bincount(of, minlength=self._parts)
-            cut += int(np.count_nonzero(sources[read_range(indices, begin, end).numpy()] != of))
-            self._on_bytes(8 * (end - begin))
-        return counts, cut
-
-    def _check_array(self, entry: ArrayEntry) -> None:
-        """Raise StorageError if an array of the source is damaged."""
-        if file_crc32c(self._source(entry)) != entry.crc32c:
-            raise _damaged(self._source(entry))
+        return count_parts(
+            self._manifest,
+            self._arrays,
+            self._owners,
+            self._parts,
+            memory_bytes=self._memory_bytes,
+            on_bytes=self._on_bytes,
+        )
 
     # Per-node arrays
 
@@ -372,43 +281,31 @@ class _Run:
             found = entries[nodes.type] = {}
             for role, source in nodes.arrays.items():
                 entry = dataclasses.replace(source, path=f"nodes/{encode_path(nodes.type)}.{role}.npy")
-                copy = partial(self._copy_array, self._source(source), source, entry.path, self._roots)
+                copy = partial(self._copy, self._arrays.path(source), source, entry.path, self._roots)
                 self._once(f"nodes {encode_path(nodes.type)}.{role}", array_bytes(source), copy, "nodes")
                 found[role] = entry
             owners = self._owner_entries[nodes.type]
-            copy = partial(
-                self._copy_array, self._roots[0] / owners.path, owners, owners.path, self._roots[1:]
-            )
+            copy = partial(self._copy, self._roots[0] / owners.path, owners, owners.path, self._roots[1:])
             self._once(f"nodes {encode_path(nodes.type)}.{OWNER}", array_bytes(owners), copy, "nodes")
             found[OWNER] = owners
         return entries
 
-    def _copy_array(self, source: Path, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
-        """Copy an array's file to each directory, and compare its checksum."""
-        at_once = table_rows.files_limit(1)
-        for first in range(0, max(1, len(roots)), at_once):
-            with ExitStack() as stack:
-                files = []
-                for root in roots[first : first + at_once]:
-                    (root / path).parent.mkdir(parents=True, exist_ok=True)
-                    files.append(stack.enter_context(open(root / path, "wb", buffering=0)))
-                read = stack.enter_context(open(source, "rb", buffering=0))
-                crc, buffer = 0, np.empty(min(_BLOCK_BYTES, self._memory_bytes), np.uint8)
-                while count := read.readinto(buffer.data):
-                    crc = _core.crc32c_extend(crc, buffer[:count])
-                    for file in files:
-                        _write_all(file.fileno(), buffer[:count])
-                    self._on_bytes(count if first == 0 else 0)
-                sync_files(file.fileno() for file in files)
-                os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                if crc != entry.crc32c:
-                    raise _damaged(source)
+    def _copy(self, source: Path, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
+        copy_array(
+            source,
+            entry,
+            path,
+            roots,
+            at_once=table_rows.files_limit(1),
+            memory_bytes=self._memory_bytes,
+            on_bytes=self._on_bytes,
+        )
 
     # Topology
 
     def _write_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
         """Divide the in-edges of a relation. Returns the entries of each part."""
-        paths = {role: self._source(entry) for role, entry in relation.arrays.items()}
+        paths = {role: self._arrays.path(entry) for role, entry in relation.arrays.items()}
         at_once, found = table_rows.files_limit(topology.FILES), []
         for first in range(0, self._parts, at_once):
             group = range(first, min(first + at_once, self._parts))
@@ -418,7 +315,7 @@ class _Run:
                     topology.divide_topology(
                         relation,
                         paths,
-                        self._mapped(relation.arrays["indptr"]),
+                        self._arrays.mapped(relation.arrays["indptr"]),
                         self._owners(relation.type[2]),
                         self._roots,
                         group,
@@ -450,12 +347,12 @@ class _Run:
         columns = entry.scale.columns if entry.scale is not None else None
         if columns is not None:
             path = f"tables/{folder}/scale.npy"
-            copy = partial(self._copy_array, self._source(columns), columns, path, self._roots)
+            copy = partial(self._copy, self._arrays.path(columns), columns, path, self._roots)
             self._once(f"scales {folder}", array_bytes(columns), copy, f"tables/{folder}")
             scale = ScaleEntry("column", dataclasses.replace(columns, path=path))
             written = [dataclasses.replace(w, scale=scale) for w in written]
         if entry.order is not None:
-            self._once(f"check {folder}.order", 0, partial(self._check_array, entry.order))
+            self._once(f"check {folder}.order", 0, partial(self._arrays.check, entry.order))
         sums_of: list[int] = []
         for group in self._groups(entry):
             sums_of += self._once(
@@ -510,9 +407,9 @@ class _Run:
             return lambda first, last: owners[first:last]
         (relation,) = (r for r in self._manifest.relations if r.type == entry.type)
         ids = relation.arrays.get("edge_ids")
-        read = None if ids is None else partial(_read_array, self._source(ids), ids)
+        read = None if ids is None else partial(self._arrays.read, ids)
         return table_rows.EdgeOwners(
-            self._mapped(relation.arrays["indptr"]),
+            self._arrays.mapped(relation.arrays["indptr"]),
             read,
             self._owners(relation.type[2]),
             relation.count,
@@ -520,12 +417,6 @@ class _Run:
         )
 
     # Sizes
-
-    def _source(self, entry: ArrayEntry) -> Path:
-        return self._store.locate.array(entry)
-
-    def _mapped(self, entry: ArrayEntry) -> np.ndarray:
-        return map_array(self._source(entry), entry)
 
     def _work_bytes(self) -> Iterator[int]:
         """The bytes of progress."""
@@ -558,9 +449,6 @@ class _Run:
             pages = entry.geometry.page_count + self._parts
             yield directory, pages * (entry.page_bytes + 4)
 
-        if self._method == "metis" or (self._method == "community" and len(self._manifest.nodes) > 1):
-            yield directory, union_bytes(sum(r.count for r in self._manifest.relations))
-
     def _report(self, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
         figures = []
         for part, manifest in enumerate(manifests):
@@ -580,19 +468,3 @@ class _Run:
 
 def _entry(fields: dict[str, Any]) -> ArrayEntry:
     return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
-
-
-def _read_array(path: Path, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
-    values: np.ndarray = read_range(array_rows(path, entry), first, last).numpy()
-    return values
-
-
-def _write_all(fd: int, data: np.ndarray) -> None:
-    view = memoryview(data.data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _damaged(path: Path) -> StorageError:
-    what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
-    return StorageError(errno.EBADMSG, what, path)
