@@ -231,7 +231,6 @@ def test_info_reads_no_labels_and_splits(hollow, capsys, monkeypatch):
         "labels": f"int64[{MANY}]",
         "splits": {"train": MANY},
         "times": None,
-        "held": None,
         "heat": [],
     }
     assert [t["ordered"] for t in found["tables"]] == [False, True]
