@@ -44,7 +44,8 @@ ALLOWED = {
     "measure": MEASURE,
     "bench": MEASURE | {"convert", "bench"},
     "quickstart": MEASURE | {"convert", "quickstart"},
-    "cli": MEASURE | {"convert", "bench", "quickstart", "cli"},
+    "scale": MEASURE | {"convert", "bench", "distributed", "scale"},
+    "cli": MEASURE | {"convert", "bench", "quickstart", "scale", "distributed", "cli"},
 }
 """What each folder and module of gids may import of the others."""
 PUBLIC = (

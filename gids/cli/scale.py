@@ -1,0 +1,249 @@
+"""`gids scale DATASET`: predict what an epoch reads, sends and takes on 1 to 1024 ranks, in each mode."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.bench.arguments import add_minibatches, natural, parse_cache_size, positive, rate
+from gids.cli.arguments import add_allow_dir, add_quiet
+from gids.cli.progress import Progress
+from gids.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gids.scale import Curves, Rates
+    from gids.store import FeatureStore
+
+EPILOG = """\
+Rates are of each rank. Where several ranks share a disk or a network card, give each its share.
+Without --storage-gb-s and --reads-per-s the dataset's disk is measured, in less than a second.
+"""
+_RATES = {
+    "storage_gb_s": ("storage", 1e9, "GB/s that a rank reads from storage (default: measured)"),
+    "reads_per_s": ("reads_per_s", 1.0, "random reads per second of a rank (default: measured)"),
+    "network_gb_s": ("network", 1e9, "GB/s that a rank sends while it receives as much (default: 12.5)"),
+    "latency_us": ("latency_s", 1e-6, "microseconds of a message between ranks (default: 10)"),
+    "memory_gb_s": ("memory", 1e9, "GB/s of a rank's memory, reads and writes together (default: 100)"),
+    "flops": ("flops", 1.0, "floating-point operations per second that training reaches (default: 2e13)"),
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "scale",
+        help="predict training on 1 to 1024 ranks",
+        description="Sample minibatches of a dataset, and predict the seconds and bytes of an epoch on 1, 2, "
+        "4 … ranks, for independent, partitioned, 1.5D and cooperative training.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path, help="a dataset with topology and features")
+    add("--sampler", choices=["neighbor", "labor"], default="neighbor", help="sampler (default: neighbor)")
+    add_minibatches(parser)
+    add(
+        "--kappa",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="minibatches over which draws stay correlated; matters with --policy lru (default: 1)",
+    )
+    add("--seeds", choices=["train", "val", "test", "all"], default="train", help="seeds (default: train)")
+    add("--ranks", type=positive, default=1024, metavar="N", help="largest number of ranks (default: 1024)")
+    add(
+        "--cache",
+        default="10%",
+        metavar="SIZE",
+        help="feature cache of a rank: 10%% of the pages, or 4GB (default: 10%%)",
+    )
+    add(
+        "--policy",
+        choices=["static", "lru"],
+        default="static",
+        help="cache policy: keep the pages with the most heat, or those used last (default: static)",
+    )
+    add(
+        "--owners",
+        choices=["hash", "range", "community"],
+        default="hash",
+        help="owners of the nodes in cooperative training (default: hash)",
+    )
+    add("--hidden", type=positive, default=256, metavar="N", help="width of the hidden layers (default: 256)")
+    add(
+        "--memory",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="memory of a rank; larger modes are not recommended (default: no limit)",
+    )
+    for name, (_, _, text) in _RATES.items():
+        add(f"--{name.replace('_', '-')}", type=rate, metavar="N", help=text)
+    add(
+        "--measure-network",
+        action="store_true",
+        help="measure --network-gb-s and --latency-us on the ranks that torchrun started",
+    )
+    add(
+        "--seconds",
+        type=rate,
+        default=20.0,
+        metavar="S",
+        help="time for sampling, about; larger minibatches are extrapolated (default: 20)",
+    )
+    add("--seed", type=natural, default=0, metavar="N", help="random seed (default: 0)")
+    add("--json", type=Path, metavar="FILE", help="write curves and predictions to FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw curves and predictions to FILE, as PNG")
+    add_allow_dir(parser)
+    add_quiet(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gids.scale.curves import Setting, measure
+    from gids.scale.cut import Cut
+    from gids.scale.model import Model, Plan, predict_all
+    from gids.scale.plot import check_plotting, draw
+    from gids.store import FeatureStore, graphs_of
+    from gids.store.part import refuse_part
+
+    if args.plot is not None:
+        check_plotting()
+    for path in (args.json, args.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{path}: there is no directory {path.absolute().parent}")
+    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    refuse_part(store, "gids scale", "measure with the whole dataset")
+    tables = [t for t in store.tables.values() if isinstance(t.type, str)]
+    if not tables:
+        raise ValueError(f"{store.name} has no table of nodes")
+    cache_bytes = _cache_bytes(args.cache, sum(t.page_count * t.page_bytes for t in tables))
+    rates, where, is_first = _rates(args, store)
+    if not is_first:
+        return 0
+    setting = Setting(
+        tuple(args.fanouts),
+        args.batch_size,
+        args.sampler,
+        args.kappa,
+        args.seeds,
+        args.policy,
+        args.seed,
+        args.seconds,
+    )
+    ranks = [1 << i for i in range(args.ranks.bit_length())]
+    with Progress("scale", quiet=args.quiet, unit=" sizes") as progress:
+        curves = measure(store, setting, ranks[-1] * args.batch_size, lambda _: progress.add(1))
+    several = len(store.node_types) > 1
+    methods = dict.fromkeys(["hash", *([] if several else ["range"]), args.owners])
+    shares = {method: Cut(store, graphs_of(store), method).shares(ranks) for method in methods}
+    cut = (
+        {}
+        if args.owners == "hash"
+        else {n: share / (1 - 1 / n) for n, share in shares[args.owners].items() if n > 1}
+    )
+    plan, model = Plan(cache_bytes, cut, args.memory), Model(args.hidden, _classes(store))
+    found = predict_all(curves, rates, plan, model, ranks)
+    from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
+
+    advice = recommend(found)
+    if args.json is not None:
+        args.json.write_text(
+            json.dumps(_json(args, curves, rates, plan, shares, found, advice), indent=2) + "\n"
+        )
+    if args.plot is not None:
+        draw(args.plot, store.name, curves, found)
+    if args.quiet:
+        return 0
+    print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")
+    print(f"cache of a rank: {format_bytes(int(cache_bytes))}, {args.policy}; {rates_line(rates, where)}")
+    print(f"\nminibatches by size; nodes and edges by layer, from the seeds on\n\n{curves_table(curves)}")
+    print(f"\nedges between ranks, by owners\n\n{cut_table(shares)}")
+    for title, table in prediction_tables(found):
+        print(f"\n{title}\n\n{table}")
+    if any(p.extrapolated for p in found):
+        print(f"\n~: extrapolated from minibatches of at most {curves.largest:,} seeds")
+    print(f"\n{advice}")
+    return 0
+
+
+def _cache_bytes(text: str, whole: int) -> float:
+    _, unit, number = parse_cache_size(text)
+    if unit == "x":
+        raise ValueError(f"--cache {text}: give a share of the pages (10%) or bytes (4GB)")
+    return min(whole, number * whole if unit == "%" else number)
+
+
+def _rates(args: argparse.Namespace, store: FeatureStore) -> tuple[Rates, str, bool]:
+    """(rates, what of storage was measured, whether this is the process that reports)."""
+    import os
+    from dataclasses import replace
+
+    from gids.scale.rates import Rates
+
+    rates, is_first = Rates(), True
+    if args.measure_network:
+        if "RANK" not in os.environ:
+            raise ValueError("--measure-network needs ranks: start it with torchrun -m gids scale …")
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rates = rates.with_network_of_group()
+        is_first = dist.get_rank() == 0
+        dist.destroy_process_group()
+    given = {
+        field: getattr(args, name) * unit
+        for name, (field, unit, _) in _RATES.items()
+        if getattr(args, name) is not None
+    }
+    where = ""
+    if is_first and not {"storage", "reads_per_s"} <= given.keys():
+        rates = rates.with_storage_of([t for t in store.tables.values() if isinstance(t.type, str)])
+        where = " (measured)" if not {"storage", "reads_per_s"} & given.keys() else " (partly measured)"
+    return replace(rates, **given), where, is_first
+
+
+def _classes(store: FeatureStore) -> int:
+    return max(
+        (
+            1 + int(labels.max())
+            for labels in store.labels.values()
+            if labels.numel() and not labels.is_floating_point()
+        ),
+        default=64,
+    )
+
+
+def _json(
+    args: argparse.Namespace,
+    curves: Curves,
+    rates: Rates,
+    plan: Any,
+    shares: Any,
+    found: Any,
+    advice: str,
+) -> dict[str, Any]:
+    points = [
+        {
+            "batch_size": p.batch_size,
+            "minibatches": p.minibatches,
+            "nodes": p.nodes.tolist(),
+            "edges": p.edges.tolist(),
+            "input_nodes": dict(p.input_nodes),
+            "pages": dict(p.pages),
+            "misses": {
+                name: {"shares": m.shares.tolist(), "pages": m.pages.tolist()} for name, m in p.misses.items()
+            },
+        }
+        for p in curves.points
+    ]
+    return {
+        "dataset": str(args.path),
+        "setting": vars(curves.setting),
+        "epoch_seeds": curves.epoch_seeds,
+        "rates": vars(rates),
+        "cache_bytes": plan.cache_bytes,
+        "curves": points,
+        "cut": {method: {str(n): share for n, share in of.items()} for method, of in shares.items()},
+        "predictions": [p.to_json() for p in found],
+        "recommendation": advice,
+    }

@@ -1,0 +1,294 @@
+"""Curves by batch size: nodes and edges of each layer, rows and pages read, and pages that a cache misses.
+
+Measured by sampling minibatches of a dataset in one process, at sizes that double, and interpolated between
+them. Knows nothing of ranks, except that a source which many destinations use is wanted by many of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids.bench.minibatches import blocks_of, input_nodes, make_sampler
+from gids.heat import choose_seeds
+from gids.sampler import Block, Minibatch, Sampler, Topology
+from gids.scale.misses import LeastRecent, Misses, Static, pages_in, rank_of_pages
+from gids.store import FeatureStore, Table, graphs_of
+from gids.store.names import Relation
+
+_LEAST_SEEDS = 8192  # small minibatches differ: more of them are sampled
+_MOST_MINIBATCHES = 64
+_MOST_EDGES = 40_000_000  # of a minibatch, to bound memory
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is sampled, as a NodeLoader would.
+
+    batch_size: seeds per rank. policy: "static" keeps the pages with the most heat, "lru" those used last.
+    seconds: time for sampling, about; larger minibatches are extrapolated.
+    """
+
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1024
+    sampler: str = "neighbor"
+    kappa: float = 1
+    seeds: str = "train"
+    policy: str = "static"
+    seed: int = 0
+    seconds: float = 20.0
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Users:
+    """How many edges of a layer begin at each source: `sources` of them have `edges` edges. One node type."""
+
+    edges: npt.NDArray[np.int64]
+    sources: Floats
+
+    def received(self, ranks: int) -> float:
+        """Sources that ranks other than their owner need, counted once per rank, with owners at random.
+
+        A rank needs a source unless each of its k edges ends at a node of another rank.
+        """
+        missed = (1 - 1 / ranks) ** self.edges
+        return float(((ranks - 1) * (1 - missed) * self.sources).sum())
+
+
+@dataclass(frozen=True)
+class Point:
+    """Means over minibatches of one size. Layers are counted from the seeds.
+
+    nodes: of each layer, those that draw, and last the input nodes: float64[layers + 1]. edges:
+    float64[layers]. input_nodes: by type. users: by layer, then by type. pages: distinct pages, by table.
+    misses: by table.
+    """
+
+    batch_size: int
+    minibatches: int
+    nodes: Floats
+    edges: Floats
+    input_nodes: Mapping[str, float]
+    users: Sequence[Mapping[str, Users]]
+    pages: Mapping[str, float]
+    misses: Mapping[str, Misses]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The points by ascending batch size, and facts of the dataset.
+
+    epoch_seeds: seeds of an epoch. tables: of nodes. relations: number of edges by relation.
+    """
+
+    setting: Setting
+    points: Sequence[Point]
+    epoch_seeds: int
+    tables: Mapping[str, Table] = field(repr=False)
+    node_counts: Mapping[str, int] = field(default_factory=dict)
+    relations: Mapping[Relation, int] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> int:
+        """The largest batch size that was measured. Others are extrapolated, with the last slope."""
+        return self.points[-1].batch_size
+
+    def at(self, batch_size: float, value: Callable[[Point], float], most: float = math.inf) -> float:
+        """value at this batch size, interpolated in log-log; at most `most`."""
+        sizes = [p.batch_size for p in self.points]
+        high = int(np.searchsorted(sizes, batch_size))
+        if high < len(sizes) and sizes[high] == batch_size:
+            return min(most, value(self.points[high]))
+        if len(sizes) == 1:
+            return min(most, value(self.points[0]) * batch_size / sizes[0])
+        high = min(max(high, 1), len(sizes) - 1)
+        (b0, v0), (b1, v1) = ((sizes[i], value(self.points[i])) for i in (high - 1, high))
+        if v0 <= 0 or v1 <= 0:
+            share = min(max((batch_size - b0) / (b1 - b0), 0), 1)
+            return min(most, v0 + share * (v1 - v0))
+        slope = math.log(v1 / v0) / math.log(b1 / b0)
+        return float(min(most, v0 * (batch_size / b0) ** slope))
+
+
+def measure(
+    store: FeatureStore, setting: Setting, largest: int, on_point: Callable[[int], None] = lambda _: None
+) -> Curves:
+    """The curves of a dataset up to minibatches of `largest` seeds, or of all seeds if these are fewer.
+
+    on_point: called with each batch size before it is sampled. Raises FormatError for a dataset without
+    topology, ValueError for a wrong setting.
+    """
+    graphs = graphs_of(store)
+    topology = Topology(graphs[0] if len(graphs) == 1 and _homogeneous(store) else graphs)
+    sampler = make_sampler(
+        setting.sampler, setting.fanouts, setting.batch_size, threads=setting.threads, kappa=setting.kappa
+    )
+    seeds = _Seeds(choose_seeds(store, setting.seeds), topology, setting.seed)
+    tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
+    ranks = {n: rank_of_pages(store, t) for n, t in tables.items()} if setting.policy == "static" else {}
+    points: list[Point] = []
+    begun, before = time.monotonic(), 0.0
+    for size in _sizes(setting.batch_size, min(largest, len(seeds)), largest):
+        left = setting.seconds - (time.monotonic() - begun)
+        if len(points) > 1 and (2.5 * before > left or 2 * points[-1].edges.sum() > _MOST_EDGES):
+            break
+        on_point(size)
+        start = time.monotonic()
+        points.append(_Measurement(setting, topology, sampler, tables, ranks, seeds, size).point())
+        before = time.monotonic() - start
+    return Curves(
+        setting,
+        points,
+        len(seeds),
+        tables,
+        dict(zip(topology.node_types, topology.node_counts, strict=True)),
+        {g.relation: g.num_edges for g in graphs},
+    )
+
+
+def _homogeneous(store: FeatureStore) -> bool:
+    return len(store.node_types) == 1
+
+
+def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
+    """Sizes that double, from batch_size to `most`; smaller ones where ranks share fewer seeds than that."""
+    first, sizes = batch_size, []
+    while first > 1 and (first > most or (most < largest and first * (largest // batch_size) > most)):
+        first = -(-first // 2)
+    while first < most:
+        sizes.append(first)
+        first *= 2
+    return [*sizes, most]
+
+
+class _Seeds:
+    """The seeds of an epoch in random order, epoch after epoch."""
+
+    def __init__(self, seeds: Mapping[str, np.ndarray], topology: Topology, seed: int) -> None:
+        self._topology = topology
+        self._ids = np.concatenate([seeds[t] for t in seeds])
+        self._types = np.repeat(np.arange(len(seeds)), [len(ids) for ids in seeds.values()])
+        self._names = list(seeds)
+        order = np.random.default_rng(seed).permutation(len(self._ids))
+        self._ids, self._types = self._ids[order], self._types[order]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def take(self, first: int, count: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        chosen = np.arange(first, first + count) % len(self)
+        ids, types = self._ids[chosen], self._types[chosen]
+        if self._topology.homogeneous:
+            return torch.from_numpy(ids)
+        return {name: torch.from_numpy(ids[types == i]) for i, name in enumerate(self._names)}
+
+
+class _Measurement:
+    """The minibatches of one size."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        topology: Topology,
+        sampler: Sampler,
+        tables: Mapping[str, Table],
+        ranks: Mapping[str, npt.NDArray[np.int64]],
+        seeds: _Seeds,
+        size: int,
+    ) -> None:
+        self._topology, self._sampler, self._tables = topology, sampler, tables
+        self._setting, self._seeds, self._size = setting, seeds, size
+        self._caches: dict[str, Static | LeastRecent] = {
+            name: Static(ranks[name]) if name in ranks else LeastRecent(table.page_count)
+            for name, table in tables.items()
+        }
+
+    def point(self) -> Point:
+        size, count = self._size, 1
+        if size < len(self._seeds):
+            count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(self._seeds) // size)
+        found = [self._of(number) for number in range(count)]
+        for cache in self._caches.values():
+            # Caches that keep the rows used last need minibatches to begin with.
+            number = count
+            while cache.needs_more(number):
+                self._of(number)
+                number += 1
+        layers = len(found[0][1])
+        types = self._topology.node_types
+        return Point(
+            size,
+            count,
+            np.mean([f[0] for f in found], axis=0),
+            np.mean([f[1] for f in found], axis=0),
+            {t: float(np.mean([f[2][t] for f in found])) for t in types},
+            [{t: _mean_users([f[3][i][t] for f in found]) for t in types} for i in range(layers)],
+            {name: float(np.mean([f[4][name] for f in found])) for name in self._tables},
+            {name: cache.misses() for name, cache in self._caches.items()},
+        )
+
+    def _of(
+        self, number: int
+    ) -> tuple[list[int], list[int], dict[str, int], list[dict[str, npt.NDArray[np.int64]]], dict[str, int]]:
+        """(nodes, edges, input nodes, edges of each source, pages) of a minibatch, and its pages to the
+        caches."""
+        first = number * self._size
+        made = self._sampler.sample(
+            self._topology,
+            self._seeds.take(first, self._size),
+            seed=self._setting.seed,
+            epoch=first // len(self._seeds),
+            step=number,
+        )
+        rows = {t: len(input_nodes(made, t)) for t in self._topology.node_types}
+        pages = {}
+        for name, table in self._tables.items():
+            assert isinstance(table.type, str)
+            found = pages_in(table, input_nodes(made, table.type).numpy())
+            self._caches[name].add(found)
+            pages[name] = len(found)
+        nodes, edges, users = layers_of(made)
+        return [*nodes, sum(rows.values())], edges, rows, [self._padded(u) for u in users], pages
+
+    def _padded(self, users: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.int64]]:
+        none = np.zeros(0, np.int64)
+        return {t: users.get(t, none) for t in self._topology.node_types}
+
+
+def layers_of(
+    minibatch: Minibatch,
+) -> tuple[list[int], list[int], list[dict[str, npt.NDArray[np.int64]]]]:
+    """By layer, from the seeds on: nodes that draw, edges, and by type a histogram of edges per source."""
+    nodes: list[int] = []
+    edges: list[int] = []
+    users: list[dict[str, npt.NDArray[np.int64]]] = []
+    for layer in minibatch.blocks[::-1]:
+        blocks = [layer] if isinstance(layer, Block) else list(layer.values())
+        destinations = {b.relation[2]: b.num_dst for b in blocks}
+        nodes.append(sum(destinations.values()))
+        edges.append(sum(b.num_edges for b in blocks))
+        uses: dict[str, npt.NDArray[np.int64]] = {}
+        for block in blocks:
+            counted = np.bincount(block.indices.numpy(), minlength=block.num_src)
+            before = uses.get(block.relation[0])
+            uses[block.relation[0]] = counted if before is None else before + counted
+        users.append({t: np.bincount(counted[counted > 0]) for t, counted in uses.items()})
+    assert sum(edges) == sum(b.num_edges for b in blocks_of(minibatch))
+    return nodes, edges, users
+
+
+def _mean_users(histograms: Sequence[npt.NDArray[np.int64]]) -> Users:
+    total = np.zeros(max(map(len, histograms)), np.float64)
+    for histogram in histograms:
+        total[: len(histogram)] += histogram
+    edges = np.flatnonzero(total)
+    return Users(edges, total[edges] / len(histograms))

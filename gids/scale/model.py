@@ -1,0 +1,361 @@
+"""Work and time of a step and an epoch on P ranks, in four ways of training. See docs/internals/scale.md.
+
+After Balin, LaSalle and Catalyurek, "Cooperative Minibatching in Graph Neural Networks", 2023, Table 5,
+extended by the pages that caches miss and by the disk's reads per second. Called by `gids scale`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+
+from gids.scale.curves import Curves, Point
+from gids.scale.rates import Rates
+
+MODES = ("independent", "partitioned", "1.5D", "cooperative")
+BULK = 4  # minibatches that ranks sample in one go, as gids.distributed.open()
+WINDOW = 16  # minibatches sampled ahead, as gids.open()
+_ID = 8  # bytes
+_EDGE = 16  # bytes of an edge that an owner sends: source and edge id
+_DEGREE, _WEIGHT = 4, 4
+_FLOAT = 4
+_LINE = 64  # bytes that a random access moves
+_OUTPUTS = 3  # minibatches whose rows are in memory
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network that is trained: a GraphSAGE with `hidden` wide layers.
+
+    Two matrices per layer, of a node's own row and of its neighbors' mean.
+    """
+
+    hidden: int = 256
+    classes: int = 64
+
+    def widths(self, inputs: int, layers: int) -> list[int]:
+        """Of the rows of each layer, the input first."""
+        return [inputs, *[self.hidden] * (layers - 1), self.classes]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the dataset and the caches are spread.
+
+    cache_bytes: of each rank. cut: share of the edges between ranks, compared with owners at random, by
+    number of ranks; of a cooperative exchange. memory_bytes: what a rank has, None: enough.
+    """
+
+    cache_bytes: float
+    cut: Mapping[int, float] = field(default_factory=dict)
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one rank in one step, the mean over ranks.
+
+    rows: input nodes whose rows it reads, or has its cache give. pages, storage_bytes: that it reads from
+    storage. ids_received, nodes_asked, edges_received, rows_received: from other ranks. network_bytes:
+    received; activation_bytes of them in the middle of training. rounds: exchanges with all ranks of a group.
+    memory_bytes: moved in memory. operations: of floating point.
+    """
+
+    seeds: float = 0
+    nodes: float = 0
+    edges: float = 0
+    rows: float = 0
+    pages: float = 0
+    storage_bytes: float = 0
+    nodes_asked: float = 0
+    edges_received: float = 0
+    ids_received: float = 0
+    rows_received: float = 0
+    network_bytes: float = 0
+    activation_bytes: float = 0
+    rounds: float = 0
+    activation_rounds: float = 0
+    messages: float = 0
+    memory_bytes: float = 0
+    operations: float = 0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An epoch on `ranks` ranks. copies: ranks that hold each part; of 1.5D.
+
+    seconds: of an epoch. parts_s: of a step, by resource. bottleneck: the resource that a step waits for.
+    storage_bytes, network_bytes: of all ranks in an epoch. rank_bytes: memory of a rank. disk_bytes: of it.
+    fits: rank_bytes is not over the limit. extrapolated: some minibatch is larger than those measured.
+    """
+
+    mode: str
+    ranks: int
+    copies: int
+    steps: int
+    work: Work
+    parts_s: Mapping[str, float]
+    bottleneck: str
+    seconds: float
+    storage_bytes: float
+    network_bytes: float
+    rank_bytes: float
+    disk_bytes: float
+    fits: bool
+    extrapolated: bool
+
+    def to_json(self) -> dict[str, object]:
+        made = {f.name: getattr(self, f.name) for f in fields(self)}
+        return made | {"work": vars(self.work), "parts_s": dict(self.parts_s)}
+
+
+def predict_all(
+    curves: Curves, rates: Rates, plan: Plan, model: Model, ranks: Sequence[int]
+) -> list[Prediction]:
+    """Every mode on each number of ranks; of 1.5D the number of copies that takes least time."""
+    found = []
+    for count in ranks:
+        copies = [1 << i for i in range(1, count.bit_length()) if count % (1 << i) == 0 and 1 << i < count]
+        for mode in MODES:
+            if mode != "1.5D":
+                found.append(predict(curves, rates, plan, model, mode, count))
+            elif copies:
+                tried = [predict(curves, rates, plan, model, mode, count, c) for c in copies]
+                found.append(min(tried, key=lambda p: (not p.fits, p.seconds)))
+    return found
+
+
+def predict(
+    curves: Curves, rates: Rates, plan: Plan, model: Model, mode: str, ranks: int, copies: int = 1
+) -> Prediction:
+    """An epoch in one mode. Raises ValueError unless copies divides ranks."""
+    if mode not in MODES:
+        raise ValueError(f"no mode {mode!r} (there are {', '.join(MODES)})")
+    if ranks < 1 or ranks % copies:
+        raise ValueError(f"{copies} copies do not divide {ranks} ranks")
+    parts = 1 if mode == "independent" else ranks // copies
+    seeds = min(ranks * curves.setting.batch_size, curves.epoch_seeds)
+    steps = -(-curves.epoch_seeds // seeds)
+    work = step_work(curves, plan, model, mode, ranks, copies)
+    storage = max(work.storage_bytes / rates.storage, work.pages / rates.reads_per_s)
+    network = work.network_bytes / rates.network + work.messages * rates.latency_s
+    memory = work.memory_bytes / rates.memory
+    compute = work.operations / rates.flops
+    share = work.activation_rounds / work.rounds if work.rounds else 0
+    exchange = work.activation_bytes / rates.network + work.messages * share * rates.latency_s
+    # Reading, sampling and sending rows overlap with training; activations and gradients do not.
+    times = {"storage": storage, "network": network, "memory": memory, "compute": compute}
+    step = max(*times.values(), compute + exchange)
+    bottleneck = max(times, key=lambda name: times[name])
+    held = _memory(curves, plan, mode, parts, seeds, ranks)
+    per_epoch = curves.epoch_seeds / seeds  # the last step may be smaller
+    return Prediction(
+        mode,
+        ranks,
+        copies,
+        steps,
+        work,
+        times,
+        bottleneck,
+        per_epoch * step,
+        per_epoch * ranks * work.storage_bytes,
+        per_epoch * ranks * work.network_bytes,
+        held,
+        sum(t.page_count * t.page_bytes for t in curves.tables.values()) / parts,
+        plan.memory_bytes is None or held <= plan.memory_bytes,
+        seeds / ranks * (ranks if mode == "cooperative" else parts) > curves.largest,
+    )
+
+
+def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, copies: int = 1) -> Work:
+    """The counts of one rank in one step."""
+    seeds = min(ranks * curves.setting.batch_size, curves.epoch_seeds)
+    if mode == "cooperative":
+        return _cooperative(curves, plan, model, seeds, ranks)
+    parts = 1 if mode == "independent" else ranks // copies
+    return _apart(curves, plan, model, seeds, ranks, parts)
+
+
+def _apart(curves: Curves, plan: Plan, model: Model, seeds: float, ranks: int, parts: int) -> Work:
+    """Each rank samples its own seeds. Of `parts` ranks, each reads its part of the rows for all."""
+    size, layers = seeds / ranks, len(curves.setting.fanouts)
+    column = size * parts  # seeds of the ranks that exchange with each other
+    away = 1 - 1 / parts
+    pages, storage = _reads(curves, plan, column, parts)
+    nodes, edges = _layers(curves, size)
+    rows = {t: _input_nodes(curves, size, t) for t in curves.node_counts}
+    asked, drawn = sum(nodes[:-1]) * away, sum(edges) * away
+    received = {t: n * away for t, n in rows.items()}
+    feature_bytes = _row_bytes(curves, rows)
+    answered = _DEGREE * asked + (_EDGE + (_WEIGHT if _weighted(curves) else 0)) * drawn
+    network = rounds = 0.0
+    if parts > 1:
+        # A rank receives as many bytes as it sends: others' ids, and the answers to its own.
+        tables = sum(received[str(t.type)] * (_ID + t.row_bytes) for t in curves.tables.values())
+        network, rounds = _ID * asked + answered + tables, 2 * layers / BULK + 2
+    gradients, gradient_messages = _gradients(curves, model, ranks)
+    moved = 2 * feature_bytes * (1 + (away if parts > 1 else 0)) + _LINE * (sum(nodes) + sum(edges))
+    inner, operations = _training(curves, model, nodes, edges)
+    return Work(
+        seeds=size,
+        nodes=sum(nodes),
+        edges=sum(edges),
+        rows=sum(_input_nodes(curves, column, t) for t in curves.node_counts) / parts,
+        pages=pages,
+        storage_bytes=storage,
+        nodes_asked=asked,
+        edges_received=drawn,
+        ids_received=sum(received.values()),
+        rows_received=sum(received.values()),
+        network_bytes=network + gradients,
+        activation_bytes=gradients,
+        rounds=rounds + (1 if ranks > 1 else 0),
+        activation_rounds=1 if ranks > 1 else 0,
+        messages=rounds * (parts - 1) + gradient_messages,
+        memory_bytes=moved + inner,
+        operations=operations,
+    )
+
+
+def _cooperative(curves: Curves, plan: Plan, model: Model, seeds: float, ranks: int) -> Work:
+    """All ranks work on one minibatch; each node belongs to one of them."""
+    layers = len(curves.setting.fanouts)
+    pages, storage = _reads(curves, plan, seeds, ranks)
+    nodes, edges = ([x / ranks for x in values] for values in _layers(curves, seeds))
+    rows = {t: _input_nodes(curves, seeds, t) / ranks for t in curves.node_counts}
+    by_layer = [received(curves, seeds, ranks, layer, plan) for layer in range(layers)]
+    asked = sum(sum(of_layer.values()) for of_layer in by_layer)
+    features = _row_bytes(curves, by_layer[-1])
+    widths = model.widths(_input_width(curves), layers)[::-1]
+    # Rows of the layer next to the seeds come last. Forward and backward; features need no gradient.
+    activations = sum(
+        2 * _FLOAT * widths[layer + 1] * sum(by_layer[layer].values()) for layer in range(layers - 1)
+    )
+    gradients, gradient_messages = _gradients(curves, model, ranks)
+    exchanges = 0 if ranks == 1 else 2 * layers - 1
+    sampling = 0 if ranks == 1 else layers / BULK
+    moved = 2 * (_row_bytes(curves, rows) + features) + _LINE * (sum(nodes) + sum(edges))
+    inner, operations = _training(curves, model, nodes, edges)
+    return Work(
+        seeds=seeds / ranks,
+        nodes=sum(nodes),
+        edges=sum(edges),
+        rows=sum(rows.values()),
+        pages=pages,
+        storage_bytes=storage,
+        ids_received=asked,
+        rows_received=sum(by_layer[-1].values()),
+        network_bytes=_ID * asked + features + activations + gradients,
+        activation_bytes=features + activations + gradients,
+        rounds=exchanges + sampling + (ranks > 1),
+        activation_rounds=exchanges + (ranks > 1),
+        messages=(exchanges + sampling) * (ranks - 1) + gradient_messages,
+        memory_bytes=moved + inner + 2 * activations,
+        operations=operations,
+    )
+
+
+def received(
+    curves: Curves, seeds: float, ranks: int, layer: int, plan: Plan | None = None
+) -> dict[str, float]:
+    """Sources of a layer, counted from the seeds, that a rank gets from others, by node type."""
+    if ranks == 1:
+        return dict.fromkeys(curves.node_counts, 0.0)
+    cut = plan.cut.get(ranks, 1.0) if plan is not None else 1.0
+    return {
+        ntype: cut
+        / ranks
+        * curves.at(
+            seeds,
+            lambda p, ntype=ntype: p.users[layer][ntype].received(ranks),  # type: ignore[misc]
+            count * (ranks - 1),
+        )
+        for ntype, count in curves.node_counts.items()
+    }
+
+
+def _layers(curves: Curves, size: float) -> tuple[list[float], list[float]]:
+    """(nodes, edges) of a minibatch, by layer from the seeds on; the input nodes last."""
+    layers = len(curves.setting.fanouts)
+    most = float(sum(curves.node_counts.values()))
+    nodes = [curves.at(size, lambda p, i=i: float(p.nodes[i]), most) for i in range(layers + 1)]  # type: ignore[misc]
+    edges = float(sum(curves.relations.values()))
+    return nodes, [curves.at(size, lambda p, i=i: float(p.edges[i]), edges) for i in range(layers)]  # type: ignore[misc]
+
+
+def _input_nodes(curves: Curves, size: float, ntype: str) -> float:
+    return curves.at(size, lambda p: p.input_nodes[ntype], curves.node_counts[ntype])
+
+
+def _reads(curves: Curves, plan: Plan, size: float, parts: int) -> tuple[float, float]:
+    """(pages, bytes) that a rank reads for a minibatch of `size` seeds that `parts` ranks read together.
+
+    Each of them caches rows of its own part, so together their caches are one of so many times the size.
+    """
+    whole = sum(t.page_count * t.page_bytes for t in curves.tables.values())
+    share = min(1.0, plan.cache_bytes * parts / whole) if whole else 1.0
+    pages = read = 0.0
+    for name, table in curves.tables.items():
+
+        def missed(point: Point, name: str = name) -> float:
+            return point.misses[name].at(share)
+
+        count = curves.at(size, missed, table.page_count * (1 - share)) / parts
+        pages += count
+        read += count * table.page_bytes
+    return pages, read
+
+
+def _row_bytes(curves: Curves, rows: Mapping[str, float]) -> float:
+    """Bytes of the features of these nodes, as they are stored."""
+    return float(sum(rows[str(t.type)] * t.row_bytes for t in curves.tables.values()))
+
+
+def _input_width(curves: Curves) -> int:
+    return max((math.prod(t.shape) for t in curves.tables.values()), default=1)
+
+
+def _weighted(curves: Curves) -> bool:
+    return curves.setting.sampler.startswith("labor")
+
+
+def _gradients(curves: Curves, model: Model, ranks: int) -> tuple[float, float]:
+    """(bytes, messages) of summing the gradients of all ranks, which a rank receives."""
+    if ranks == 1:
+        return 0.0, 0.0
+    widths = model.widths(_input_width(curves), len(curves.setting.fanouts))
+    count = sum(2 * a * b for a, b in pairwise(widths))
+    return 2 * _FLOAT * count * (ranks - 1) / ranks, 2 * math.log2(ranks)
+
+
+def _training(
+    curves: Curves, model: Model, nodes: Sequence[float], edges: Sequence[float]
+) -> tuple[float, float]:
+    """(bytes moved in memory, operations) forwards and backwards. By layer from the seeds on."""
+    layers = len(edges)
+    widths = model.widths(_input_width(curves), layers)[::-1]
+    moved = operations = 0.0
+    for layer, count in enumerate(edges):
+        out, into, destinations = widths[layer], widths[layer + 1], nodes[layer]
+        moved += 3 * _FLOAT * (count * into + destinations * (into + out))
+        operations += 3 * (2 * count * into + 2 * 2 * destinations * into * out)
+    return moved, operations
+
+
+def _memory(curves: Curves, plan: Plan, mode: str, parts: int, seeds: float, ranks: int) -> float:
+    """Topology, cache, page words and minibatches of a rank: bytes."""
+    topology = sum(4 * n for n in curves.relations.values()) + sum(
+        8 * curves.node_counts[relation[2]] for relation in curves.relations
+    )
+    pages = sum(t.page_count for t in curves.tables.values())
+    whole = sum(t.page_count * t.page_bytes for t in curves.tables.values())
+    size, split = (seeds, ranks) if mode == "cooperative" else (seeds / ranks, 1)
+    nodes, edges = _layers(curves, size)
+    rows = {t: _input_nodes(curves, size, t) for t in curves.node_counts}
+    minibatches = (
+        WINDOW * (_ID * sum(nodes) + _EDGE * sum(edges)) + _OUTPUTS * _row_bytes(curves, rows)
+    ) / split
+    owners = 2 * sum(curves.node_counts.values()) if parts > 1 else 0
+    return topology / parts + owners + min(plan.cache_bytes, whole / parts) + 8 * pages / parts + minibatches

@@ -1,0 +1,118 @@
+"""The tables of `gids scale`, and its advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gids.bench.text import count, seconds
+from gids.scale.curves import Curves
+from gids.scale.model import MODES, Prediction
+from gids.scale.rates import Rates
+from gids.sizes import format_bytes
+
+_WORTH = 1.5  # twice the ranks must be this much faster
+
+
+def rates_line(rates: Rates, measured: str) -> str:
+    return (
+        f"storage {format_bytes(int(rates.storage))}/s, {rates.reads_per_s:,.0f} reads/s{measured}; "
+        f"network {format_bytes(int(rates.network))}/s, {seconds(rates.latency_s)} per message; "
+        f"memory {format_bytes(int(rates.memory))}/s; {rates.flops / 1e12:g} Tflop/s"
+    )
+
+
+def curves_table(curves: Curves) -> str:
+    """A line per batch size."""
+    layers = len(curves.setting.fanouts)
+    titles = ["seeds", *(f"nodes {i + 1}" for i in range(layers)), *(f"edges {i + 1}" for i in range(layers))]
+    titles += ["rows/seed", "pages"]
+    rows = [
+        [
+            count(p.batch_size),
+            *(count(n) for n in p.nodes[1:]),
+            *(count(e) for e in p.edges),
+            f"{p.nodes[-1] / p.batch_size:.1f}",
+            count(sum(p.pages.values())),
+        ]
+        for p in curves.points
+    ]
+    return aligned([titles, *rows])
+
+
+def cut_table(shares: Mapping[str, Mapping[int, float]]) -> str:
+    """shares: by owners, then by number of ranks."""
+    ranks = list(next(iter(shares.values())))
+    rows = [[str(p), *(f"{100 * of_ranks[p]:.1f}" for of_ranks in shares.values())] for p in ranks]
+    return aligned([["ranks", *(f"{name} %" for name in shares)], *rows])
+
+
+def prediction_tables(found: Sequence[Prediction]) -> list[tuple[str, str]]:
+    """(title, table) of seconds, bytes and memory."""
+    return [
+        ("seconds per epoch, and the bottleneck", _by_mode(found, _time)),
+        ("read from storage / sent, by all ranks per epoch", _by_mode(found, _volume)),
+        ("memory per rank", _by_mode(found, _memory)),
+    ]
+
+
+def recommend(found: Sequence[Prediction]) -> str:
+    """One sentence: how many ranks, and which mode."""
+    fitting = [p for p in found if p.fits]
+    if not fitting:
+        least = min(found, key=lambda p: p.rank_bytes)
+        return (
+            f"No mode fits: the smallest, {least.mode} on {least.ranks} ranks, needs "
+            f"{format_bytes(int(least.rank_bytes))} per rank."
+        )
+    by_ranks: dict[int, Prediction] = {}
+    for p in fitting:
+        best = by_ranks.get(p.ranks)
+        if best is None or p.seconds < best.seconds:
+            by_ranks[p.ranks] = p
+    counts = sorted(by_ranks)
+    chosen = by_ranks[counts[0]]
+    for ranks in counts[1:]:
+        faster = chosen.seconds / by_ranks[ranks].seconds
+        if faster < _WORTH:
+            break
+        chosen = by_ranks[ranks]
+    way = f"{chosen.mode} training" + (f" with {chosen.copies} copies" if chosen.copies > 1 else "")
+    text = f"Take {way} on {chosen.ranks} ranks: {seconds(chosen.seconds)} per epoch"
+    alone = next((p for p in fitting if p.ranks == chosen.ranks and p.mode == MODES[0]), None)
+    if alone is not None and alone is not chosen:
+        text += f", {alone.seconds / chosen.seconds:,.1f} times as fast as independent training"
+    if chosen.ranks == 1:
+        text = f"Train on 1 rank: {seconds(chosen.seconds)} per epoch"
+    more = "; more ranks gain little" if chosen.ranks < counts[-1] else ""
+    return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the titles."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["   ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _by_mode(found: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
+    by_key = {(p.ranks, p.mode): p for p in found}
+    ranks = sorted({p.ranks for p in found})
+    rows = [[str(n), *(show(by_key[n, m]) if (n, m) in by_key else "-" for m in MODES)] for n in ranks]
+    return aligned([["ranks", *MODES], *rows])
+
+
+def _time(p: Prediction) -> str:
+    copies = f" c={p.copies}" if p.copies > 1 else ""
+    return f"{seconds(p.seconds)} {p.bottleneck}{copies}{'' if p.fits else ' (too large)'}{_mark(p)}"
+
+
+def _volume(p: Prediction) -> str:
+    return f"{format_bytes(int(p.storage_bytes))} / {format_bytes(int(p.network_bytes))}{_mark(p)}"
+
+
+def _memory(p: Prediction) -> str:
+    return format_bytes(int(p.rank_bytes)) + _mark(p)
+
+
+def _mark(p: Prediction) -> str:
+    return " ~" if p.extrapolated else ""
