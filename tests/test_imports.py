@@ -37,6 +37,7 @@ ALLOWED = {
     "heat": SAMPLER | {"heat", "write"},
     "loader": LOADER,
     "inference": LOADER | {"inference", "write"},
+    "distributed": LOADER | {"distributed"},
     "dgl": LOADER | {"dgl"},
     "pyg": LOADER | {"pyg"},
     "graphbolt": LOADER | {"graphbolt"},
