@@ -15,7 +15,7 @@ from gids.trace.trace_file import TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
-ON_DISK = ("aggregation.py", "convert.py", "dtypes.py", "epoch.py", "orders.py", "packs.py")
+ON_DISK = ("aggregation.py", "convert.py", "distributed.py", "dtypes.py", "epoch.py", "orders.py", "packs.py")
 """Scripts that take --dir."""
 
 Run = Callable[..., str]
@@ -62,6 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("dependence.py", [], "of Neighbor"),
         ("cooperation.py", [], "rows missed per rank"),
         ("placement.py", [], "where rows come from"),
+        ("distributed.py", [], "| 2 | cooperative | processes |"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
     ],
 )
