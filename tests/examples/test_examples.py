@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one.gids and several.gids, made by the commands that the scripts name."""
+    """A folder with one.gids, several.gids and parts.gids, made by the commands that the scripts name."""
     folder = tmp_path_factory.mktemp("examples")
     sizes = [
         "--nodes",
@@ -38,6 +38,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = str(folder / name)
         assert main(["generate", source, *sizes, *kind, "--quiet"]) == 0
         assert main(["convert", source, f"{source}.gids", "--quiet"]) == 0
+    assert main(["partition", str(folder / "one.gids"), str(folder / "parts.gids"), "--parts", "2"]) == 0
     return folder
 
 
@@ -69,6 +70,8 @@ def numbers(pattern: str, output: str) -> list[float]:
         (PYTHON, "rgcn.py", "several", ["--batch-size", "128"], 75),
         (PYTHON, "inference.py", "one", ["--batch-size", "128"], 75),
         (TORCHRUN, "two_processes.py", "one", ["--batch-size", "64"], 75),
+        (TORCHRUN, "distributed_pytorch.py", "parts", ["--batch-size", "64"], 75),
+        (TORCHRUN, "distributed_cooperative.py", "one", ["--batch-size", "128"], 75),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
