@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "scale",
         help="predict training on 1 to 1024 ranks",
-        description="Sample minibatches of a dataset, and predict the seconds and bytes of an epoch on 1, 2, "
+        description="Sample minibatches of a dataset, and predict seconds and bytes of an epoch on 1, 2,\n"
         "4 … ranks, for independent, partitioned, 1.5D and cooperative training.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

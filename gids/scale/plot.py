@@ -80,7 +80,7 @@ def _draw_modes(
             color=_COLOURS[number],
             label=mode,
             linewidth=1.2,
-            linestyle="--" if number % 2 else "-",  # lines of different modes often coincide
+            linestyle="--" if mode == MODES[-1] else "-",  # often the same as partitioned
         )
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
