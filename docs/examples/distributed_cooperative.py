@@ -38,7 +38,7 @@ class TorchLayer(nn.Module):
 class DGLLayer(nn.Module):
     def __init__(self, in_dim, out_dim):
         super().__init__()
-        import gids.dgl  # noqa: F401  # DGL 2.1 cannot be imported with new versions of torchdata without
+        import gids.dgl  # noqa: F401, I001  # before anything that imports dgl
         from dgl.nn import SAGEConv
 
         self.conv = SAGEConv(in_dim, out_dim, "mean")

@@ -1,11 +1,12 @@
-"""Data-parallel training of GraphSAGE on a partitioned dataset. Each process has a part on its disk.
+r"""Data-parallel training of GraphSAGE on a partitioned dataset. Each process has a part on its disk.
 
-Make a dataset (or convert your own, see docs/datasets.md), divide it, then train with a process for each part:
+Make a dataset (or convert your own, see docs/datasets.md), divide it, then start a process for each part:
 
     gids generate papers && gids convert papers papers.gids
     gids partition papers.gids papers.parts --parts 2
-    torchrun --nproc-per-node 2 --max-restarts 3 docs/examples/distributed_pytorch.py papers.parts \\
-        --checkpoint papers.pt
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun of torch 2.13 cannot restart processes without
+    torchrun --nproc-per-node 2 --max-restarts 3 \
+        docs/examples/distributed_pytorch.py papers.parts --checkpoint papers.pt
 
 If a process ends, torchrun starts all of them again, and they go on with the checkpoint.
 """

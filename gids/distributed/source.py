@@ -90,7 +90,12 @@ class GroupSource(Source):
         super().check_device(device)
 
     def refuse_parts(self, what: str) -> None:
-        """The loaders that check this take rows and edges of other ranks."""
+        """NodeLoader and EdgeLoader take rows and edges of other ranks; the others sample by themselves."""
+        if self.part is not None and what not in ("gids.NodeLoader", "gids.EdgeLoader"):
+            raise ValueError(
+                f"{what} cannot load a partitioned dataset: use gids.NodeLoader or gids.EdgeLoader, or the "
+                "whole dataset"
+            )
 
     def check_reads_alone(self) -> None:
         raise ValueError(

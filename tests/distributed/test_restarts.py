@@ -1,0 +1,62 @@
+"""torchrun starts all ranks again when one is killed: they end with the weights of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from test_cooperative import CITES, write
+
+from gids.write.partition import partition
+
+PROGRAM = Path(__file__).with_name("restart_program.py")
+RANKS, KILLS = 2, 3
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    # torchrun's own store outlives the ranks, and torch 2.13 takes the addresses of ended ranks from it.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+
+
+def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
+    """The weights, and (start, epoch, step) of each start."""
+    folder.mkdir()
+    done = subprocess.run(
+        [
+            *TORCHRUN,
+            f"--max-restarts={KILLS}",
+            f"--nproc-per-node={RANKS}",
+            str(PROGRAM),
+            str(dataset),
+            str(folder),
+            str(kills),
+            os.environ.get("GIDS_SEED", "0"),
+        ],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    starts = [[int(n) for n in line.split()] for line in (folder / "starts").read_text().splitlines()]
+    return torch.load(folder / "weights.pt"), starts
+
+
+def test_killed_ranks_go_on_with_the_checkpoint(tmp_path: Path) -> None:
+    whole = write(tmp_path / "one.gids", [CITES])
+    partition(whole, tmp_path / "parts", RANKS)
+    undisturbed, [first] = train(tmp_path / "parts", tmp_path / "undisturbed", 0)
+    killed, starts = train(tmp_path / "parts", tmp_path / "killed", KILLS)
+    print(starts)
+    assert first == [0, 0, 0]
+    assert [start for start, _, _ in starts] == list(range(KILLS + 1))
+    assert max(step for _, _, step in starts) > 0, "some start went on in the middle of an epoch"
+    assert list(killed) == list(undisturbed)
+    for name, weights in undisturbed.items():
+        assert torch.equal(killed[name], weights), name
