@@ -301,8 +301,7 @@ def open(
 
     Args:
         dataset: the directory that `gids partition` made, of which a rank needs only its part; or a dataset
-        that
-            all ranks can read.
+            that all ranks can read.
         owners: of a dataset that all ranks can read, which rank reads a page: "hash" spreads pages evenly,
             "range" gives a rank successive pages. "heat" is "hash", but ranks hold copies of the hottest
             pages: as many as pay, by the dataset's heat (`gids heat`) and by what it costs here to get a page
@@ -310,7 +309,7 @@ def open(
         replicas: ranks that have the same part, c. Of P ranks, rank r has part r // c, and exchanges with the
             P / c ranks whose r % c is the same ("1.5D"). There must be P / c parts.
         bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take
-        memory.
+            memory.
         timeout: seconds that a rank waits for another one, before all raise RankError.
         options: of gids.open(). ``memory`` is of each rank. ``reads`` is always "random".
 
@@ -334,6 +333,8 @@ def open(
         _check_alike(everyone, said, error)
     except Exception:
         everyone.close()
+        if local is not None:
+            local.close()
         raise
     assert local is not None
     columns = [range(column, everyone.size, replicas) for column in range(replicas)]
