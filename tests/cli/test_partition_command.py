@@ -74,7 +74,7 @@ def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
         f"sys.exit(main(['partition', {str(dataset)!r}, {str(tmp_path / 'parts')!r}, '--parts', '2']))"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     status, _, errors = interrupted(child)
     assert status == 130

@@ -186,7 +186,7 @@ def test_the_network_of_ranks_is_measured(dataset: Path, tmp_path: Path) -> None
     out = tmp_path / "out.json"
     command = ["scale", dataset, *QUICK, "--ranks", "2", "--measure-network", "--json", out]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     told = subprocess.run(
         [*launch, "-m", "gids", *map(str, command)],
         capture_output=True,

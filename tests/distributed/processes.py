@@ -58,6 +58,7 @@ class Processes:
 
     def __init__(self, size: int, function: Callable[..., Any], *arguments: Any) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ["PYTHONSAFEPATH"] = "1"  # import the installed gids, wherever tests run
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack for every lost connection
         # Modules are imported once. Processes are forks of one that has no threads.
         context = multiprocessing.get_context("forkserver")

@@ -46,7 +46,7 @@ def test_a_killed_partition_resumes_with_the_same_bytes(rich, tmp_path):
     killed = 0
     for at in (2, 9, 20, 15):
         arguments = [str(rich), str(tmp_path / "parts"), "community", str(at)]
-        done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-P", "-c", SLOW, *arguments], capture_output=True, text=True)
         killed += done.returncode == -signal.SIGKILL
         assert not (tmp_path / "parts").exists() or done.returncode == 0, done.stderr
     assert killed >= 3
@@ -162,7 +162,7 @@ def test_memory_is_bounded(tmp_path):
         writer.write_edges(CITES, edge_list(*ends, num_src=nodes, num_dst=nodes))
         writer.write_table("edge", CITES, "w", rng.integers(0, 255, (edges, 40), np.uint8))
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path / "a.gids"), str(tmp_path / "parts")],
+        [sys.executable, "-P", "-c", MEASURED, str(tmp_path / "a.gids"), str(tmp_path / "parts")],
         capture_output=True,
         text=True,
         check=True,

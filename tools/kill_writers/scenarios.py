@@ -167,7 +167,7 @@ def make_sources(root: Path) -> None:
 
 def _run_convert(source: Path, path: Path) -> None:
     options = ["--quiet", "--page-bytes", "512"]
-    subprocess.run([sys.executable, "-m", "gids", "convert", source, path, *options], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "gids", "convert", source, path, *options], check=True)
 
 
 # Commands.
