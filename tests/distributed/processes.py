@@ -10,9 +10,12 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 PATIENCE_S = 60.0
 """How long a test waits for a rank that should answer at once: the machine may be busy."""
@@ -58,11 +61,13 @@ class Processes:
 
     def __init__(self, size: int, function: Callable[..., Any], *arguments: Any) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ["PYTHONSAFEPATH"] = "1"  # import the installed gids, wherever tests run
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack for every lost connection
         # Modules are imported once. Processes are forks of one that has no threads.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "gids.distributed"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONSAFEPATH", "1")  # it imports the installed gids, wherever tests run
+            forkserver.ensure_running()
         self.ranks = range(size)
         self._pipes: list[Connection] = []
         self._processes = []

@@ -226,3 +226,34 @@ class Sage(torch.nn.Module):
             h = self.own[i](h[: block.num_dst]) + self.neighbors[i](mean_of(block, h))
             h = h.relu() if i == 0 else h
         return h
+
+
+def count_epoch(
+    dataset: Path, seeds: torch.Tensor, sampler: Sampler, batch_size: int, mode: str
+) -> dict[str, float]:
+    """What this rank works on, reads and gets in a step of an epoch, on average."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
+    if mode == "independent":
+        source = gids.open(dataset, memory="64MB")
+        options |= {"rank": rank, "world_size": size}
+    else:
+        source = gids.distributed.open(dataset, memory="64MB", timeout=60)
+        options["cooperative"] = mode == "cooperative"
+    counts = dict.fromkeys(("seeds", "nodes", "edges", "input", "received", "received inputs"), 0.0)
+    with source, gids.NodeLoader(source, seeds, sampler, **options) as loader:
+        for minibatch in loader:
+            counts["seeds"] += len(minibatch.seeds)
+            counts["nodes"] += sum(b.num_dst for b in minibatch.blocks) + len(minibatch.input_nodes)
+            counts["edges"] += sum(b.num_edges for b in minibatch.blocks)
+            counts["input"] += len(minibatch.input_nodes)
+            for layer, plans in enumerate(getattr(minibatch, "exchanges", [])):
+                came = sum(sum(p.expected) - p.expected[rank] for p in plans)
+                counts["received"] += came
+                counts["received inputs"] += came if layer == 0 else 0
+        stats = loader.stats()
+        counts["pages"] = stats["pages"]
+        counts |= stats.get("group", {})
+        for sampling in getattr(source, "_samplings", {}).values():
+            counts |= {f"sampling: {name}": value for name, value in sampling.counts.items()}
+        return {name: value / len(loader) for name, value in counts.items()}
