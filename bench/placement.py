@@ -10,9 +10,10 @@ Each rank holds 20 % of the rows, or all ranks together do. A row of another ran
 or 10.
 
 placement: gids.distributed.place; published: the same with the condition as published. hottest: the hottest
-rows on every rank. distinct: the hottest rows, none twice. hash, community, METIS (if pymetis is installed):
-each rank holds the hottest rows of its part, then the hottest of the others; random: random rows of its part
-by hash. local seeds: each rank has the seeds of its part. Each cost is compared with that of `placement`.
+rows on every rank. distinct: the hottest rows, none twice. hash, community, METIS (if pymetis or DGL is
+installed; `--no-metis` leaves it out, because it takes long on large graphs): each rank holds the hottest
+rows of its part, then the hottest of the others; random: random rows of its part by hash. local seeds: each
+rank has the seeds of its part. Each cost is compared with that of `placement`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from harness import integers, make_parser, write_json
 from gids.distributed.place import Moved, Placement, Rule, place
 from gids.sampler import Neighbor, Topology
 from gids.store import Graph
+from gids.write.partition.metis import find_metis, metis_owners
 
 Heat = np.ndarray
 Row = dict[str, Any]
@@ -52,6 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--percent", type=int, default=20, help="of the rows, on each rank or on all (default: 20)")
     add("--host-costs", type=integers, default=[2, 4, 10])
     add("--steps", type=int, default=50, help="steps to count (default: 50)")
+    add("--metis", action=argparse.BooleanOptionalAction, default=_has_metis())
     add("--threads", type=int)
     args = parser.parse_args(argv)
     if args.small:
@@ -70,14 +73,21 @@ def by_part(heat: Heat, owners: Owners, capacity: int, ranks: int) -> list[Ids]:
     return found
 
 
-def metis(graph: Graph, parts: int) -> Owners:
-    import pymetis
+def _has_metis() -> bool:
+    return any(importlib.util.find_spec(name) for name in ("pymetis", "dgl"))
 
-    sources, targets = graph.indices, np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
-    both = np.unique(np.concatenate([targets * graph.num_dst + sources, sources * graph.num_dst + targets]))
-    first, second = np.divmod(both, graph.num_dst)
-    starts = np.searchsorted(first, np.arange(graph.num_dst + 1))
-    return np.asarray(pymetis.part_graph(parts, xadj=starts, adjncy=second)[1], np.uint8)
+
+def metis(graph: Graph, parts: int) -> Owners:
+    """Parts with equally many nodes and in-edges."""
+    count = graph.num_dst
+    in_edges = np.diff(graph.indptr)
+    sources, targets = graph.indices.astype(np.int64), np.repeat(np.arange(count), in_edges)
+    sources, targets = sources[sources != targets], targets[sources != targets]
+    both = np.unique(np.concatenate([targets * count + sources, sources * count + targets]))
+    of_edges, neighbors = np.divmod(both, count)
+    starts = np.searchsorted(of_edges, np.arange(count + 1))
+    kinds = np.zeros(count, np.uint8)
+    return metis_owners(find_metis(), (starts, neighbors), kinds, in_edges, parts).astype(np.uint8)
 
 
 class Reads:
@@ -175,7 +185,7 @@ def measure(name: str, args: argparse.Namespace) -> list[Row]:
     heat = reads.heat()
     for ranks in args.ranks:
         parts = {method: owners_of(method, ranks) for method in ("hash", "community")}
-        if importlib.util.find_spec("pymetis"):
+        if args.metis:
             parts["METIS"] = metis(graph, ranks)
         minibatches = {way: reads.of_ranks(ranks, owners) for way, owners in parts.items() if way != "hash"}
         minibatches[""] = reads.of_ranks(ranks, None)

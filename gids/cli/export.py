@@ -16,8 +16,8 @@ def add_parser(subparsers: Any) -> None:
         "export",
         help="write a table of a dataset as a .npy file",
         description="Write TABLE of DATASET to the file OUT, with rows in order of their ids. bfloat16 "
-        "(which NumPy lacks) and int8 with a scale are written as float32. Of a part of a dataset, only "
-        "the rows that it holds are written.",
+        "(which NumPy lacks) and int8 with a scale are written as float32. A part of a "
+        "partitioned dataset writes only the rows that it holds.",
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", type=Path)

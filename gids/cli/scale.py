@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore
 
 EPILOG = """\
-Rates are of each rank. Where several ranks share a disk or a network card, give each its share.
+Give the rates of one rank. If several ranks share a disk or a network card, give the share of one.
 Without --storage-gb-s and --reads-per-s the dataset's disk is measured, in less than a second.
 """
 _RATES = {
