@@ -69,7 +69,8 @@ def numbers(pattern: str, output: str) -> list[float]:
         (PYTHON, "temporal_links.py", "shop", ["--make"], 75),
         (PYTHON, "rgcn.py", "several", ["--batch-size", "128"], 75),
         (PYTHON, "inference.py", "one", ["--batch-size", "128"], 75),
-        (TORCHRUN, "two_processes.py", "one", ["--batch-size", "64"], 75),
+        (TORCHRUN, "distributed_dgl.py", "one", ["--batch-size", "64"], 75),
+        (TORCHRUN, "distributed_pyg.py", "one", ["--batch-size", "64"], 75),
         (TORCHRUN, "distributed_pytorch.py", "parts", ["--batch-size", "64"], 75),
         (TORCHRUN, "distributed_cooperative.py", "one", ["--batch-size", "128"], 75),
     ],
@@ -79,7 +80,7 @@ def test_an_example_learns(
     datasets: Path, command: list[str], script: str, dataset: str, arguments: list[str], accuracy: float
 ) -> None:
     """By chance 12.5 % of the nodes are classified right, and 50 % of the edges."""
-    if script == "dgl_graphsage.py":
+    if script in ("dgl_graphsage.py", "distributed_dgl.py"):
         pytest.importorskip("gids.dgl")
     output = run(command, script, datasets / f"{dataset}.gids", "--epochs", "3", *arguments)
     print(output)

@@ -1,41 +1,29 @@
-"""Data-parallel training of GraphSAGE in two processes. The features stay on disk.
+"""Data-parallel training with DGL's SAGEConv: each process trains on its part of the seeds.
 
 Make a dataset (or convert your own, see docs/datasets.md), then train:
 
     gids generate papers && gids convert papers papers.gids
-    torchrun --nproc-per-node 2 docs/examples/two_processes.py papers.gids
+    torchrun --nproc-per-node 2 docs/examples/distributed_dgl.py papers.gids
 """
 
 import argparse
 
+import gids.dgl  # isort: skip  # before anything that imports dgl
 import torch
 import torch.distributed as dist
+from dgl.dataloading import NeighborSampler
+from dgl.nn import SAGEConv
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-
-import gids
-
-
-class SAGELayer(nn.Module):
-    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
-
-    def __init__(self, in_dim, out_dim):
-        super().__init__()
-        self.own = nn.Linear(in_dim, out_dim)
-        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
-
-    def forward(self, block, x):
-        src, dst = block.coo()
-        total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
-        mean = total / block.indptr.diff().clamp(min=1)[:, None]
-        return self.own(x[: block.num_dst]) + self.neighbours(mean)
 
 
 class GraphSAGE(nn.Module):
     def __init__(self, in_dim, hidden_dim, classes):
         super().__init__()
-        self.layers = nn.ModuleList([SAGELayer(in_dim, hidden_dim), SAGELayer(hidden_dim, classes)])
+        self.layers = nn.ModuleList(
+            [SAGEConv(in_dim, hidden_dim, "mean"), SAGEConv(hidden_dim, classes, "mean")]
+        )
 
     def forward(self, blocks, x):
         x = self.layers[0](blocks[0], x).relu()
@@ -45,9 +33,9 @@ class GraphSAGE(nn.Module):
 @torch.no_grad()
 def accuracy(model, loader):
     right_and_total = torch.zeros(2)
-    for minibatch in loader:  # each process has its own part
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
-        right_and_total += torch.tensor([(scores.argmax(1) == minibatch.labels).sum(), len(minibatch.labels)])
+    for _, _, blocks in loader:  # each process has its own part
+        scores, labels = model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+        right_and_total += torch.tensor([(scores.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(right_and_total)
     return (right_and_total[0] / right_and_total[1]).item()
 
@@ -59,13 +47,15 @@ parser.add_argument("--batch-size", type=int, default=512, help="seeds of each p
 parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
 args = parser.parse_args()
 
-dist.init_process_group("gloo")  # before the loaders, which then share the seeds among the processes
+dist.init_process_group("gloo")
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
-options = {"batch_size": args.batch_size}
-train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
-val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
+graph = gids.dgl.graph(source)
+sampler = NeighborSampler([10, 10], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+options = {"gids": source, "batch_size": args.batch_size, "use_ddp": True}  # the processes share the seeds
+train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
+val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
 classes = int(store.labels["_N"].max()) + 1
 model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))
@@ -73,9 +63,9 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
     losses = []
-    for minibatch in train_loader:
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
-        loss = cross_entropy(scores, minibatch.labels)
+    for _, _, blocks in train_loader:
+        scores = model(blocks, blocks[0].srcdata["feat"])
+        loss = cross_entropy(scores, blocks[-1].dstdata["label"])
         optimizer.zero_grad()
         loss.backward()  # averages the gradients over the processes
         optimizer.step()
