@@ -77,7 +77,7 @@ def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
         [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     status, _, errors = interrupted(child)
-    assert status == 130
+    assert status == 130, errors
     assert f"run the same command again to resume from {tmp_path / 'parts.partial'}" in errors
     assert main(["partition", str(dataset), str(tmp_path / "parts"), "--parts", "2", "--quiet"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["parts"]
