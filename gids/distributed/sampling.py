@@ -58,13 +58,42 @@ class GroupSampling:
     def __init__(self, group: Group, local: Topology, whole: Topology, owners: Sequence[Owners]) -> None:
         self.group, self.local, self.whole, self._owners = group, local, whole, list(owners)
         self._locals: weakref.WeakKeyDictionary[Any, LayeredSampler] = weakref.WeakKeyDictionary()
+        self._layers: weakref.WeakKeyDictionary[Any, dict[int, LayeredSampler]] = weakref.WeakKeyDictionary()
+        whole.drawn_by = self
         self.counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
 
     def sample_steps(
         self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
+        if getattr(sampler, "by_layers", False):  # it calls sample_layer()
+            return [
+                sampler.sample(self.whole, of_step, seed=seed, epoch=epoch, step=step)
+                for step, of_step in enumerate(seeds, first_step)
+            ]
         return _Steps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
+
+    def sample_layer(
+        self, sampler: LayeredSampler, seeds: AnySeeds, layer: int, *, seed: int, epoch: int, step: int
+    ) -> Minibatch:
+        """As LayeredSampler.sample_layer. Collective."""
+        samplers = self._layers.setdefault(sampler, {})
+        if layer not in samplers:
+            arguments = sampler._arguments()
+            numbers = arguments[sampler._numbers_are]
+            samplers[layer] = type(sampler)(**{**arguments, sampler._numbers_are: [numbers[-1 - layer]]})
+        [made] = self.sample_steps(samplers[layer], [seeds], seed=seed, epoch=epoch, first_step=step)
+        return made
+
+    def of_copies(self, copies: Topology) -> GroupSampling:
+        """The same for a topology with the same relations between types of other names."""
+        pairs = list(zip(self.local.graphs, copies.graphs, strict=True))
+        owners = dict(zip(self.whole.node_types, self._owners, strict=True))
+        names = {c.relation[i]: g.relation[i] for g, c in pairs for i in (0, 2)}
+        local = Topology([replace(g, relation=c.relation) for g, c in pairs])
+        made = GroupSampling(self.group, local, copies, [owners[names[t]] for t in copies.node_types])
+        made.counts = self.counts
+        return made
 
     def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
         """The same sampler, with the weights of this part's edges."""

@@ -36,6 +36,15 @@ from gids.store.part import part_name, part_paths
 
 OwnedBy = Literal["hash", "range", "heat"]
 _BULK = 4
+_LOADERS = (
+    "gids.NodeLoader",
+    "gids.EdgeLoader",
+    "gids.InputLoader",
+    "gids.pyg.NeighborLoader",
+    "gids.pyg.LinkNeighborLoader",
+    "gids.pyg.NeighborSampler",
+)
+"""What can load a partitioned dataset."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,11 @@ class GroupSource(Source):
         super().check_device(device)
 
     def refuse_parts(self, what: str) -> None:
-        """NodeLoader and EdgeLoader take rows and edges of other ranks; the others sample by themselves."""
-        if self.part is not None and what not in ("gids.NodeLoader", "gids.EdgeLoader"):
+        """Loaders take rows and edges of other ranks; what samples or reads by itself cannot."""
+        if self.part is not None and what not in _LOADERS:
             raise ValueError(
-                f"{what} cannot load a partitioned dataset: use gids.NodeLoader or gids.EdgeLoader, or the "
-                "whole dataset"
+                f"{what} cannot load a partitioned dataset: use gids.NodeLoader, gids.EdgeLoader or the "
+                "loaders of gids.pyg, or the whole dataset"
             )
 
     def check_reads_alone(self) -> None:
@@ -174,11 +183,11 @@ class GroupSource(Source):
 
     def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
         """The owners of the edges of a relation that a minibatch reads, in their order."""
-        if type(minibatch).__module__.partition(".")[0] == "gids" and hasattr(minibatch, "edge_ids_of"):
-            raise TypeError("edge features of a partitioned dataset need gids.NodeLoader or gids.EdgeLoader")
         src, _, dst = relation
         nodes = minibatch.input_nodes
         of_src, of_dst = (nodes, nodes) if not isinstance(nodes, dict) else (nodes[src], nodes[dst])
+        if hasattr(minibatch, "destinations_of"):  # of gids.pyg
+            return self._node_owners(dst).of(of_dst[minibatch.destinations_of(relation)].numpy())
         blocks: list[Block] = [b[relation] if isinstance(b, dict) else b for b in minibatch.blocks]
         ends = []
         for block in blocks:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch_geometric.sampler.base import SubgraphType
 
+from gids.pyg.times import STORED
+
 _STRATEGIES = ("uniform", "last")
 
 NO_EFFECT = (
@@ -53,6 +55,20 @@ def check_sampling(
     except ValueError:
         known = tuple(t.value for t in SubgraphType)
         raise ValueError(f"subgraph_type={subgraph_type!r} must be one of {known}") from None
+
+
+def check_for_parts(subgraph_type: SubgraphType, time_attr: str | None, weight_attr: str | None) -> None:
+    """Raise ValueError for arguments that do not work where the edges are divided among ranks."""
+    if subgraph_type != SubgraphType.directional:
+        raise not_for_parts(f"subgraph_type={subgraph_type.value!r}", "no rank has all edges")
+    if weight_attr is not None:
+        raise not_for_parts("weight_attr=", "use gids.NodeLoader with gids.sampler.Neighbor(weights=)")
+    if time_attr not in (None, STORED):
+        raise not_for_parts(f"time_attr={time_attr!r}", f"times that `gids convert` stores do: {STORED!r}")
+
+
+def not_for_parts(what: str, why: str) -> ValueError:
+    return ValueError(f"{what} does not work with a partitioned dataset ({why})")
 
 
 def refuse_arguments(given: dict[str, Any]) -> None:

@@ -20,10 +20,10 @@ from gids.loader import SampledEpoch
 from gids.loader.option_names import check_names
 from gids.loader.source import Source, as_source
 from gids.loader.tables import Tables
-from gids.pyg.arguments import NO_EFFECT, refuse_arguments
+from gids.pyg.arguments import NO_EFFECT, not_for_parts, refuse_arguments
 from gids.pyg.attributes import attribute_of
 from gids.pyg.input_loader import InputLoader, InputSampler, add_labels
-from gids.pyg.inputs import Inputs, count_of
+from gids.pyg.inputs import Inputs, are_all_edges, count_of
 from gids.pyg.memory_graphs import is_typed
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.neighbor_sampler import NeighborSampler
@@ -121,12 +121,14 @@ class DatasetLoader(Closing):
         store = source.store
         made = neighbor_sampler is None
         if neighbor_sampler is not None:
+            if store.part is not None:
+                raise not_for_parts("neighbor_sampler=", "it would sample by itself")
             if changed := [name for name in sampling if _is_changed(type(self), name, sampling[name])]:
                 raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
-            graphs = graphs_on_disk(store)
+            graphs = graphs_on_disk(source)
             inputs = inputs_of(store, graphs, input_id)
         else:
-            inputs = inputs_of(store, graphs_on_disk(store), input_id)
+            inputs = inputs_of(store, graphs_on_disk(source), input_id)
             if inputs.input_type is None:
                 counts_of(sampling["num_neighbors"], None)
             given = source if isinstance(data, str | os.PathLike) else data  # opened once
@@ -134,6 +136,8 @@ class DatasetLoader(Closing):
             graphs = neighbor_sampler.graphs
             if torch.device(device).type != "cpu":
                 neighbor_sampler.check_device(device)
+        if store.part is not None and are_all_edges(inputs):
+            raise not_for_parts("edge_label_index= without edges", "no rank has all edges")
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
             tables = [t for one in source.stores for t in one.tables.values() if t.type in types]

@@ -60,6 +60,10 @@ class HopMinibatch(Minibatch):
         ids = self.edges[relation].ids
         return torch.empty(0, dtype=torch.int64) if ids is None else ids
 
+    def destinations_of(self, relation: Relation) -> torch.Tensor:
+        """Local ids of the nodes that drew the edges of edge_ids_of()."""
+        return self.edges[relation].index[1]
+
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from super().tensors()
         for edges in self.edges.values():
@@ -83,6 +87,8 @@ class HopSampler:
 
     Minibatches are HopMinibatches. Like Neighbor's, they depend only on the arguments of sample(), not on
     threads or the device. Memory: as Neighbor.
+
+    Attributes: by_layers: whether all edges are drawn by LayeredSampler.sample_layer().
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class HopSampler:
             )
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
+        self.by_layers = not induced
         self.replace, self.weights = bool(replace), weights
         self.temporal, self.strategy, self.induced = temporal, strategy, induced
         self.threads = threads
@@ -302,6 +309,8 @@ class _Expansion:
                 name += "'"
             self._newest[ntype] = name
         self.topology = Topology([self._to_newest(g) for g in topology.pinned or topology.graphs])
+        if topology.drawn_by is not None:
+            self.topology.drawn_by = topology.drawn_by.of_copies(self.topology)
         self.relations = self.topology.relations
         self.named = dict(zip(topology.relations, self.relations, strict=True))
 

@@ -78,6 +78,11 @@ class InputSampler:
     def nbytes(self) -> int:
         return self.sampler.hops.nbytes if self._own else 0
 
+    @property
+    def by_layers(self) -> bool:
+        """As HopSampler's."""
+        return self._own and self.sampler.hops.by_layers
+
     def __repr__(self) -> str:
         """Everything that minibatches depend on, as far as it is known."""
         if not self._own:

@@ -101,6 +101,11 @@ def count_of(inputs: Inputs) -> int:
     return len(inputs.node if isinstance(inputs, NodeSamplerInput) else inputs.row)
 
 
+def are_all_edges(inputs: Inputs) -> bool:
+    """Whether the seeds are all edges of the dataset, which are looked up in its topology."""
+    return isinstance(inputs, _AllEdges)
+
+
 def hash_inputs(inputs: Inputs, update: Callable[[Any], None]) -> None:
     """Call update with everything that minibatches get from the inputs."""
     for name in ("input_id", "node", "row", "col", "label", "time"):

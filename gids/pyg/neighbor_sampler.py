@@ -17,7 +17,8 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from gids.pyg.arguments import check_sampling
+from gids.loader.source import Source
+from gids.pyg.arguments import check_for_parts, check_sampling
 from gids.pyg.attributes import is_homogeneous, table_of
 from gids.pyg.edge_weights import weights_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
@@ -31,6 +32,7 @@ from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.time_order import By
 from gids.store.names import Relation
+from gids.store.part import refuse_part
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
@@ -82,7 +84,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         )
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
-            self.graphs = graphs_on_disk(store)
+            if isinstance(data, Source):
+                data.refuse_parts("gids.pyg.NeighborSampler")
+            else:
+                refuse_part(store, "gids.pyg.NeighborSampler")
+            self._divided = store.part is not None
+            if self._divided:
+                check_for_parts(self.subgraph_type, time_attr, weight_attr)
+            self.graphs = graphs_on_disk(data)
             self._typed = None if is_homogeneous(store) and not _has_types(data) else True
 
             def find(type_: str | Relation, attribute: str) -> Any:
@@ -91,6 +100,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
         else:
             self._typed, name = is_typed(data), "the data"
+            self._divided = False
             self.graphs = graphs_in_memory(data, is_sorted=is_sorted)
 
             def find(type_: str | Relation, attribute: str) -> Any:
@@ -211,6 +221,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     def _sample(
         self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None, seed: int
     ) -> Output:
+        if self._divided:
+            raise ValueError(
+                "the ranks sample a partitioned dataset together: iterate over a gids.pyg.NeighborLoader or "
+                "LinkNeighborLoader of gids.distributed.open(), or open the whole dataset"
+            )
         if self._is_alone(inputs, negatives):
             return _alone(inputs)
         topology = self.topology(inputs.input_type is not None)

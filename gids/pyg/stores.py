@@ -178,10 +178,12 @@ def store_of(data: Any) -> gids_store.FeatureStore:
     return data if isinstance(data, gids_store.FeatureStore) else gids_store.FeatureStore(data)
 
 
-def graphs_on_disk(store: gids_store.FeatureStore) -> list[Graph]:
-    """As graphs_of. One node type without relations has a graph without edges, of 8 bytes per node."""
+def graphs_on_disk(data: Any) -> list[Graph]:
+    """The graphs of data, which is_on_disk. One node type without relations has a graph without edges, of 8
+    bytes per node."""
+    store = store_of(data)
     if store.relations or len(store.node_types) != 1:
-        return graphs_of(store)
+        return data.graphs() if isinstance(data, Source) else graphs_of(store)
     [ntype], count = store.node_types, store.num_nodes()
     indptr, none = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
     return [Graph((ntype, RELATION[1], ntype), count, count, indptr, none, None)]

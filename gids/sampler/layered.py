@@ -128,6 +128,8 @@ class LayeredSampler(ABC):
         Uses this sampler's threads and memory. Arguments, device and errors: as in sample().
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
+        if topology.drawn_by is not None:
+            return topology.drawn_by.sample_layer(self, seeds, layer, seed=seed, epoch=epoch, step=step)
         return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
 
     def sample_bulk(

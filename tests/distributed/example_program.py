@@ -62,19 +62,3 @@ def accuracy_with_ddp(dataset: Path) -> float:
                 right += torch.tensor([found.sum(), len(found)])
         dist.all_reduce(right)
     return float(right[0] / right[1])
-
-
-def pyg_minibatches(dataset: Path, whole: Path) -> int:
-    """Compare gids.pyg.NeighborLoader over shared rows with one that reads alone. The number of steps."""
-    import gids.pyg
-
-    arguments = {"num_neighbors": [4, 3], "input_nodes": torch.arange(0, 900, 3), "batch_size": 30}
-    count = 0
-    with gids.distributed.open(dataset, memory="64MB", timeout=30) as shared, gids.open(whole) as alone:
-        mine = gids.pyg.NeighborLoader(shared, shuffle=True, **arguments)
-        theirs = gids.pyg.NeighborLoader(alone, shuffle=True, **arguments)
-        for a, b in zip(mine, theirs, strict=True):
-            for name in ("x", "y", "n_id", "edge_index", "input_id"):
-                assert torch.equal(a[name], b[name]), name
-            count += 1
-    return count

@@ -42,8 +42,13 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     if isinstance(theirs, gids.sampler.Block):
         names = ("relation", "indptr", "indices", "edge_ids", "weights", "num_src")
         return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
+    if hasattr(theirs, "per_hop"):  # of gids.pyg, which not every process imports
+        names = ("index", "ids", "per_hop")
+        return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
     if isinstance(theirs, Minibatch):
         names = ("seeds", "input_nodes", "blocks", "epoch", "step", "features", "labels", "batch", "times")
+        if hasattr(theirs, "nodes_per_hop"):
+            names += ("edges", "nodes_per_hop")
         return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
     return [] if mine == theirs else [f"{where}: {mine!r} {theirs!r}"]
 

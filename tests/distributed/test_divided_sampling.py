@@ -12,6 +12,7 @@ from datasets import random_in_edges
 from programs import sample_together
 from rank_pool import RankError, RankPool
 
+from gids.pyg.hops import HopSampler
 from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, TimedSeeds, sort_by_time
 from gids.store import Graph
 from gids.store.names import Relation
@@ -131,3 +132,27 @@ def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
         ranks.run(3, sample_together, [graph_of(CITES)], owners, Neighbor([3]), seeds, None)
     assert str(told.value).count("RankError: rank 1 failed with IndexError: seed 900 is no 'paper' node") == 2
     assert "\nIndexError: seed 900 is no 'paper' node: ids run from 0 to 899" in str(told.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("sampler", [HopSampler([3, 4]), HopSampler([3, 0, 2], replace=True, disjoint=True)])
+def test_hops(ranks: RankPool, sampler: HopSampler, size: int) -> None:
+    """Of gids.pyg: only the nodes that were found last draw."""
+    ranks.run(
+        size,
+        sample_together,
+        [graph_of(r) for r in RELATIONS],
+        owners_of(size),
+        sampler,
+        seeds_of(size),
+        None,
+    )
+    owners = {"paper": owners_of(size)["paper"]}
+    ranks.run(size, sample_together, [graph_of(CITES)], owners, sampler, seeds_of(size, "paper"), None)
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+def test_hops_with_times(ranks: RankPool, strategy: Any) -> None:
+    sampler = HopSampler([3, 4], temporal="edges", strategy=strategy)
+    owners, seeds = {"paper": owners_of(2)["paper"]}, seeds_of(2, "paper", times=True)
+    ranks.run(2, sample_together, [graph_of(CITES, times=True)], owners, sampler, seeds, None)

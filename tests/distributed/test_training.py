@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_program import accuracy_with_ddp, pyg_minibatches, train_together
-from rank_pool import RankError, RankPool
+from example_program import accuracy_with_ddp, train_together
+from rank_pool import RankPool
 
 from gids.cli import main
 from gids.write.partition import partition
@@ -52,9 +52,3 @@ def test_ddp_is_as_accurate_as_one_process(clustered: Path, ranks: RankPool) -> 
     for dataset, size in ((clustered, 2), (parts_of(clustered, 4), 4)):
         for accuracy in ranks.run(size, accuracy_with_ddp, dataset):
             assert accuracy == pytest.approx(alone, abs=0.02)
-
-
-def test_pyg_loads_rows_of_other_ranks_and_refuses_parts(clustered: Path, ranks: RankPool) -> None:
-    assert ranks.run(2, pyg_minibatches, clustered, clustered) == [5, 5]
-    with pytest.raises(RankError, match=r"gids\.pyg\.NeighborLoader cannot load a partitioned dataset"):
-        ranks.run(2, pyg_minibatches, parts_of(clustered, 2), clustered)

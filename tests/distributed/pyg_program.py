@@ -1,0 +1,41 @@
+"""What each rank of test_pyg_parts.py runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from programs import differences
+
+import gids.distributed
+import gids.pyg
+
+
+def compare_loaders(
+    dataset: Path, whole: Path, kind: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> int:
+    """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
+    make = getattr(gids.pyg, kind)
+    shares = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    count = 0
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=30, **options) as shared,
+        gids.open(whole, memory="64MB", reads="random") as alone,
+        make(shared, shuffle=True, **arguments) as mine,
+        make(alone, shuffle=True, **shares, **arguments) as theirs,
+    ):
+        for a, b in zip(mine, theirs, strict=True):
+            found = differences(a.to_dict(), b.to_dict())
+            assert not found, found[:5]
+            count += 1
+    return count
+
+
+def call_by_itself(dataset: Path) -> None:
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=30) as shared,
+        gids.pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
+    ):
+        loader([0])

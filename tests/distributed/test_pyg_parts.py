@@ -1,0 +1,107 @@
+"""gids.pyg over gids.distributed.open: the minibatches that one process gets from the whole dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import CITES
+from partition_example import AUTHORS, PAPERS, write_rich_dataset
+from pyg_program import call_by_itself, compare_loaders
+from rank_pool import RankError, RankPool
+
+from gids.pyg import NeighborSampler
+from gids.write import DatasetWriter, edge_list
+from gids.write.partition import partition
+
+SEEDS = torch.arange(0, PAPERS, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets of one type and of several, and one with times of edges only; each with parts for 3 ranks."""
+    folder = tmp_path_factory.mktemp("pyg")
+    write_rich_dataset(folder / "one.gids", heterogeneous=False)
+    write_rich_dataset(folder / "several.gids")
+    generator = torch.Generator().manual_seed(4)
+    with DatasetWriter(folder / "timed.gids", page_bytes=512) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(PAPERS, 9, generator=generator))
+        ends = torch.randint(PAPERS, (2, 4000), generator=generator)
+        times = torch.randint(1000, (4000,), generator=generator)
+        writer.write_edges(CITES, edge_list(*ends, num_src=PAPERS, num_dst=PAPERS), times=times)
+    for name in ("one", "several", "timed"):
+        partition(folder / f"{name}.gids", folder / f"{name}.parts", 3)
+    return folder
+
+
+def compare(
+    ranks: RankPool, folder: Path, name: str, kind: str, size: int = 3, **arguments: Any
+) -> list[int]:
+    parts = folder / (f"{name}.parts" if size == 3 else f"{name}.gids")
+    given = {"batch_size": 20, **arguments}
+    return ranks.run(size, compare_loaders, parts, folder / f"{name}.gids", kind, given, {})
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_nodes_of_one_type_with_edge_features(folder: Path, ranks: RankPool, size: int) -> None:
+    counts = compare(ranks, folder, "one", "NeighborLoader", size, num_neighbors=[4, 3], input_nodes=SEEDS)
+    assert counts == [-(-len(SEEDS) // (20 * size))] * size
+
+
+def test_nodes_of_several_types_in_trees(folder: Path, ranks: RankPool) -> None:
+    arguments: dict[str, Any] = {"num_neighbors": [4, -1], "disjoint": True}
+    compare(ranks, folder, "several", "NeighborLoader", input_nodes=("paper", SEEDS), **arguments)
+    seeds = ("author", torch.arange(0, AUTHORS, 2))
+    compare(ranks, folder, "several", "NeighborLoader", input_nodes=seeds, **arguments)
+
+
+def test_links_with_negatives(folder: Path, ranks: RankPool) -> None:
+    edges = torch.randint(PAPERS, (2, 90), generator=torch.Generator().manual_seed(1))
+    arguments = {"num_neighbors": [3, 2], "edge_label_index": edges, "neg_sampling": "binary"}
+    compare(ranks, folder, "one", "LinkNeighborLoader", **arguments)
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
+    times = torch.randint(1000, (len(SEEDS),), generator=torch.Generator().manual_seed(2))
+    arguments = {
+        "input_nodes": SEEDS,
+        "input_time": times,
+        "time_attr": "time",
+        "temporal_strategy": strategy,
+    }
+    compare(ranks, folder, "timed", "NeighborLoader", num_neighbors=[4, 3], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error"),
+    [
+        ("NeighborLoader", {"subgraph_type": "induced"}, "subgraph_type='induced' does not work"),
+        ("NeighborLoader", {"subgraph_type": "bidirectional"}, "subgraph_type='bidirectional' does not work"),
+        (
+            "NeighborLoader",
+            {"weight_attr": "weight"},
+            "weight_attr= does not work with a partitioned dataset",
+        ),
+        (
+            "NeighborLoader",
+            {"time_attr": "kind"},
+            "time_attr='kind' does not work with a partitioned dataset",
+        ),
+        ("LinkNeighborLoader", {}, "edge_label_index= without edges does not work"),
+    ],
+)
+def test_what_needs_all_edges_is_refused(
+    folder: Path, ranks: RankPool, kind: str, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(RankError, match=error):
+        compare(ranks, folder, "one", kind, num_neighbors=[2], **arguments)
+
+
+def test_one_rank_alone_cannot_sample(folder: Path, ranks: RankPool) -> None:
+    with pytest.raises(RankError, match="the ranks sample a partitioned dataset together"):
+        ranks.run(3, call_by_itself, folder / "one.parts")
+    with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
+        NeighborSampler(str(folder / "one.parts" / "part-000.gids"), [2])
