@@ -10,19 +10,18 @@ import contextlib
 import json
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
+from gids.loader.process import Process
 from gids.loader.ranks import next_number
 
 _PAD = 8
@@ -30,35 +29,6 @@ _PAD = 8
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class _Process:
-    """machine: its name, and an id that changes when it is started. started: when the process was."""
-
-    machine: str
-    pid: int
-    started: str
-
-    @classmethod
-    def this(cls) -> _Process:
-        with contextlib.suppress(OSError):
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return cls(f"{socket.gethostname()} {boot}", os.getpid(), _started(os.getpid()) or "")
-        return cls(socket.gethostname(), os.getpid(), "")
-
-    def has_ended(self, here: _Process) -> bool:
-        """Whether it is known to have ended; False if it ran on another machine than `here`."""
-        return self.machine == here.machine and bool(self.started) and _started(self.pid) != self.started
-
-
-def _started(pid: int) -> str | None:
-    """When a process was started, or None if there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
 
 
 class Group:
@@ -93,7 +63,7 @@ class Group:
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
         self._begun = 0  # exchanges
-        self._here = _Process.this()
+        self._here = Process.this()
         self._processes = self._meet()
         self._control: Any = None
         self._rows: dict[str, Any] = {}
@@ -222,7 +192,7 @@ class Group:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
 
-    def _meet(self) -> list[_Process]:
+    def _meet(self) -> list[Process]:
         """The processes of the ranks, once all have come to make this group."""
         key_of = f"{self._key}/process/{{}}".format
         self._store.set(key_of(self.rank), json.dumps(asdict(self._here)))
@@ -237,7 +207,7 @@ class Group:
                     f"{self.name_of(rank)} did not come to the same gids.distributed.open() within "
                     f"{self.timeout_s:g} s: every rank must call it"
                 ) from error
-            found.append(_Process(**json.loads(said)))
+            found.append(Process(**json.loads(said)))
         return found
 
     def _new(self, backend: str) -> Any:
