@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gids.cuda.host_memory import host_memory
+from gids.sampler.device.held import Held, OnDevice, OnHost, Original
 from gids.store.names import describe_type
 
 if TYPE_CHECKING:
-    import torch
-
-    from gids.cuda import Device, Mapping, Stream
+    from gids.cuda import Device, Stream
     from gids.store.graph import Graph
 
-_COPIED_AT_ONCE = 64 << 20
 _ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
 """The arrays that are in device memory, by topology_on."""
 _OR_ON_DEVICE = ", or keep the topology on the device (topology_on='device')"
@@ -56,23 +49,23 @@ class PinnedGraph:
         self.device = device
         self.wide = graph.num_src > np.iinfo(np.int32).max
         sources = [
-            _Source("indptr", graph.indptr, np.dtype(np.int64)),
-            _Source("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
+            Original("indptr", graph.indptr, np.dtype(np.int64)),
+            Original("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
         ]
         if topology_on == "auto":
             topology_on = _choose(sources, device)
         _check_memory(graph, device, sources, topology_on)
-        held: list[_Held] = []
-        self._arrays: dict[int, _Held] = {}  # by the id of the array
+        held: list[Held] = []
+        self._arrays: dict[int, Held] = {}  # by the id of the array
         self._streams: list[Stream] = []
         self._finalizer = weakref.finalize(self, _release, os.getpid(), self._streams, held, self._arrays)
         try:
             for source in sources:
                 if source.name in _ON_DEVICE[topology_on]:
-                    held.append(_OnDevice(device, source))
+                    held.append(OnDevice(device, source))
                 else:
                     what = f"{source.name} of {describe_type(graph.relation)}"
-                    held.append(_OnHost(device, source, what, _OR_ON_DEVICE))
+                    held.append(OnHost(device, source, what, _OR_ON_DEVICE))
         except BaseException:
             self._finalizer()
             raise
@@ -86,21 +79,21 @@ class PinnedGraph:
 
     @property
     def indptr_on_host(self) -> bool:
-        return isinstance(self._topology[0], _OnHost)
+        return isinstance(self._topology[0], OnHost)
 
     @property
     def indices_on_host(self) -> bool:
-        return isinstance(self._topology[1], _OnHost)
+        return isinstance(self._topology[1], OnHost)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of pinned host memory of the topology and the weights that are held."""
-        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, OnHost))
 
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory of the topology and the weights that are held."""
-        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, OnDevice))
 
     def array(self, values: np.ndarray, what: str) -> int:
         """The address, for kernels, of a copy of values of edges or nodes. what: "weights" or "times".
@@ -111,18 +104,18 @@ class PinnedGraph:
         """
         key = id(values)
         if key not in self._arrays:
-            source = _Source(what, values, values.dtype)
+            source = Original(what, values, values.dtype)
             relation = describe_type(self.graph.relation)
             indices = self._topology[1]
-            if isinstance(indices, _OnDevice) and source.nbytes <= _room(self.device):
-                self._arrays[key] = _OnDevice(self.device, source)
+            if isinstance(indices, OnDevice) and source.nbytes <= _room(self.device):
+                self._arrays[key] = OnDevice(self.device, source)
             else:
                 _check_host_memory(f"pinning the {what} of {relation}", [source], "free some")
-                self._arrays[key] = _OnHost(self.device, source, f"{what} of {relation}", "")
+                self._arrays[key] = OnHost(self.device, source, f"{what} of {relation}", "")
             weakref.finalize(values, _release_one, os.getpid(), self._streams, self._arrays, key)
         return self._arrays[key].address
 
-    def _all_held(self) -> list[_Held]:
+    def _all_held(self) -> list[Held]:
         return [*self._topology, *self._arrays.values()]
 
     @property
@@ -144,91 +137,7 @@ class PinnedGraph:
         return f"PinnedGraph({describe_type(self.graph.relation)}, {'closed' if self.closed else sizes})"
 
 
-@dataclass(frozen=True)
-class _Source:
-    """An array and the dtype of its copy."""
-
-    name: str
-    array: np.ndarray
-    dtype: np.dtype[np.number]
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.array) * self.dtype.itemsize
-
-    def parts(self) -> Iterator[slice]:
-        """The array in pieces to copy one at a time."""
-        step = _COPIED_AT_ONCE // self.array.itemsize
-        for first in range(0, len(self.array), step):
-            yield slice(first, min(first + step, len(self.array)))
-
-    def copy(self, part: slice, to: np.ndarray) -> None:
-        """Copy a part. Values that do not fit the copy's dtype become -1, which is not an id either."""
-        np.copyto(to, self.array[part], casting="same_kind")
-        if self.dtype != self.array.dtype:
-            to[to != self.array[part]] = -1
-
-
-class _Held(ABC):
-    """Memory that holds an array: its address on the device, its size, and its release."""
-
-    address: int
-    nbytes: int
-
-    @abstractmethod
-    def release(self) -> None: ...
-
-
-class _OnDevice(_Held):
-    def __init__(self, device: Device, source: _Source) -> None:
-        import torch
-
-        dtype: torch.dtype = getattr(torch, source.dtype.name)
-        self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
-        for part in source.parts():
-            piece = np.empty(part.stop - part.start, source.dtype)
-            source.copy(part, piece)
-            self._tensor[part].copy_(torch.from_numpy(piece))
-        device.current_stream().synchronize()  # before another stream reads it
-        self.address = self._tensor.data_ptr()
-        self.nbytes = self._tensor.nbytes
-
-    def release(self) -> None:
-        self._tensor = None
-
-
-class _OnHost(_Held):
-    """other_way: added to the error if memory cannot be pinned."""
-
-    def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
-        self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            memory = host_memory(self.nbytes, device.numa_node)
-        except OSError as error:
-            raise MemoryError(
-                f"{what}: cannot allocate {self.nbytes} bytes of host memory ({error.strerror})"
-            ) from None
-        copy = np.frombuffer(memory, source.dtype, len(source.array))
-        del memory
-        for part in source.parts():
-            source.copy(part, copy[part])
-        try:
-            self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
-        except RuntimeError as error:
-            del copy  # even if the error is kept
-            raise RuntimeError(
-                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}): free host memory"
-                f"{other_way}"
-            ) from error
-        self._copy: np.ndarray | None = copy
-        self.address = self._mapping.device_address
-
-    def release(self) -> None:
-        self._mapping.close()
-        self._copy = None
-
-
-def _release(pid: int, streams: list[Stream], held: list[_Held], weights: dict[int, _Held]) -> None:
+def _release(pid: int, streams: list[Stream], held: list[Held], weights: dict[int, Held]) -> None:
     if os.getpid() == pid:  # a forked child has none of the streams
         for stream in streams:
             stream.synchronize()
@@ -238,7 +147,7 @@ def _release(pid: int, streams: list[Stream], held: list[_Held], weights: dict[i
         weights.popitem()[1].release()
 
 
-def _release_one(pid: int, streams: list[Stream], weights: dict[int, _Held], key: int) -> None:
+def _release_one(pid: int, streams: list[Stream], weights: dict[int, Held], key: int) -> None:
     if key in weights:
         one = {key: weights.pop(key)}
         _release(pid, streams, [], one)
@@ -248,13 +157,13 @@ def _room(device: Device) -> int:
     return device.memory_info()[0] // _SHARE_OF_DEVICE
 
 
-def _choose(sources: list[_Source], device: Device) -> str:
+def _choose(sources: list[Original], device: Device) -> str:
     room = _room(device)
     sizes = {on: sum(s.nbytes for s in sources if s.name in names) for on, names in _ON_DEVICE.items()}
     return max((on for on, nbytes in sizes.items() if nbytes <= room), key=sizes.__getitem__)
 
 
-def _check_memory(graph: Graph, device: Device, sources: list[_Source], topology_on: str) -> None:
+def _check_memory(graph: Graph, device: Device, sources: list[Original], topology_on: str) -> None:
     what = f"pinning the topology of {describe_type(graph.relation)}"
     on_device = [s for s in sources if s.name in _ON_DEVICE[topology_on]]
     on_host = [s for s in sources if s.name not in _ON_DEVICE[topology_on]]
@@ -267,7 +176,7 @@ def _check_memory(graph: Graph, device: Device, sources: list[_Source], topology
     _check_host_memory(what, on_host, "free some, or keep all of it on the device (topology_on='device')")
 
 
-def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
+def _check_host_memory(what: str, sources: list[Original], advice: str) -> None:
     wanted, available = sum(s.nbytes for s in sources), _available_bytes()
     if wanted > available:
         raise MemoryError(
@@ -276,7 +185,7 @@ def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
         )
 
 
-def _listing(sources: list[_Source]) -> str:
+def _listing(sources: list[Original]) -> str:
     return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
 
 
