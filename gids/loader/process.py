@@ -11,7 +11,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """machine: its name, and an id that changes when it is started. started: when the process was."""
+    """A process, as others see it.
+
+    machine: its name, an id that changes when it is started, and the process's namespace of process ids.
+    started: when the process was; "" if /proc is missing.
+    """
 
     machine: str
     pid: int
@@ -21,12 +25,21 @@ class Process:
     def this(cls) -> Process:
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return cls(f"{socket.gethostname()} {boot}", os.getpid(), _started(os.getpid()) or "")
+            machine = f"{socket.gethostname()} {boot} {_namespace()}"
+            return cls(machine, os.getpid(), _started(os.getpid()) or "")
         return cls(socket.gethostname(), os.getpid(), "")
 
     def has_ended(self, here: Process) -> bool:
-        """Whether it is known to have ended; False if it ran on another machine than `here`."""
+        """Whether it is known to have ended; False if it runs on another machine than `here`, or in another
+        namespace."""
         return self.machine == here.machine and bool(self.started) and _started(self.pid) != self.started
+
+
+def _namespace() -> str:
+    """The namespace of process ids; "" if the kernel does not say."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _started(pid: int) -> str | None:
