@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from gids.cuda import numa
 from gids.cuda.device import Device
-from gids.cuda.host_memory import host_memory
+from gids.cuda.host_memory import host_memory, share_memory
 from gids.cuda.numa import numa_node, prefer_node
 
 PCI = "0000:3B:00.0"
@@ -81,6 +82,12 @@ def test_the_kernel_prefers_the_node(memory: np.ndarray) -> None:
     assert policy(memory.ctypes.data) == "default"
     assert prefer_node(memory.ctypes.data, memory.nbytes, 0)
     assert policy(memory.ctypes.data) == "prefer:0"
+
+
+def test_shared_memory_is_on_the_node_of_its_maker(memory: np.ndarray) -> None:
+    shared, file = share_memory(1 << 20, 0)
+    assert policy(np.frombuffer(shared, np.uint8).ctypes.data) == "prefer:0"
+    os.close(file.descriptor)
 
 
 def test_without_a_node_nothing_changes(memory: np.ndarray) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gids.cuda.host_memory import host_memory
+from gids.cuda import host_memory as module
+from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 5000, 3 << 20])
@@ -29,18 +32,98 @@ def test_host_memory_is_zeroed_page_aligned_and_freed_with_the_last_array(nbytes
 
 FORKED = """
 import os, weakref
-from gids.cuda.host_memory import host_memory
+from gids.cuda import host_memory as module
+from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
 
 memory = host_memory(1 << 16)
 start = weakref.ref(memory)
 child = os.fork()
 del memory
 if child == 0:
-    os._exit(7 if start() is not None else 1)
+    inherited = "memfd:gids" in open("/proc/self/maps").read()
+    os._exit(7 if start() is not None and not inherited else 1)
 assert start() is None
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
 
 
-def test_a_forked_child_never_unmaps_it() -> None:
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", FORKED], check=True, timeout=60)
+@pytest.mark.parametrize("whose", ["own", "shared"])
+def test_a_forked_child_never_unmaps_it(whose: str) -> None:
+    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", FORKED, whose], check=True, timeout=60)
+
+
+OTHER = """
+import sys
+import numpy as np
+from gids.cuda.host_memory import SharedFile, open_shared
+
+array = np.frombuffer(open_shared(SharedFile(*map(int, sys.argv[2:])), int(sys.argv[1])), np.uint8)
+assert (array == 7).all()
+array[-1] = 9
+"""
+
+
+def inodes_mapped() -> set[int]:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in maps if "memfd:gids" in line}
+
+
+@pytest.mark.parametrize("nbytes", [1, 5000, 3 << 20])
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_shared_memory_is_that_of_another_process(
+    nbytes: int, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "old":
+        monkeypatch.setattr(module, "_MADV_POPULATE_WRITE", 12345)  # as before Linux 5.14: unknown
+    memory, file = share_memory(nbytes)
+    array = np.frombuffer(memory, np.uint8)
+    assert len(array) == nbytes
+    assert not array.any()
+    assert array.ctypes.data % mmap.PAGESIZE == 0
+    assert os.fstat(file.descriptor).st_blocks * 512 >= nbytes, "all of it is allocated"
+    array[:] = 7
+    command = [sys.executable, "-P", "-W", "ignore", "-c", OTHER, str(nbytes), *map(str, file)]
+    subprocess.run(command, check=True, timeout=60)
+    assert array[-1] == 9
+    os.close(file.descriptor)
+    assert inodes_mapped() == {file.inode}
+    array[-1] = 1  # without the file
+    del memory, array
+    gc.collect()
+    assert inodes_mapped() == set()
+
+
+def test_only_the_shared_memory_itself_is_opened(tmp_path: Path) -> None:
+    memory, file = share_memory(5000)
+    same = open_shared(file, 5000)
+    same[17] = 5
+    assert memory[17] == 5
+    with open(tmp_path / "other", "wb") as other:
+        other.truncate(5000)
+        for wrong in (file._replace(inode=file.inode + 1), file._replace(descriptor=other.fileno())):
+            with pytest.raises(FileNotFoundError, match="is not the shared memory of 5000 bytes"):
+                open_shared(wrong, 5000)
+    with pytest.raises(FileNotFoundError, match="is not the shared memory of 5001 bytes"):
+        open_shared(file, 5001)
+    os.close(file.descriptor)
+    with pytest.raises(FileNotFoundError):
+        open_shared(file, 5000)
+    assert isinstance(file, SharedFile)
+
+
+def test_shared_memory_that_the_machine_does_not_have_is_an_error_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        share_memory(1 << 46)
+    monkeypatch.setattr(module, "_MADV_POPULATE_WRITE", 12345)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        share_memory(5000)
+    assert len(os.listdir("/proc/self/fd")) == len(files)
+    assert inodes_mapped() == set()
