@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
+from gids.loader.machine_ranks import MachineRanks
 from gids.loader.process import Process
-from gids.loader.ranks import next_number
+from gids.loader.ranks import machine_ranks, next_number
 
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
@@ -178,6 +179,11 @@ class Group:
         values: list[Any] = [None] * self.size
         self._run(lambda: dist.all_gather_object(values, value, group=self._control))
         return values
+
+    def on_this_machine(self, offers: Sequence[Any]) -> MachineRanks:
+        """The ranks of this machine that offer what this one does. offers: of all ranks, by offer()."""
+        key = f"{self._key}/machine/{next_number('machines')}"
+        return machine_ranks(self.rank, offers, self._store, key, self.timeout_s)
 
     def name_of(self, rank: int) -> str:
         """How errors call a rank of this group."""

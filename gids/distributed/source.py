@@ -25,7 +25,8 @@ from gids.distributed.placed import placed_owners
 from gids.distributed.sampling import GroupSampling, whole_topology
 from gids.errors import FormatError
 from gids.loader import source as loader_source
-from gids.loader.ranks import Ranks, check_said
+from gids.loader.machine_ranks import MachineRanks
+from gids.loader.ranks import Ranks, check_said, offer
 from gids.loader.source import Source
 from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Minibatch, Sampler, Topology
@@ -53,10 +54,14 @@ class GroupRanks(Ranks):
 
     everyone: Group | None = None
 
-    def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
+    def check_alike(
+        self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
+    ) -> MachineRanks:
         """Compare a loader's arguments over all ranks. Collective. Raises ValueError and RankError."""
         assert self.everyone is not None
-        check_said(self, [json.loads(said) for said in self.everyone.gather(json.dumps(made_with()))])
+        told = self.everyone.gather((json.dumps(made_with()), offer(shares)))
+        check_said(self, [json.loads(said) for said, _ in told])
+        return self.everyone.on_this_machine([theirs for _, theirs in told])
 
 
 class GroupSource(Source):

@@ -10,17 +10,23 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 
+from gids.errors import RankError
+from gids.loader.machine_ranks import MachineRanks
+from gids.loader.process import Process
+
 log = logging.getLogger("gids")
 
 _PATIENCE = timedelta(seconds=10)
 """A rank that waits longer for another one logs a warning."""
+_STORE_TIMEOUT = timedelta(minutes=5)
+"""torch's default, for a version whose stores do not say theirs."""
 _counters: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
@@ -41,22 +47,71 @@ class Ranks:
         begin = count * self.rank // self.world_size
         return slice(begin, max(begin + 1, count * (self.rank + 1) // self.world_size))
 
-    def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
+    def check_alike(
+        self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
+    ) -> MachineRanks:
         """Compare a loader's arguments, which must be plain values, over all ranks.
 
+        shares: what this rank can share with the ranks of its machine that give the same; None: nothing.
+        Returns these ranks, or this one alone.
+
         Does nothing unless the ranks were detected. Rank 0 waits for all others, and each of them for rank 0,
-        up to the time-out of the process group. Raises ValueError if arguments differ, RuntimeError if a rank
-        makes no such loader in time.
+        up to the time-out of the process group; a rank that shares something waits for all. Raises ValueError
+        if arguments differ, RuntimeError if a rank makes no such loader in time.
         """
-        store = dist.distributed_c10d._get_default_store() if self.detected else None
+        store: Any = dist.distributed_c10d._get_default_store() if self.detected else None
         if store is None or self.world_size == 1:
-            return
-        key_of = f"gids/loader/{next_number('loaders')}/rank/{{}}".format
-        said = json.dumps(made_with())
-        store.set(key_of(self.rank), said)
-        for other in range(1, self.world_size) if self.rank == 0 else [0]:
-            theirs = json.loads(_wait_for(other, store, key_of(other)))
-            _compare(self.rank, json.loads(said), other, theirs)
+            return MachineRanks.alone(self.rank)
+        prefix = f"gids/loader/{next_number('loaders')}"
+        key_of = f"{prefix}/rank/{{}}".format
+        said = {"made_with": made_with(), "offer": offer(shares)}
+        store.set(key_of(self.rank), json.dumps(said))
+        said = json.loads(json.dumps(said))
+        if self.rank:
+            theirs = _wait_for("rank 0", store, key_of(0))
+            _compare(self.rank, said["made_with"], 0, theirs["made_with"])
+            met = _wait_for("all ranks", store, f"{prefix}/met") if shares is not None else {"offers": []}
+            if "error" in met:
+                raise (ValueError if met["differ"] else RankError)(met["error"])
+            offers = met["offers"]
+        else:
+            offers = self._meet(store, key_of, said, f"{prefix}/met")
+        timeout_s = getattr(store, "timeout", _STORE_TIMEOUT).total_seconds()
+        return machine_ranks(self.rank, offers, store, f"{prefix}/machine", timeout_s)
+
+    def _meet(self, store: Any, key_of: Callable[[int], str], said: Any, met_key: str) -> list[Any]:
+        """On rank 0: compare with all others. Returns what all offer, and tells them."""
+        offers = [said["offer"]]
+        try:
+            for other in range(1, self.world_size):
+                theirs = _wait_for(f"rank {other}", store, key_of(other))
+                _compare(0, said["made_with"], other, theirs["made_with"])
+                offers.append(theirs["offer"])
+        except BaseException as error:
+            met = {"error": str(error), "differ": isinstance(error, ValueError)}
+            store.set(met_key, json.dumps(met))
+            raise
+        if any(offers):
+            store.set(met_key, json.dumps({"offers": offers}))
+        return offers
+
+
+def offer(shares: str | None) -> list[Any] | None:
+    """What a rank tells the others, so that they know whether they share memory with it. A plain value."""
+    return None if shares is None else [shares, asdict(Process.this())]
+
+
+def machine_ranks(rank: int, offers: Sequence[Any], store: Any, key: str, timeout_s: float) -> MachineRanks:
+    """The ranks of this machine that offer what this one does. offers: of all ranks; may be empty."""
+    mine = offers[rank] if offers else None
+    if mine is None or not mine[1]["started"]:
+        return MachineRanks.alone(rank)
+    found = {
+        other: Process(**theirs[1])
+        for other, theirs in enumerate(offers)
+        if theirs is not None and (theirs[0], theirs[1]["machine"]) == (mine[0], mine[1]["machine"])
+    }
+    return MachineRanks(rank, found, store, f"{key}/{min(found)}", timeout_s)
 
 
 def check_said(ranks: Ranks, said: Sequence[Mapping[str, Any]]) -> None:
@@ -152,15 +207,15 @@ def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _wait_for(rank: int, store: Any, key: str) -> str:
-    """The value that this rank stores under this key."""
+def _wait_for(whom: str, store: Any, key: str) -> Any:
+    """The plain value under this key, which `whom` stores."""
     try:
         store.wait([key], _PATIENCE)
     except RuntimeError:  # the class depends on the store and on torch's version
         log.warning(
-            "waiting for rank %d to make the same loader. If not every rank makes one, give rank=0, "
+            "waiting for %s to make the same loader. If not every rank makes one, give rank=0, "
             "world_size=1: this rank then gets all seeds",
-            rank,
+            whom,
         )
         store.wait([key])
-    return bytes(store.get(key)).decode()
+    return json.loads(bytes(store.get(key)).decode())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch.distributed import HashStore
 
 import gids
 from gids.loader.epoch_loader import EpochLoader
+from gids.loader.process import Process
 from gids.loader.ranks import Ranks, local_ranks
 from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation
@@ -333,6 +336,16 @@ def test_ranks_of_one_machine_share_its_memory(
 def test_local_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch, given: str, ranks: int) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
     assert local_ranks() == ranks
+
+
+def test_a_process_of_another_machine_or_namespace_is_not_known_to_have_ended() -> None:
+    here = Process.this()
+    assert os.readlink("/proc/self/ns/pid") in here.machine
+    ended = dataclasses.replace(here, started="1")  # another process had this number
+    assert ended.has_ended(here)
+    assert not here.has_ended(here)
+    assert not dataclasses.replace(ended, machine=here.machine + "0").has_ended(here)
+    assert not dataclasses.replace(ended, started="").has_ended(here)
 
 
 def test_without_torchrun_all_ranks_are_taken_to_be_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
