@@ -38,6 +38,7 @@ LONGEST = [
     "distributed/test_restarts.py",
     "distributed/test_training.py",
     "distributed/test_partitioned.py",
+    "distributed/test_shared_topology.py",
     "examples/test_examples.py",
     "measure/test_sides.py",
     "bench_command/test_epoch.py",

@@ -146,12 +146,17 @@ class EpochLoader(Closing, ABC):
             )
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
-        self._ranks.check_alike(self._made_with)
         self._device: cuda.Device | None = None
-        if torch.device(device).type != "cpu":
-            self._device = cuda.open_device(device)
-            pinned = [PinnedGraph(graph, self._device, topology_on=topology_on) for graph in topology.graphs]
-            self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
+        on_cpu = torch.device(device).type == "cpu"
+        shares = None if on_cpu else f"topology {self.store.content_crc:08x}"
+        with self._ranks.check_alike(self._made_with, shares) as peers:
+            if not on_cpu:
+                self._device = cuda.open_device(device)
+                pinned = [
+                    PinnedGraph(graph, self._device, topology_on=topology_on, peers=peers)
+                    for graph in topology.graphs
+                ]
+                self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
         if self.tables:
@@ -311,9 +316,11 @@ class EpochLoader(Closing, ABC):
     def stats(self) -> dict[str, Any]:
         """The counters of FeatureLoader.stats(); ``memory`` also has the sampler and the topology.
 
-        ``"topology"``: pinned host memory; 0 on the CPU, where the topology is memory-mapped. ``"topology on
-        the device"``. Both include the weights of edges. ``"sampler"``: host and device memory, without the
-        minibatches that count as ``"window"``. After close(), the counters as they were then.
+        ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
+        memory-mapped. What the ranks of a machine share counts at the rank that allocated it, and nowhere
+        else. ``"topology on the device"``. Both include the weights of edges. ``"sampler"``: host and device
+        memory, without the minibatches that count as ``"window"``. After close(), the counters as they were
+        then.
         """
         if self._last_stats is not None:
             return self._last_stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -31,6 +32,11 @@ class Original:
     @property
     def nbytes(self) -> int:
         return len(self.array) * self.dtype.itemsize
+
+    @property
+    def bytes_in_pages(self) -> int:
+        """Bytes of the memory pages that the copy takes, at least one."""
+        return -(-max(1, self.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def parts(self) -> Iterator[slice]:
         """The array in pieces to copy one at a time."""
@@ -74,31 +80,54 @@ class OnDevice(Held):
 
 
 class OnHost(Held):
-    """other_way: added to the error if memory cannot be pinned."""
+    """Page-locked host memory with a copy of an array.
 
-    def __init__(self, device: Device, source: Original, what: str, other_way: str) -> None:
-        self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            memory = host_memory(self.nbytes, device.numa_node)
-        except OSError as error:
-            raise MemoryError(
-                f"{what}: cannot allocate {self.nbytes} bytes of host memory ({error.strerror})"
-            ) from None
-        copy = np.frombuffer(memory, source.dtype, len(source.array))
+    other_way: added to the error if memory cannot be pinned. memory: shared with other processes, to use in
+    place of memory of its own; the caller calls fill(). borrowed: another process allocated it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        source: Original,
+        what: str,
+        other_way: str,
+        memory: mmap.mmap | None = None,
+        *,
+        borrowed: bool = False,
+    ) -> None:
+        self.nbytes, self.borrowed = source.bytes_in_pages, borrowed
+        self._copy: np.ndarray | None
+        if memory is None:
+            try:
+                memory = host_memory(self.nbytes, device.numa_node)
+            except OSError as error:
+                raise MemoryError(f"{what}: {no_memory(self.nbytes, error)}") from None
+            self._copy = np.frombuffer(memory, source.dtype, len(source.array))
+            self.fill(source)
+        else:
+            self._copy = np.frombuffer(memory, source.dtype, len(source.array))
         del memory
-        for part in source.parts():
-            source.copy(part, copy[part])
         try:
-            self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
+            self._mapping: Mapping = device.map_host(self._copy.ctypes.data, self.nbytes)
         except RuntimeError as error:
-            del copy  # even if the error is kept
+            self._copy = None  # even if the error is kept
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}): free host memory"
                 f"{other_way}"
             ) from error
-        self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
+
+    def fill(self, source: Original, first: int = 0, step: int = 1) -> None:
+        """Copy the array, or every step-th part of it from the first one on."""
+        assert self._copy is not None
+        for part in itertools.islice(source.parts(), first, None, step):
+            source.copy(part, self._copy[part])
 
     def release(self) -> None:
         self._mapping.close()
         self._copy = None
+
+
+def no_memory(nbytes: int, error: OSError) -> str:
+    return f"cannot allocate {nbytes} bytes of host memory ({error.strerror})"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gids.sampler.device.held import Held, OnDevice, OnHost, Original
+from gids.sampler.device.shared import Peers, share
 from gids.store.names import describe_type
 
 if TYPE_CHECKING:
@@ -29,19 +31,26 @@ class PinnedGraph:
     sources' ids fit, which halves the bus traffic. Close it, or use it in a ``with`` block; dropping it
     closes it too. Closing waits for the kernels that were launched to read it.
 
+    Ranks of one machine can share one copy in host memory, which is freed when the last of them closes it or
+    ends.
+
     Attributes: graph; device; indptr_address, indices_address: for kernels; wide: whether indices are int64
-    in the copy; host_bytes, device_bytes: memory of the copy; closed.
+    in the copy; host_bytes, borrowed_bytes, device_bytes: memory of the copy; over_bus; closed.
     """
 
-    def __init__(self, graph: Graph, device: Device, *, topology_on: str = "auto") -> None:
+    def __init__(
+        self, graph: Graph, device: Device, *, topology_on: str = "auto", peers: Peers | None = None
+    ) -> None:
         """Copy the topology to memory that the GPU reads in place. Blocks while it copies.
 
         device: a device from `gids.cuda.open_device`. topology_on: "host": indptr and indices in pinned host
         memory; "indptr": indptr in device memory; "device": both in device memory; "auto": the last of these
-        that takes at most an eighth of the free device memory. edge_ids are not copied.
+        that takes at most an eighth of the free device memory. edge_ids are not copied. peers: ranks of this
+        machine that pin the same graph now; arrays that several of them keep on the host are copied once. The
+        caller tells them if this fails (``with peers``).
 
         Raises ValueError for another topology_on, MemoryError if host or device memory is short,
-        RuntimeError if the driver refuses to pin memory.
+        RuntimeError if the driver refuses to pin memory, RankError if a peer fails.
         """
         if topology_on not in ("auto", *_ON_DEVICE):
             raise ValueError(f"topology_on must be auto, host, indptr or device (got {topology_on!r})")
@@ -54,23 +63,35 @@ class PinnedGraph:
         ]
         if topology_on == "auto":
             topology_on = _choose(sources, device)
-        _check_memory(graph, device, sources, topology_on)
-        held: list[Held] = []
+        what = describe_type(graph.relation)
+        pinning = f"pinning the topology of {what}"
+        on_device = [s for s in sources if s.name in _ON_DEVICE[topology_on]]
+        on_host = [s for s in sources if s.name not in _ON_DEVICE[topology_on]]
+        _check_device_memory(pinning, on_device, device)
+        advice = "free some, or keep all of it on the device (topology_on='device')"
+        check = partial(_check_host_memory, pinning, advice=advice)
+        shared = {} if peers is None or peers.size == 1 else share(peers, device, on_host, what, check)
+        held: dict[str, Held] = {name: s.memory for name, s in shared.items()}
         self._arrays: dict[int, Held] = {}  # by the id of the array
         self._streams: list[Stream] = []
         self._finalizer = weakref.finalize(self, _release, os.getpid(), self._streams, held, self._arrays)
         try:
+            check([s for s in on_host if s.name not in shared])
             for source in sources:
-                if source.name in _ON_DEVICE[topology_on]:
-                    held.append(OnDevice(device, source))
+                if source.name in shared:
+                    memory, first, step = shared[source.name]
+                    memory.fill(source, first, step)
+                elif source.name in _ON_DEVICE[topology_on]:
+                    held[source.name] = OnDevice(device, source)
                 else:
-                    what = f"{source.name} of {describe_type(graph.relation)}"
-                    held.append(OnHost(device, source, what, _OR_ON_DEVICE))
+                    held[source.name] = OnHost(device, source, f"{source.name} of {what}", _OR_ON_DEVICE)
+            if peers is not None:
+                peers.gather(None)  # all have filled their parts
         except BaseException:
             self._finalizer()
             raise
-        self.indptr_address, self.indices_address = (h.address for h in held)
-        self._topology = tuple(held)
+        self._topology = (held["indptr"], held["indices"])
+        self.indptr_address, self.indices_address = (h.address for h in self._topology)
 
     def used_on(self, stream: Stream) -> None:
         """Note that kernels on this stream read the copy. Called before they are launched."""
@@ -87,8 +108,18 @@ class PinnedGraph:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of pinned host memory of the topology and the weights that are held."""
-        return sum(h.nbytes for h in self._all_held() if isinstance(h, OnHost))
+        """Bytes of pinned host memory of the topology and the weights that this process allocated."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, OnHost) and not h.borrowed)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Bytes of pinned host memory that a peer allocated."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, OnHost) and h.borrowed)
+
+    @property
+    def over_bus(self) -> bool:
+        """Whether a part is in host memory, which the device reads over the bus."""
+        return any(isinstance(h, OnHost) for h in self._all_held())
 
     @property
     def device_bytes(self) -> int:
@@ -133,16 +164,17 @@ class PinnedGraph:
         self.close()
 
     def __repr__(self) -> str:
-        sizes = f"{self.host_bytes} bytes of host memory, {self.device_bytes} of device memory"
+        of_peer = f" and {self.borrowed_bytes} of another rank" if self.borrowed_bytes else ""
+        sizes = f"{self.host_bytes} bytes of host memory{of_peer}, {self.device_bytes} of device memory"
         return f"PinnedGraph({describe_type(self.graph.relation)}, {'closed' if self.closed else sizes})"
 
 
-def _release(pid: int, streams: list[Stream], held: list[Held], weights: dict[int, Held]) -> None:
+def _release(pid: int, streams: list[Stream], held: dict[str, Held], weights: dict[int, Held]) -> None:
     if os.getpid() == pid:  # a forked child has none of the streams
         for stream in streams:
             stream.synchronize()
     while held:
-        held.pop().release()
+        held.popitem()[1].release()
     while weights:
         weights.popitem()[1].release()
 
@@ -150,7 +182,7 @@ def _release(pid: int, streams: list[Stream], held: list[Held], weights: dict[in
 def _release_one(pid: int, streams: list[Stream], weights: dict[int, Held], key: int) -> None:
     if key in weights:
         one = {key: weights.pop(key)}
-        _release(pid, streams, [], one)
+        _release(pid, streams, {}, one)
 
 
 def _room(device: Device) -> int:
@@ -163,17 +195,13 @@ def _choose(sources: list[Original], device: Device) -> str:
     return max((on for on, nbytes in sizes.items() if nbytes <= room), key=sizes.__getitem__)
 
 
-def _check_memory(graph: Graph, device: Device, sources: list[Original], topology_on: str) -> None:
-    what = f"pinning the topology of {describe_type(graph.relation)}"
-    on_device = [s for s in sources if s.name in _ON_DEVICE[topology_on]]
-    on_host = [s for s in sources if s.name not in _ON_DEVICE[topology_on]]
-    wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
+def _check_device_memory(what: str, sources: list[Original], device: Device) -> None:
+    wanted, (free, _) = sum(s.nbytes for s in sources), device.memory_info()
     if wanted > free:
         raise MemoryError(
-            f"{what} needs {_listing(on_device)} = {wanted} bytes of device memory, but {free} are free: "
+            f"{what} needs {_listing(sources)} = {wanted} bytes of device memory, but {free} are free: "
             "leave more on the host (topology_on='indptr' or 'host')"
         )
-    _check_host_memory(what, on_host, "free some, or keep all of it on the device (topology_on='device')")
 
 
 def _check_host_memory(what: str, sources: list[Original], advice: str) -> None:

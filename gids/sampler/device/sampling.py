@@ -478,7 +478,7 @@ class DeviceSampler:
                 *(np.uint32(of_sources), pinned.indices_address, np.uint32(pinned.wide), graph.num_src),
                 *(self._trees.times, np.uint64(fanout) if choice.last and fanout != _ALL else _NO_LIMIT),
                 *(np.int32(fanout), np.uint32(choice.kind == "replaced"), indptr[1:]),
-                over_bus=pinned.host_bytes > 0,
+                over_bus=pinned.over_bus,
             )
         rates = choice.rates[number] if choice.rates else None
         if rates is not None and rates.some_zero and fanout:
@@ -488,7 +488,7 @@ class DeviceSampler:
                 *(n, begins, degrees, rates.weights, np.int32(fanout), np.uint32(choice.kind == "replaced")),
                 indptr[1:],
                 unit=_WEIGHTED,
-                over_bus=pinned.host_bytes > 0,
+                over_bus=pinned.over_bus,
             )
         if choice.kind == "labor" and fanout > 0:
             self._launch(
@@ -615,7 +615,7 @@ class DeviceSampler:
             _NO_LIMIT if draw.fanout == _ALL else np.uint64(draw.fanout),
             *(*rates.arguments, self._numbers(draw, table), table.estimates, *edges),
             unit=_WEIGHTED,
-            over_bus=draw.pinned.host_bytes > 0,
+            over_bus=draw.pinned.over_bus,
         )
 
     def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:

@@ -1,0 +1,214 @@
+"""Ranks of one machine sample from one copy of the topology in host memory."""
+
+from __future__ import annotations
+
+import mmap
+import signal
+from pathlib import Path
+from typing import Any
+
+import emulator
+import pytest
+import topology_programs
+import torch
+from datasets import random_in_edges
+from emulator import EmulatedDevice
+from processes import PATIENCE_S, Processes
+from rank_pool import RankPool
+
+import gids
+from gids.store.names import Relation
+from gids.write import DatasetWriter
+
+PAPERS, AUTHORS = 6000, 2500
+CITES: Relation = ("paper", "cites", "paper")
+WRITES: Relation = ("author", "writes", "paper")
+PAPER_SEEDS = torch.arange(0, PAPERS, 50)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Compiled kernels, which the ranks would else compile each."""
+    if emulator.folder is None:
+        emulator.folder = tmp_path_factory.mktemp("emulator")
+    EmulatedDevice().preload("sampler/neighbor.cu")
+    return str(emulator.folder)
+
+
+def write(path: Path, relations: dict[Relation, tuple[int, int]]) -> Path:
+    with DatasetWriter(path) as writer:
+        for number, (relation, (num_src, num_dst)) in enumerate(relations.items()):
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, number), num_src=num_src)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("topology") / "one.gids", {CITES: (PAPERS, PAPERS)})
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    relations = {CITES: (PAPERS, PAPERS), WRITES: (AUTHORS, PAPERS)}
+    return write(tmp_path_factory.mktemp("topology") / "several.gids", relations)
+
+
+def pages(path: Path) -> list[int]:
+    """Bytes of indptr and indices of each relation in a copy, rounded up to memory pages."""
+    with gids.open(path) as source:
+        nbytes = [n for g in source.graphs() for n in (8 * len(g.indptr), 4 * len(g.indices))]
+    return [-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in nbytes]
+
+
+@pytest.mark.parametrize("where", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("size", "opened_by"), [(2, "open"), (3, "distributed"), (3, "open")])
+@pytest.mark.parametrize("dataset", ["one", "several"])
+def test_ranks_have_one_copy_and_the_minibatches_of_their_own(
+    request: pytest.FixtureRequest, ranks: RankPool, dataset: str, size: int, opened_by: str, where: str
+) -> None:
+    if where == "cuda":
+        request.getfixturevalue("gpu")
+    folder = None if where == "cuda" else request.getfixturevalue("folder")
+    path: Path = request.getfixturevalue(dataset)
+    seeds = PAPER_SEEDS if dataset == "one" else {"paper": PAPER_SEEDS}
+    options = {"device": "cuda", "topology_on": "host"}
+    saw = ranks.run(
+        size, topology_programs.share, folder, path, seeds, opened_by, options, by_rank=[{}] * size
+    )
+    copy = pages(path)
+    assert [s["alone"] for s in saw] == [sum(copy)] * size
+    assert [s["allocated"] for s in saw] == [sum(copy)] + [0] * (size - 1)
+    assert [s["borrowed"] for s in saw] == [0] + [sum(copy)] * (size - 1)
+    assert f"0 bytes of host memory and {copy[0] + copy[1]} of another rank" in saw[1]["repr"]
+    assert all(all(s["over bus"]) for s in saw)
+    inodes = [m["inode"] for m in saw[0]["mappings"]]
+    assert len(set(inodes)) == len(copy)
+    for s in saw:
+        assert sorted(m["inode"] for m in s["mappings"]) == sorted(inodes)
+        assert sorted(m["Size"] for m in s["mappings"]) == sorted(copy)
+        assert s["left"] == []
+    for inode in inodes:
+        of_ranks = [m for s in saw for m in s["mappings"] if m["inode"] == inode]
+        assert sum(m["Pss"] for m in of_ranks) <= of_ranks[0]["Size"] < sum(m["Rss"] for m in of_ranks)
+
+
+def test_only_arrays_that_several_ranks_keep_on_the_host_are_shared(
+    one: Path, ranks: RankPool, folder: str
+) -> None:
+    given = [{"topology_on": on} for on in ("host", "indptr", "device")]
+    saw = ranks.run(
+        3, topology_programs.share, folder, one, PAPER_SEEDS, "open", {"device": "cuda"}, by_rank=given
+    )
+    indptr, indices = pages(one)
+    assert [s["allocated"] for s in saw] == [indptr + indices, 0, 0]
+    assert [s["borrowed"] for s in saw] == [0, indices, 0]
+    assert [len(s["mappings"]) for s in saw] == [1, 1, 0]
+    assert [s["over bus"] for s in saw] == [[True], [True], [False]]
+    assert saw[0]["on the device"] == 0 < saw[1]["on the device"] < saw[2]["on the device"]
+
+
+def test_ranks_on_the_cpu_take_no_part(one: Path, ranks: RankPool, folder: str) -> None:
+    cuda = {"device": "cuda", "topology_on": "host"}
+    for devices, mappings in (([{}, cuda, cuda], [0, 2, 2]), ([cuda, {}, {}], [0, 0, 0])):
+        saw = ranks.run(3, topology_programs.share, folder, one, PAPER_SEEDS, "open", {}, by_rank=devices)
+        assert [len(s["mappings"]) for s in saw] == mappings
+
+
+def test_a_loader_of_one_rank_waits_for_nobody(one: Path, ranks: RankPool, folder: str) -> None:
+    assert ranks.run(2, topology_programs.alone, folder, one, PAPER_SEEDS) == [0, len(PAPER_SEEDS)]
+
+
+def test_loaders_that_are_closed_leave_no_file_and_no_mapping(
+    one: Path, ranks: RankPool, folder: str
+) -> None:
+    for saw in ranks.run(2, topology_programs.reopen, folder, one, PAPER_SEEDS, 4):
+        assert saw == [(0, 2), (0, 0)] * 4
+
+
+@pytest.mark.parametrize("what", ["make", "open", "pin"])
+def test_a_rank_that_cannot_share_makes_all_copy(one: Path, ranks: RankPool, folder: str, what: str) -> None:
+    refusing = 0 if what == "make" else 1
+    saw = ranks.run(3, topology_programs.refuse, folder, one, PAPER_SEEDS, what, refusing)
+    for s in saw:
+        assert s["mappings"] == []
+        assert (s["allocated"], s["borrowed"]) == (sum(pages(one)), 0)
+    why = {"make": "no memfd_create", "open": "Permission denied", "pin": "no shared memory, says the driver"}
+    assert [len(s["log"]) for s in saw] == [1, 0, 0]
+    for part in ("the ranks of this machine do not share the topology of", f"rank {refusing}: ", why[what]):
+        assert part in saw[0]["log"][0]
+
+
+@pytest.mark.parametrize(
+    ("what", "failing", "error", "said"),
+    [
+        ("device", 1, "NoDeviceError", "no CUDA device: none"),
+        ("available", 0, "MemoryError", "but 10 are available"),
+        ("allocate", 0, "MemoryError", r"bytes of host memory (No space left on device)"),
+        ("fill", 1, "MemoryError", "no memory to convert"),
+    ],
+)
+def test_a_rank_that_fails_is_named_on_all_others(
+    one: Path, ranks: RankPool, folder: str, what: str, failing: int, error: str, said: str
+) -> None:
+    saw = ranks.run(3, topology_programs.fail, folder, one, PAPER_SEEDS, what, failing)
+    for rank, (kind, message) in enumerate(saw):
+        assert said in message
+        assert kind == (error if rank == failing else "RankError")
+        assert (f"rank {failing} failed with {error}" in message) == (rank != failing)
+
+
+def test_different_arguments_are_an_error_on_every_rank(one: Path, ranks: RankPool, folder: str) -> None:
+    """Rank 1 has those of rank 0; rank 2 has others."""
+    for message in ranks.run(3, topology_programs.differ, folder, one, PAPER_SEEDS):
+        assert "made this loader with seed = " in message
+        assert "rank 2" in message
+
+
+def test_a_rank_that_makes_no_loader_is_an_error_on_the_others(
+    one: Path, ranks: RankPool, folder: str
+) -> None:
+    """Rank 1 waits for what rank 0 hears from all."""
+    first, second, _ = ranks.run(3, topology_programs.stay_away, folder, one, PAPER_SEEDS)
+    assert "imeout" in first[1]
+    assert second == ("RankError", first[1])
+
+
+def mapped_anywhere(inodes: list[int]) -> list[str]:
+    found = []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:  # it ended
+            continue
+        found += [
+            f"{maps}: {line}" for line in lines if "memfd:gids" in line and int(line.split()[4]) in inodes
+        ]
+    return found
+
+
+def test_the_memory_outlives_the_rank_that_made_it_and_no_rank_leaves_anything(
+    one: Path, folder: str
+) -> None:
+    with Processes(2, topology_programs.live_on, folder, one, PAPER_SEEDS) as processes:
+        inodes: list[Any] = [processes.told(rank) for rank in processes.ranks]
+        assert inodes[0] == inodes[1]
+        assert len(inodes[0]) == 2
+        names = processes.shared_memory()
+        processes.signal(0, signal.SIGKILL)
+        outcome = processes.outcome(1)
+        assert outcome.error is None, outcome
+        assert outcome.value == -(-len(PAPER_SEEDS) // 40)
+        assert processes.has_ended(0)
+        processes.signal(1, signal.SIGKILL)
+        assert processes.has_ended(1)
+    assert mapped_anywhere(inodes[0]) == []
+    assert [name for name in names if Path(name).exists()] == []
+
+
+def test_a_rank_that_ends_before_it_shares_is_named(one: Path, folder: str) -> None:
+    with Processes(2, topology_programs.never_come, folder, one, PAPER_SEEDS) as processes:
+        assert processes.told(1) == "here"
+        processes.signal(1, signal.SIGKILL)
+        outcome = processes.outcome(0, PATIENCE_S)
+        assert outcome.error == "RankError"
+        assert "rank 1 has ended (process " in outcome.value

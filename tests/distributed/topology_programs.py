@@ -1,0 +1,283 @@
+"""What ranks with an emulated device do in tests of the shared topology.
+
+In a module of its own: the processes of ranks import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import emulator
+import torch
+import torch.distributed as dist
+from emulator import EmulatedDevice
+from programs import differences
+
+import gids
+import gids.distributed
+from gids import cuda
+from gids.cuda.device import Mapping
+from gids.errors import NoDeviceError
+from gids.loader.process import Process
+from gids.sampler.device import pinned_graph, shared
+
+Seeds = torch.Tensor | dict[str, torch.Tensor]
+
+
+def open_emulated(folder: str) -> EmulatedDevice:
+    """The device that device="cuda" opens from now on, in a process of its own."""
+    emulator.folder = Path(folder)
+    device = EmulatedDevice()
+    cuda.open_device = lambda name=None: device  # type: ignore[assignment]
+    return device
+
+
+@contextlib.contextmanager
+def emulated(folder: str) -> Iterator[EmulatedDevice]:
+    """The emulated device in place of a GPU. Its kernels are compiled in the folder."""
+    before = cuda.open_device
+    try:
+        yield open_emulated(folder)
+    finally:
+        cuda.open_device = before  # type: ignore[assignment]
+
+
+def shared_mappings() -> list[dict[str, int]]:
+    """The mappings of shared memory of this process: inode, and bytes by the kernel's name."""
+    found: list[dict[str, int]] = []
+    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        head, *lines = entry.splitlines()
+        if head.partition("memfd:")[2].startswith("gids"):
+            sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", "\n".join(lines), re.MULTILINE))
+            found.append({"inode": int(head.split()[4])} | {k: 1024 * int(v) for k, v in sizes.items()})
+    return found
+
+
+def open_files() -> int:
+    """Number of shared memories that are open as files."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was that of the directory
+            count += "memfd:gids" in os.readlink(f"/proc/self/fd/{name}")
+    return count
+
+
+def make_loader(source: Any, seeds: Seeds, **options: Any) -> gids.NodeLoader:
+    return gids.NodeLoader(
+        source, seeds, [3, 4], **{"batch_size": 20, "shuffle": True, "tables": []} | options
+    )
+
+
+def compare(mine: gids.NodeLoader, theirs: gids.NodeLoader) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        found = differences(a, b)
+        assert not found, found[:5]
+
+
+def look(loader: gids.NodeLoader) -> dict[str, Any]:
+    """What a rank holds while all have the loader."""
+    memory, pinned = loader.stats()["memory"], loader._topology.pinned
+    dist.barrier()
+    saw = {
+        "mappings": shared_mappings(),
+        "allocated": memory["topology"],
+        "on the device": memory["topology on the device"],
+        "borrowed": sum(p.borrowed_bytes for p in pinned),
+        "repr": repr(pinned[0]) if pinned else "",
+        "over bus": [p.over_bus for p in pinned],
+    }
+    dist.barrier()
+    return saw
+
+
+def share(
+    folder: str | None, path: Path, seeds: Seeds, opened_by: str, options: dict[str, Any], own: dict[str, Any]
+) -> dict[str, Any]:
+    """Compare a loader whose ranks share the topology with one that has a copy of its own.
+
+    folder: None for a GPU. own: options of this rank.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    options = options | own
+    opening = contextlib.nullcontext() if folder is None else emulated(folder)
+    with opening as device, patch("gids.sampler.device.held._COPIED_AT_ONCE", 1 << 12):
+        opened = gids.open(path) if opened_by == "open" else gids.distributed.open(path, timeout=30)
+        with opened as source, gids.open(path) as whole:
+            alone_options = options | {"rank": rank, "world_size": size}
+            with (
+                make_loader(source, seeds, **options) as mine,
+                make_loader(whole, seeds, **alone_options) as alone,
+            ):
+                saw = look(mine)
+                saw["alone"] = alone.stats()["memory"]["topology"]
+                compare(mine, alone)
+        assert device is None or not device.mapped
+    gc.collect()
+    saw["left"] = shared_mappings()
+    return saw
+
+
+def reopen(folder: str, path: Path, seeds: Seeds, times: int) -> list[tuple[int, int]]:
+    """(open files, shared mappings), with each loader and after it is closed."""
+    with emulated(folder), gids.open(path) as source:
+        saw = []
+        for _ in range(times):
+            with make_loader(source, seeds, device="cuda", topology_on="host") as loader:
+                next(iter(loader))
+                saw.append((open_files(), len(shared_mappings())))
+            gc.collect()
+            saw.append((open_files(), len(shared_mappings())))
+        return saw
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> dict[str, Any]:
+    """The rank `refusing` cannot use shared memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    logged = _Lines()
+    logging.getLogger("gids").addHandler(logged)
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(emulated(folder))
+        stack.callback(logging.getLogger("gids").removeHandler, logged)
+        source = stack.enter_context(gids.open(path))
+        if rank == refusing:
+            stack.enter_context(_refusal(what, device))
+        mine = stack.enter_context(make_loader(source, seeds, device="cuda", topology_on="host"))
+        saw = look(mine)
+        alone = stack.enter_context(make_loader(source, seeds, rank=rank, world_size=size))
+        compare(mine, alone)
+    return saw | {"log": [line for line in logged.lines if "do not share" in line]}
+
+
+def _refusal(what: str, device: EmulatedDevice) -> Any:
+    map_host: Callable[..., Mapping] = device.map_host
+    calls: list[int] = []
+
+    def refuse_first(address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+        calls.append(address)
+        if len(calls) == 1:
+            raise RuntimeError("no shared memory, says the driver")
+        return map_host(address, nbytes, read_only=read_only)
+
+    if what == "open":
+        return patch.object(shared, "open_shared", side_effect=PermissionError(13, "Permission denied"))
+    if what == "make":
+        return patch.object(shared, "share_memory", side_effect=OSError(38, "no memfd_create"))
+    assert what == "pin"
+    return patch.object(device, "map_host", refuse_first)
+
+
+def fail(folder: str, path: Path, seeds: Seeds, what: str, failing: int) -> tuple[str, str]:
+    """The error of each rank, if the rank `failing` cannot make the loader. Then they make another one."""
+    saw = ("", "")
+    with emulated(folder) as device, gids.open(path) as source:
+        with contextlib.ExitStack() as stack:
+            if dist.get_rank() == failing:
+                stack.enter_context(_failure(what))
+            try:
+                make_loader(source, seeds, device="cuda", topology_on="host").close()
+            except Exception as error:
+                saw = type(error).__name__, str(error)
+        assert not device.mapped
+        gc.collect()
+        assert not shared_mappings()
+        dist.barrier()
+        with make_loader(source, seeds, device="cuda", topology_on="host") as loader:
+            next(iter(loader))
+            assert shared_mappings()
+    return saw
+
+
+def _failure(what: str) -> Any:
+    if what == "device":
+        return patch.object(cuda, "open_device", side_effect=NoDeviceError("no CUDA device: none"))
+    if what == "available":
+        return patch.object(pinned_graph, "_available_bytes", lambda: 10)
+    if what == "allocate":
+        return patch.object(shared, "share_memory", side_effect=OSError(28, "No space left on device"))
+    assert what == "fill"
+    return patch("gids.sampler.device.held.OnHost.fill", side_effect=MemoryError("no memory to convert"))
+
+
+def differ(folder: str, path: Path, seeds: Seeds) -> str:
+    """Ranks that give different arguments: the error of each."""
+    with emulated(folder), gids.open(path) as source:
+        try:
+            make_loader(source, seeds, device="cuda", seed=dist.get_rank() // 2).close()
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def stay_away(folder: str, path: Path, seeds: Seeds) -> tuple[str, str]:
+    """Rank 2 makes no loader: the error of each of the others."""
+    dist.barrier()
+    if dist.get_rank() == 2:
+        return "", ""
+    store: Any = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=2 + 3 * dist.get_rank()))  # rank 0 gives up first
+    with emulated(folder), patch("gids.loader.ranks._PATIENCE", timedelta(seconds=0.1)):
+        try:
+            make_loader(path, seeds, device="cuda").close()
+        except RuntimeError as error:
+            return type(error).__name__, str(error)
+    return "", ""
+
+
+def alone(folder: str, path: Path, seeds: Seeds) -> int:
+    """Only rank 1 makes the loader, so that nobody else takes part."""
+    if dist.get_rank() != 1:
+        return 0
+    with emulated(folder), make_loader(path, seeds, device="cuda", rank=0, world_size=1) as loader:
+        assert not shared_mappings()
+        return sum(len(minibatch.seeds) for minibatch in loader)  # type: ignore[misc]
+
+
+def live_on(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds) -> int:
+    """Sample after rank 0, which allocated the topology, was killed. Returns the number of
+    minibatches, which were right."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    processes: list[Any] = [None] * size
+    dist.all_gather_object(processes, Process.this())
+    open_emulated(folder)
+    source = gids.open(path)
+    mine = make_loader(source, seeds, device="cuda", topology_on="host")
+    alone = list(make_loader(source, seeds, rank=rank, world_size=size))
+    tell(sorted(found["inode"] for found in shared_mappings()))
+    while not processes[0].has_ended(processes[rank]):
+        time.sleep(0.01)
+    found = [d for a, b in zip(mine, alone, strict=True) for d in differences(a, b)]
+    assert not found, found[:5]
+    return len(alone)
+
+
+def never_come(tell: Callable[[Any], None], folder: str, path: Path, seeds: Seeds) -> None:
+    """Rank 1 stays in open_device(), while rank 0 waits for it. The test kills rank 1."""
+    open_emulated(folder)
+    if dist.get_rank() == 1:
+
+        def stay(name: Any = None) -> Any:
+            tell("here")
+            time.sleep(600)
+
+        cuda.open_device = stay
+    with gids.open(path) as source:
+        make_loader(source, seeds, device="cuda", topology_on="host").close()
