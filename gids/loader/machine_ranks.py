@@ -106,10 +106,8 @@ class MachineRanks:
             if now - begun > self._timeout_s:
                 raise self._lost(f"{self.name_of(index)} does not answer within {self._timeout_s:g} s")
             if now - looked_at > _LOOK_S:
-                looked_at, ended = (
-                    now,
-                    process.has_ended(self._here),
-                )  # it may have said it before: check again
+                looked_at = now
+                ended = process.has_ended(self._here)  # it may have said it before: look once more
             else:
                 time.sleep(sleep_s)
                 sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
