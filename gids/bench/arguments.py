@@ -168,7 +168,7 @@ def add_sampling(
         "--seeds",
         choices=["train", "val", "test", "all"],
         default="train",
-        help="split to take the seeds from (default: train)",
+        help="seed nodes: a split, or all nodes (default: train)",
     )
     keep_defaults(parser, SAMPLING_OPTIONS)
 

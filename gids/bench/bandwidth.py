@@ -150,7 +150,7 @@ def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
         return [name for name in ENGINES if not (name == "uring" and no_uring)]
     for name in names:
         if name not in ENGINES:
-            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)})")
+            raise ValueError(f"--engines takes {', '.join(ENGINES)} (got {name!r})")
     return list(dict.fromkeys(names))
 
 

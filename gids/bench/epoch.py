@@ -28,9 +28,9 @@ HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mappe
 EPILOG = """\
 Trains GraphSAGE on the train split of a dataset with one node type, features, and classes as labels. DGL's
 NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding. It
-runs twice: for a minute at most with MADV_RANDOM, and for 15 seconds without. If stock DGL fails, for example
-because it needs more memory, a note says so. Some of the rows that the model gets are compared with the
-dataset.
+runs twice: at most a minute with MADV_RANDOM (no read-ahead), and 15 seconds without. If stock DGL fails, for
+example because it needs more memory, a note says so. Some of the rows that the model gets are compared with
+the dataset.
 """
 SETTINGS = {"side": "side"}
 STAGES = {
@@ -144,7 +144,7 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
 def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
     for name in names or []:
         if name not in SIDES:
-            raise ValueError(f"no side {name!r} (there are {', '.join(SIDES)})")
+            raise ValueError(f"--sides takes {', '.join(SIDES)} (got {name!r})")
     chosen = [SIDES[name] for name in SIDES if names is None or name in names]
     if not source.why_no_stock or chosen == [OURS]:
         return chosen

@@ -212,7 +212,7 @@ def _policies(names: list[str] | None) -> list[str]:
     for name in names:
         if name not in POLICIES:
             known = ", ".join(POLICIES)
-            raise ValueError(f"no policy {name!r} (there are {known}; MIN is always measured)")
+            raise ValueError(f"--policies takes {known} (got {name!r}); MIN is always measured")
     return list(dict.fromkeys(names))
 
 

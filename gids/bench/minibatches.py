@@ -42,7 +42,7 @@ def make_sampler(
 def check_sampler(name: str) -> None:
     """Raise ValueError for an unknown name."""
     if name not in SAMPLERS:
-        raise ValueError(f"no sampler {name!r} (there are {', '.join(SAMPLERS)})")
+        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)} (got {name!r})")
 
 
 def seeds_of(store: FeatureStore, which: str) -> PerType:

@@ -25,7 +25,8 @@ def check_row_order(name: str) -> str:
     """Return name if positions_in knows it. Raises ValueError."""
     kind, _, file = name.partition(":")
     if kind not in (STORED, "original", "degree", "community", "trace") or bool(file) != (kind == "trace"):
-        raise ValueError(f"no order {name!r} (there are {STORED}, original, degree, community, trace:FILE)")
+        known = f"{STORED}, original, degree, community, trace:FILE"
+        raise ValueError(f"--order must be one of {known} (got {name!r})")
     return name
 
 

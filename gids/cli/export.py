@@ -20,9 +20,9 @@ def add_parser(subparsers: Any) -> None:
         "partitioned dataset writes only the rows that it holds.",
     )
     add = parser.add_argument
-    add("dataset", metavar="DATASET", type=Path)
+    add("dataset", metavar="DATASET", type=Path, help="a dataset")
     add("table", metavar="TABLE", help="TYPE.KEY, or KEY if only one table has it")
-    add("path", metavar="OUT", type=Path)
+    add("path", metavar="OUT", type=Path, help="the file to make, NAME.npy")
     add_allow_dir(parser)
     add(
         "--raw",

@@ -22,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
         "its class only half of the time; the features of its neighbors together show it.",
     )
     add = parser.add_argument
-    add("path", metavar="DIR", type=Path)
+    add("path", metavar="DIR", type=Path, help="the directory to make")
     add("--nodes", type=_count, default=1_000_000, metavar="N", help="number of nodes (default: 1e6)")
     add("--edges", type=_count, metavar="N", help="number of edges, on average (default: 16 per node)")
     add("--dim", type=int, default=128, metavar="D", help="float32 features per node (default: 128)")
@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
         type=float,
         default=0.8,
         metavar="S",
-        help="exponent of the power law that sources are drawn from, 0 (uniform) to below 1 (default: 0.8)",
+        help="skew of the out-degrees, 0 (uniform) to below 1 (default: 0.8)",
     )
     add(
         "--hetero",

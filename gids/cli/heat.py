@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         "heat",
         help="compute which nodes training reads most, for the cache",
         description="Compute which nodes training reads most, and store the result in the dataset. The cache "
-        "of a loader keeps the hottest rows. The dataset stays readable while this runs.",
+        "prefers the hottest pages. The dataset stays readable while this runs.",
     )
     add = parser.add_argument
     add("path", metavar="PATH", type=Path, help="a dataset")
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         "--damping",
         type=float,
         metavar="P",
-        help="compute visits of random walks instead, which continue with probability P, between 0 and 1",
+        help="count visits of random walks that continue with probability P, between 0 and 1",
     )
     add("--batch-size", type=int, metavar="N", help="seeds per minibatch (default: 1024)")
     add("--batches", type=int, metavar="N", help="number of minibatches to sample (default: one epoch)")

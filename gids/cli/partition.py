@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "partition",
         usage="gids partition DATASET OUT --parts P [option ...]",
         help="divide a dataset into parts, one per process or machine",
-        description="Divide DATASET into parts: every node gets an owner, which holds its features and its "
+        description="Divide DATASET into parts. Every node gets an owner, which holds its features and\n"
         "in-edges. Prints the size of each part, and how many edges lead from one part to another.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
         "it must allow these directories.",
     )
     add = parser.add_argument
-    add("dataset", metavar="DATASET", type=Path)
+    add("dataset", metavar="DATASET", type=Path, help="a dataset")
     add(
         "--stripe",
         nargs="*",

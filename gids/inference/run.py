@@ -162,7 +162,7 @@ class Run:
         seconds = time.perf_counter() - begun
         self.stats.append({"nodes": targets.count, "blocks": len(spans), "seconds": seconds, "loader": stats})
         if left_out == sinks.keys():
-            raise ValueError(f"layer {index} returned nothing for {', '.join(map(repr, sinks))} nodes")
+            raise ValueError(f"layer {index} returned no rows for {', '.join(map(repr, sinks))} nodes")
         return {ntype: sink for ntype, sink in sinks.items() if ntype not in left_out}
 
     def _nodes(self, item: Item) -> list[tuple[str, torch.Tensor]]:
@@ -223,7 +223,7 @@ def _write(
 ) -> None:
     if rows is None:
         raise ValueError(
-            f"layer {index} returned {span.ntype!r} rows for earlier blocks, but none for this one"
+            f"layer {index} returned rows of {span.ntype!r} nodes for earlier blocks, but none for this one"
         )
     if shapes.setdefault(span.ntype, rows.shape[1:]) != rows.shape[1:]:
         raise ValueError(

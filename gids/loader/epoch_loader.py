@@ -119,7 +119,7 @@ class EpochLoader(Closing, ABC):
         if not found:
             raise ValueError(
                 f"time= needs times of edges or nodes, and {self.store.name} has none: convert a source "
-                "that has them (docs/datasets.md)"
+                "that has them (docs/temporal.md)"
             )
         self.sampler = Neighbor(
             self._fanouts,

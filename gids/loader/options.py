@@ -52,24 +52,24 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
-            raise ValueError(f"planned={self.planned} is outside 1 to {MAX_PLANNED}")
+            raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
         if self.window < 0:
-            raise ValueError(f"window={self.window} is negative; 0 turns lookahead off")
+            raise ValueError(f"window must be 0 or more (got {self.window}); 0 turns lookahead off")
         live, most = self.window + (self.planned or 1), _core.USE_BITS
         if live > most:
             raise ValueError(
-                f"window={self.window} with planned={self.planned or 1} makes {live} live minibatches; the "
-                f"most is {most}: lower one of them"
+                f"window + planned must be at most {most} (got {self.window} + {self.planned or 1}): lower "
+                "one of them"
             )
         if self.policy not in POLICIES:
-            raise ValueError(f"no policy {self.policy!r} (there are {', '.join(POLICIES)})")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)} (got {self.policy!r})")
         if self.heat not in ("auto", "none", *HEAT_ROLES):
-            known = ", ".join(map(repr, HEAT_ROLES))
-            raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+            known = ", ".join(HEAT_ROLES)
+            raise ValueError(f"heat must be one of auto, {known}, none (got {self.heat!r})")
         if self.reads not in get_args(Reads):
-            raise ValueError(f"no reads {self.reads!r} (there are {', '.join(map(repr, get_args(Reads)))})")
+            raise ValueError(f"reads must be one of {', '.join(get_args(Reads))} (got {self.reads!r})")
         if self.transfer not in ("kernel", "copy"):
-            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
+            raise ValueError(f"transfer must be one of kernel, copy (got {self.transfer!r})")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:

@@ -162,7 +162,7 @@ def _relation(store: FeatureStore, graphs: Sequence[Graph], names: Sequence[str]
     fitting = [g.relation for g in graphs if given in (g.relation, (g.relation[0], g.relation[2]))]
     if len(fitting) != 1:
         known = ", ".join(describe_type(g.relation) for g in graphs)
-        raise MissingError(f"{len(fitting)} edge types of {store.name} are {given} (it has {known})")
+        raise MissingError(f"{len(fitting)} edge types of {store.name} match {given} (it has {known})")
     return fitting[0]
 
 

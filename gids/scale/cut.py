@@ -36,7 +36,7 @@ class Cut:
 
     def __init__(self, store: FeatureStore, graphs: Sequence[Graph], method: str, seed: int = 0) -> None:
         if method not in METHODS:
-            raise ValueError(f"no owners {method!r} (there are {', '.join(METHODS)})")
+            raise ValueError(f"method must be one of {', '.join(METHODS)} (got {method!r})")
         self._method, self._positions = method, None
         rng = np.random.default_rng(seed)
         self._ends = [(g.relation, *_edges(g, rng)) for g in graphs]

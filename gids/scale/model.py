@@ -132,9 +132,9 @@ def predict(
 ) -> Prediction:
     """An epoch in one mode. Raises ValueError unless copies divides ranks."""
     if mode not in MODES:
-        raise ValueError(f"no mode {mode!r} (there are {', '.join(MODES)})")
+        raise ValueError(f"mode must be one of {', '.join(MODES)} (got {mode!r})")
     if ranks < 1 or ranks % copies:
-        raise ValueError(f"{copies} copies do not divide {ranks} ranks")
+        raise ValueError(f"copies must divide the number of ranks (got {copies} copies and {ranks} ranks)")
     parts = 1 if mode == "independent" else ranks // copies
     seeds = min(ranks * curves.setting.batch_size, curves.epoch_seeds)
     steps = -(-curves.epoch_seeds // seeds)

@@ -38,7 +38,7 @@ def table_page_bytes(row_bytes: int, page_bytes: int) -> int:
             f"page_bytes is {page_bytes}; it must be a multiple of 512, at most {MAX_PAGE_BYTES}"
         )
     if not 0 < row_bytes <= MAX_PAGE_BYTES:
-        raise FormatError(f"rows of {row_bytes} bytes; a row must have 1 to {MAX_PAGE_BYTES} bytes")
+        raise FormatError(f"rows have {row_bytes} bytes; a row must have 1 to {MAX_PAGE_BYTES} bytes")
     if row_bytes <= page_bytes:
         return page_bytes
     return align_up(row_bytes, 4096 if page_bytes % 4096 == 0 else SECTOR_BYTES)

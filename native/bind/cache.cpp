@@ -51,7 +51,7 @@ Policy policy_of(const std::string& name) {
   if (name == "random") return Policy::random;
   if (name == "lru") return Policy::lru;
   if (name == "static") return Policy::fixed;
-  throw std::invalid_argument("no policy '" + name + "' (there are lookahead, window-pin, random, lru, static)");
+  throw std::invalid_argument("policy must be one of lookahead, window-pin, random, lru, static (got '" + name + "')");
 }
 
 // Policies of the cache in device memory, in their order there.

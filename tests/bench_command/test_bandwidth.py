@@ -92,11 +92,11 @@ def test_a_wrong_row_is_found_before_the_measurement(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap)"),
-        (["--policy", "best"], "no policy 'best' (there are lookahead"),
+        (["--engines", "spdk"], "--engines takes uring, threads, mmap (got 'spdk')"),
+        (["--policy", "best"], "policy must be one of lookahead"),
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "900TB"], "more than half of the available memory"),
-        (["--window", "24"], "live minibatches"),
+        (["--window", "24"], "window + planned must be at most 24 (got 24 + 1)"),
         (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
     ],
 )

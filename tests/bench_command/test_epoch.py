@@ -280,7 +280,7 @@ def test_missing_parts_of_the_dataset_are_named(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
+        (["--sides", "pyg"], "--sides takes gids, stock-random, stock (got 'pyg')"),
         (
             ["--memory-limit", "1MB"],
             "--memory-limit 1.0 MB is too small for the minibatches in flight: give 101 MB or more",

@@ -81,10 +81,10 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
     [
         (
             ("--order", "hilbert"),
-            "no order 'hilbert' (there are stored, original, degree, community, trace:FILE)",
+            "--order must be one of stored, original, degree, community, trace:FILE (got 'hilbert')",
         ),
-        (("--order", "trace"), "no order 'trace'"),
-        (("--order", "degree:x"), "no order 'degree:x'"),
+        (("--order", "trace"), "(got 'trace')"),
+        (("--order", "degree:x"), "(got 'degree:x')"),
         (("--order", "degree", "--rows"), "remove --order"),
         (("--order", "degree,original", "--record", "x"), "--record writes one trace"),
     ],

@@ -88,7 +88,7 @@ def test_an_edge_that_is_not_in_the_graph_is_found(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--sampler", "magic"], "no sampler 'magic' (there are neighbor"),
+        (["--sampler", "magic"], "--sampler must be one of neighbor"),
         (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "has no test split"),

@@ -109,7 +109,7 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
     only = layerwise(model, gids.open(store, memory=MEMORY), nodes={"author": None}, output="h")
     assert list(only.tables) == ["author"]
     close(only.tables["author"].read_rows(torch.arange(400)), expected["author"])
-    with pytest.raises(ValueError, match="layer 0 returned nothing for 'field' nodes"):
+    with pytest.raises(ValueError, match="layer 0 returned no rows for 'field' nodes"):
         layerwise(model, gids.open(store, memory=MEMORY), nodes={"field": None})
 
 

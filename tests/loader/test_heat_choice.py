@@ -85,7 +85,9 @@ def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
             ["paper.feat"],
         )
     assert f"compute it with `gids heat {path} --method sampled`" in str(caught.value)
-    with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'reverse-pagerank', "):
+    with pytest.raises(
+        ValueError, match=r"heat must be one of auto, reverse-pagerank, .* \(got 'pagerank'\)"
+    ):
         FeatureLoader(
             gids.open(path, heat="pagerank", memory=1 << 28),
             ["paper.feat"],

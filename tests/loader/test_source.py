@@ -79,7 +79,7 @@ def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name:
         ({"reads_per_s": float("nan")}, r"reads_per_s must be greater than 0 \(got nan\)"),
         ({"pairs": 0}, r"pairs must be 1 to 1024 \(got 0\)"),
         ({"rounds": 129, "pairs": 2}, r"rounds must be 1 to 128 with pairs=2 \(got 129\)"),
-        ({"transfer": "dma"}, "no transfer 'dma'"),
+        ({"transfer": "dma"}, r"transfer must be one of kernel, copy \(got 'dma'\)"),
     ],
 )
 def test_options_of_the_request_queue_have_ranges(path: Path, wrong: dict[str, Any], message: str) -> None:

@@ -109,7 +109,7 @@ def test_half_of_the_free_space_without_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reads", ["packs", "", None, 3, ["pack"]])
 def test_other_reads_are_refused(path: Path, reads: Any) -> None:
-    with pytest.raises(ValueError, match="there are 'auto', 'random', 'sweep', 'pack'"):
+    with pytest.raises(ValueError, match="reads must be one of auto, random, sweep, pack"):
         open_source(path, reads)
 
 
