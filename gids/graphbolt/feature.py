@@ -27,8 +27,8 @@ class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no ty
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
     gids.FeatureLoader, whose cache is then shared. table: its name, such as ``"paper.feat"``. dtype, device,
-    minibatch_rows: as in gids.FeatureLoader, unless source is one. Memory is shared out by the first read,
-    unless minibatch_rows gives the rows of the largest.
+    minibatch_rows: as in gids.FeatureLoader, unless source is one. Memory is shared out at the first read,
+    for reads of about its size, or of minibatch_rows.
 
     Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.
     """

@@ -62,7 +62,7 @@ def layerwise(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> LayerwiseResult:
-    """Compute a model's output over full neighbourhoods, layer by layer, each node once per layer.
+    """Compute a model's output over full neighborhoods, layer by layer, each node once per layer.
 
     Args:
         model: a list of layers, each called as layer(block, h_src) -> h_dst; or a function of (i, block,
@@ -83,8 +83,8 @@ def layerwise(
         output: key of the tables for the last layer's output, TYPE.KEY for each type; requires all nodes.
             None: return the output in memory.
         replace: replace existing tables of that name.
-        dtype: dtype of floating-point rows in all written tables. A layer gets the output of the one before
-            it in that output's dtype, rounded to this one.
+        dtype: dtype of floating-point rows in all written tables. The rows that a layer gets from the one
+            before are rounded to this dtype, and have the dtype that the layer before returned.
         feature_dtype: dtype of node and edge features, as in FeatureLoader (None: the stored one).
         device: device of the rows that layers get, "cpu" or a CUDA device.
         progress: called after every block as progress(layer, nodes done, nodes of this layer).
@@ -94,7 +94,7 @@ def layerwise(
 
     Raises KeyError for an unknown table or type, FileExistsError for an output that exists, IndexError for a
     node out of range, FormatError for a dataset without topology or a value that does not fit dtype,
-    MemoryBudgetError for a node whose neighbourhood does not fit, StorageError for a failed read, TypeError
+    MemoryBudgetError for a node whose neighborhood does not fit, StorageError for a failed read, TypeError
     and ValueError for other arguments and for a layer that returns no output. Errors of the model pass
     through.
     """

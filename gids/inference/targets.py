@@ -1,7 +1,7 @@
 """The nodes that each layer is computed for, and their blocks. Called by layerwise. Knows no features.
 
 A block's cost is an upper bound of the rows that it reads: its nodes and their in-edges. Blocks are cut by
-cost, in the order of ids, as neighbouring ids share rows.
+cost, in the order of ids, as neighboring ids share rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Targets:
                 span = Span(ntype, start, stop, rows if edge_rows else self._distinct(ntype, rows))
                 if span.cost > limit:
                     raise MemoryBudgetError(
-                        f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbours are up to "
+                        f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbors are up to "
                         f"{span.cost} rows, but a block has room for {limit}: give gids.open() more memory"
                     )
                 spans.append(span)
@@ -104,7 +104,7 @@ class Targets:
 
 
 class Neighbourhoods:
-    """Samples the full in-neighbourhoods of nodes of one type."""
+    """Samples the full in-neighborhoods of nodes of one type."""
 
     def __init__(self, topology: Topology, threads: int | None) -> None:
         self.topology = topology
@@ -115,9 +115,9 @@ class Neighbourhoods:
         return self._sampler.sample(self.topology, ids if self.topology.homogeneous else {span.ntype: ids})
 
     def needed_by(self, targets: Targets) -> Targets:
-        """The targets of the layer before: these targets and their in-neighbours.
+        """The targets of the layer before: these targets and their in-neighbors.
 
-        If all nodes of a type are targets, all nodes of its neighbours' types count as needed. Takes one byte
+        If all nodes of a type are targets, all nodes of its neighbors' types count as needed. Takes one byte
         of memory per node of the other types.
         """
         topology = self.topology

@@ -58,15 +58,15 @@ class EdgeLoader(EpochLoader):
             copied. None: all edges of the relation.
         sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
             that makes blocks.
-        time: the time of each seed edge, int64[n]; negatives have that of their edge. Minibatches are then
-            temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and the
-            dataset has times of them. False: not temporal. An edge of the same time as the seed edge, also
-            the seed edge itself, is not later: give times less 1, or exclude, to leave it out.
+        time: the time of each seed edge, int64[n]; a negative has the time of its seed edge. Minibatches are
+            then temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and
+            the dataset has times of them. False: not temporal. Edges with the same time as the seed edge, and
+            the seed edge itself, may be drawn: to leave them out, give times less 1, or exclude.
         strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
             1). A pair may be an edge by chance.
-        exclude: leave edges out of the blocks that would reveal the answer: ``"self"``: the step's seed
+        exclude: leave out of the blocks the edges that would reveal the answer: ``"self"``: the step's seed
             edges, of all ranks; ``"reverse"``: also their reverses. Parallel edges are left out, too. Blocks
             may then have input nodes without edges.
         reverse: the relation of the reverses. None: the same relation, if both ends have one type.

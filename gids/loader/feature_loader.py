@@ -283,8 +283,9 @@ class FeatureLoader(Closing):
             source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
             growth: size of the other minibatches, relative to the first.
             count: number of minibatches, if known: it helps to choose how they are read.
-            again: samples the same minibatches from one on (0: the first) once more. Packs need a minibatch
-                twice, and may then sample it twice in place of writing it to disk.
+            again: called with the number of a minibatch (0: the first), samples this one and those after it
+                once more. Packs need a minibatch twice; they may then sample it twice instead of writing it
+                to disk.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.

@@ -30,13 +30,13 @@ class NodeLoader(EpochLoader):
     Args:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
         seeds: nodes to train on: int64[n], may repeat, or bool[num_nodes]; or a dictionary of these by node
-            type. They are copied, 8 bytes each. A tensor needs a dataset with one node type and one relation,
-            and makes minibatches of tensors; a dictionary makes minibatches of dictionaries.
+            type. They are copied, 8 bytes each. With a tensor, which needs a dataset with one node type and
+            one relation, minibatches have tensors; with a dictionary, they have dictionaries.
         sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
-        time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal: a
-            seed has a tree of its own without edges that are later than the seed. Fanouts draw by the times
-            of edges, if the dataset has them, else by those of nodes; a sampler needs ``temporal``.
-        strategy: with fanouts and time: "uniform" (default), or "last" for the latest neighbours.
+        time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal:
+            every seed has a tree of its own, without edges that are later than the seed. Fanouts use the
+            times of edges if the dataset has them, else those of nodes; a sampler needs ``temporal``.
+        strategy: with fanouts and time: ``"uniform"`` (default), or ``"last"`` for the latest neighbors.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
             nodes, such as ``other.table("paper.text")``; or a mapping from feature names to these. None: all
             tables of nodes that the sampler can reach. Empty: no features. From a table of edges a minibatch
@@ -56,12 +56,12 @@ class NodeLoader(EpochLoader):
             stream, and minibatches are ready for torch's current stream.
         labels: include labels, if the store has them: of the seeds (True, default), or of all input nodes
             (``"inputs"``).
-        topology_on: on CUDA, where the topology is: ``"host"``, ``"indptr"``, ``"device"`` or ``"auto"``
-            (default). See gids.sampler.device.PinnedGraph.
+        topology_on: on CUDA, the part of the topology in device memory: ``"host"``, ``"indptr"``,
+            ``"device"`` or ``"auto"`` (default). See gids.sampler.device.PinnedGraph.
         dtype, minibatch_rows: as in gids.FeatureLoader.
 
     Each ``for`` is one epoch. ``epoch`` is the number of the next one; it may be set. A minibatch depends
-    only on the dataset, the arguments and the epoch, and not on window, threads, cache or device.
+    only on the dataset, the arguments, the epoch and the step, not on window, threads, cache or device.
     ``state_dict()`` in the middle of an epoch, and ``load_state_dict()`` of a loader with the same arguments,
     resume it.
 

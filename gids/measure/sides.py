@@ -35,7 +35,7 @@ class EpochConfig:
 
     side: "gids" or "stock". source: the directory of .npy files. dataset: the same data, converted by gids.
     batches: minibatches to train on. val_nodes: nodes of the validation split to validate on, with full
-    neighbourhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
+    neighborhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
     included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
     besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
     gids_memory_bytes, window, reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults.

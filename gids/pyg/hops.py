@@ -1,4 +1,4 @@
-"""Sampling like PyG: in each hop, only the nodes that the previous hop found draw neighbours.
+"""Sampling like PyG: in each hop, only the nodes that the previous hop found draw neighbors.
 
 gids.sampler.Neighbor samples like DGL: in each layer, all nodes found so far draw. HopSampler makes a hop
 of one such layer. In its topology, relations lead to copies of their destination types. The seeds of a copy
@@ -77,9 +77,9 @@ class HopMinibatch(Minibatch):
 
 
 class HopSampler:
-    """Each node draws neighbours once, in the hop after it was found.
+    """Each node draws neighbors once, in the hop after it was found.
 
-    num_neighbors: for each hop, the seeds' hop first (PyG's order), the number of neighbours that a node
+    num_neighbors: for each hop, the seeds' hop first (PyG's order), the number of neighbors that a node
     draws: 1 or more, -1 for all, 0 for none; or such a list for each relation. Without hops a minibatch has
     the seeds alone. replace, weights: as in gids.sampler.Neighbor, weights by relation; sampled edges have no
     weights. disjoint, temporal, strategy: as in gids.sampler.Neighbor; minibatches then have `batch`.
@@ -113,7 +113,7 @@ class HopSampler:
         ):
             raise ValueError(
                 f"num_neighbors={num_neighbors}; give a number for each hop (1 or more, -1 for all "
-                "neighbours, 0 for none), or such a list for each relation"
+                "neighbors, 0 for none), or such a list for each relation"
             )
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()

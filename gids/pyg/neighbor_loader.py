@@ -21,8 +21,8 @@ class NeighborLoader(DatasetLoader):
         data: gids.open(...), or for default options the dataset's path, a gids.FeatureStore, or
             (gids.pyg.FeatureStore, gids.pyg.GraphStore). In memory: Data, HeteroData, or any (FeatureStore,
             GraphStore) with PyG's interfaces; then arguments that PyG does not have are refused.
-        num_neighbors: number of neighbours to draw in each hop, -1 for all; or a dictionary of these lists by
-            edge type. As in PyG, the first number applies to the seeds. No hops yield the seeds alone.
+        num_neighbors: number of neighbors to draw in each hop, -1 for all; or a dictionary of these lists by
+            edge type. As in PyG, the first number applies to the seeds. An empty list yields the seeds alone.
         input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
             types a node type, or (node type, one of these).
         input_time: int64[n], a time for each seed. None, with times of nodes: the seeds' own.
@@ -30,14 +30,14 @@ class NeighborLoader(DatasetLoader):
         subgraph_type: ``"directional"`` (the sampled edges), ``"bidirectional"`` (also their reverses, as
             PyG makes them) or ``"induced"`` (all edges among the nodes; on the CPU only).
         disjoint: sample a tree of its own for each seed.
-        temporal_strategy: ``"uniform"`` (draw among the neighbours that are not too late) or ``"last"`` (take
-            the latest of them).
+        temporal_strategy: ``"uniform"`` (draw among the neighbors that are not later than the seed) or
+            ``"last"`` (take the latest of them).
         time_attr: PyG's name of a table of nodes or edges with one integer each, or ``"time"`` for the times
             that `gids convert` stores. Nodes or edges that are later than the seed's time are left out. Makes
             minibatches disjoint.
-        weight_attr: PyG's name of a table of edges with one number per edge. Neighbours are drawn in
-            proportion to it. It is in memory (4 bytes per edge), and on a GPU next to the topology. Relations
-            without such a table are drawn uniformly.
+        weight_attr: PyG's name of a table of edges with one number per edge. Neighbors are drawn in
+            proportion to it. The numbers are held in memory (4 bytes per edge), on a GPU next to the
+            topology. Relations without such a table are drawn uniformly.
         transform: called with each Data.
         transform_sampler_output: called with each SamplerOutput, before features are read.
         is_sorted: the edges of data in memory are sorted by destination. Those of a dataset always are.

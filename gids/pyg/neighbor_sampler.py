@@ -36,7 +36,7 @@ from gids.store.part import refuse_part
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
-    """Neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
+    """Neighbor sampling for PyG's loaders, without pyg-lib and torch-sparse.
 
     data: the data of the loader: Data or HeteroData in memory, any (FeatureStore, GraphStore) with PyG's
     interfaces, or gids.open(...), a path or a gids.FeatureStore. num_neighbors: as in PyG. subgraph_type,
@@ -260,7 +260,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
 
 def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
-    """The seeds, without neighbours."""
+    """The seeds, without neighbors."""
 
     def sample(seeds: dict[str, torch.Tensor], times: object = None) -> HeteroSamplerOutput:
         return HeteroSamplerOutput(seeds, {}, {}, {})

@@ -1,4 +1,4 @@
-"""PyG's time_attr: times of nodes or edges, by which neighbours are bounded. Called by NeighborSampler."""
+"""PyG's time_attr: times of nodes or edges, by which neighbors are bounded. Called by NeighborSampler."""
 
 from __future__ import annotations
 

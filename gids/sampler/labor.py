@@ -1,4 +1,4 @@
-"""Labor: layer-neighbour sampling. Nodes that share neighbours sample the same ones."""
+"""Labor: layer-neighbor sampling. Nodes that share neighbors sample the same ones."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TO_CONVERGENCE = -1
 
 
 class Labor(LayeredSampler):
-    """Like Neighbor, with fewer different neighbours.
+    """Like Neighbor, with fewer different neighbors.
 
-    In a layer every neighbour t has one random number r_t; a node with d > fanout neighbours takes those with
-    small numbers. For one node the estimate is about as good as Neighbor's, but a minibatch has far fewer
-    input nodes. Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in GNNs",
-    NeurIPS 2023. GPUs sample LABOR-0 only.
+    In a layer every neighbor t has one random number r_t; a node with d > fanout neighbors takes those
+    whose number is below a threshold. For one node the estimate is about as good as Neighbor's, but a
+    minibatch has far fewer input nodes. Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood
+    Explosion in GNNs", NeurIPS 2023. GPUs sample LABOR-0 only.
 
     fanouts, threads: as in Neighbor; a fanout is an expected number unless fixed_count is set.
-    importance_sampling: 0 (LABOR-0): t is taken with probability fanout / d. i >= 1 (LABOR-i): neighbours of
-    nodes with few neighbours get higher probabilities, in i rounds. -1 (LABOR-*): as many rounds as reduce
-    the expected number of nodes. fixed_count: take exactly `fanout` neighbours, those with the smallest
+    importance_sampling: 0 (LABOR-0): t is taken with probability fanout / d. i >= 1 (LABOR-i): neighbors of
+    nodes with few neighbors get higher probabilities, in i rounds. -1 (LABOR-*): as many rounds as reduce
+    the expected number of nodes. fixed_count: take exactly `fanout` neighbors, those with the smallest
     numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every layer.
     batch_dependency: number of minibatches over which the numbers stay correlated (1: independent, math.inf:
-    a whole epoch), so that successive minibatches read more of the same rows. nested: cut this many
-    minibatches from one large one, with shared numbers, instead.
+    a whole epoch), so that successive minibatches read more of the same rows. nested: instead, that many
+    minibatches have the same numbers, and the next ones new numbers.
 
     Blocks have weights, 1 / the probability of each edge. fixed_count is slightly biased for parallel edges,
     which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.

@@ -1,4 +1,4 @@
-"""Ladies: layer-wise sampling. The nodes of a layer draw their neighbours together."""
+"""Ladies: layer-wise sampling. The nodes of a layer draw their neighbors together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gids.sampler.topology import Topology
 class Ladies(LayeredSampler):
     """Each layer draws `size` sources in all, and takes every edge from them.
 
-    A source is drawn in proportion to the squared norm of its column in the row-normalised adjacency matrix,
+    A source is drawn in proportion to the squared norm of its column in the row-normalized adjacency matrix,
     restricted to the rows of the layer's nodes. Zou et al., "Layer-Dependent Importance Sampling for Training
     Deep and Large Graph Convolutional Networks", NeurIPS 2019. The number of input nodes grows linearly with
-    the number of layers; a node with few neighbours may get none.
+    the number of layers; a node with few neighbors may get none.
 
     sizes: one per layer, from the input layer to the output layer: 1 or more, or -1 for all; or a dictionary
     with such a number for every relation (0: leave it out). poisson: take each source independently, `size`
@@ -24,7 +24,7 @@ class Ladies(LayeredSampler):
     `size` draws with replacement, which gives fewer different sources. threads: number of threads (None:
     torch's).
 
-    Blocks have weights that make sums over all neighbours unbiased. The minibatch depends only on seeds,
+    Blocks have weights that make sums over all neighbors unbiased. The minibatch depends only on seeds,
     seed, epoch, step and graph.
     """
 

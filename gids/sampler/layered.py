@@ -54,13 +54,13 @@ class LayeredSampler(ABC):
         name = self._numbers_are
         layers: list[Fanout] = [dict(sorted(n.items())) if isinstance(n, Mapping) else n for n in per_layer]
         if not layers or not all(_is_number(f, self._least) for layer in layers for f in _values(layer)):
-            every = ", -1 for all neighbours" if self._least < 0 else ""
+            every = ", -1 for all neighbors" if self._least < 0 else ""
             raise ValueError(
                 f"{name}={layers}: give one number per layer, 1 or more{every}, or a dictionary of such "
                 "numbers by relation (0: leave the relation out)"
             )
         if any(f == 0 for f in layers):
-            raise ValueError(f"{name}={layers}: a layer without neighbours computes nothing; leave it out")
+            raise ValueError(f"{name}={layers}: a layer without neighbors computes nothing; leave it out")
         self.threads = threads if threads is not None else torch.get_num_threads()
         if self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {threads})")

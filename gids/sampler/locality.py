@@ -21,7 +21,7 @@ class LocalityBias:
 
     Song and Jiang, "Rethinking graph data placement for graph neural network training on multiple GPUs", ICS
     2022. Unlike there, blocks have weights, 1 / the probability of each edge, so that estimates of sums over
-    neighbours are unbiased for every factor.
+    neighbors are unbiased for every factor.
 
     nodes: bool[num_nodes] on the CPU, True for nodes in the cache, or a dictionary of such masks by node
     type. Types without a mask are drawn uniformly. The mask is copied, one bit per node, and does not change,

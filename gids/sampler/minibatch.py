@@ -27,8 +27,8 @@ class Block:
     num_src of theirs; if both have the same type, a block's destinations are its first sources.
 
     weights: float32[num_edges], 1 / the probability of each edge, so that the sum of weight x feature over a
-    destination's edges is an unbiased estimate of the sum over all its neighbours (docs/sampler.md explains
-    means). None: all sampled neighbours have the same weight.
+    destination's edges is an unbiased estimate of the sum over all its neighbors (docs/sampler.md explains
+    means). None: all sampled neighbors have the same weight.
 
     A destination's edges are in the order of the draws, or in the graph's order if all were taken or the
     sampler looks at all of them.
@@ -91,9 +91,9 @@ class Minibatch:
     output layer, one Block each, or a dictionary by relation; or, of a bidirectional or induced subgraph, one
     layer among all input nodes. epoch, step: of its random numbers.
 
-    batch: of a disjoint minibatch, int64[m], the tree of each input node: the position of its seed, where
-    seeds of several types are counted on in the order of the topology. Then (batch, node) are different, not
-    nodes. times: of a temporal one, int64[n], the time of each seed. Otherwise None.
+    batch: of a disjoint minibatch, int64[m], the tree of each input node: the position of its seed. Positions
+    go on from one node type to the next, in the order of the topology. Then pairs (batch, node) are unique,
+    nodes are not. times: of a temporal one, int64[n], the time of each seed. Otherwise None.
 
     Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, or None.
     """

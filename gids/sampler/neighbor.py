@@ -1,4 +1,4 @@
-"""Neighbor: every node draws its own neighbours, by native threads or GPU kernels."""
+"""Neighbor: every node draws its own neighbors, by native threads or GPU kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Neighbor(LayeredSampler):
     """Every node of a layer draws up to `fanout` in-edges of each relation, uniformly by default.
 
     fanouts: one per layer, from the input layer to the output layer; as in dgl.dataloading.NeighborSampler,
-    the last one applies to the seeds. Each is 1 or more, or -1 for all neighbours; or a dictionary with such
+    the last one applies to the seeds. Each is 1 or more, or -1 for all neighbors; or a dictionary with such
     a number for every relation (0: leave it out).
 
     replace: draw `fanout` edges with replacement; -1 takes all edges once. weights: draw edges in proportion
@@ -50,21 +50,21 @@ class Neighbor(LayeredSampler):
     1 / probability. threads: number of CPU threads (None: torch's).
 
     batch_dependency: number of minibatches over which draws stay correlated (1: independent, math.inf: a
-    whole epoch), so that successive minibatches read more of the same rows. nested: cut this many
-    minibatches from one large one, with the same draws, instead.
+    whole epoch), so that successive minibatches read more of the same rows. nested: instead, that many
+    minibatches use the same random numbers, as if cut from a large minibatch, and the next ones use new ones.
 
     disjoint: every seed has a tree of its own: nodes of different trees are different nodes, also where their
     ids are the same, and `minibatch.batch` has the tree of each. Equal seeds have equal trees.
 
     temporal: bound the edges by time, which makes minibatches disjoint: a tree has no edge that is later than
     its seed. "edges": by the times of edges; "nodes": by those of their sources. Relations without such times
-    are not bounded. Seeds are TimedSeeds; without, seed nodes need times of their own. strategy: how edges
-    are drawn that are not too late: "uniform", or "last": only the latest `fanout` ones are candidates.
+    are not bounded. Seeds are TimedSeeds; without, seed nodes need times of their own. strategy: "uniform":
+    draw among the edges that are not later than the seed; "last": only among the latest `fanout` of these.
 
     subgraph: "directional": a block per layer. "bidirectional" and "induced": one layer of edges among all
     input nodes, to use in every layer of a model: the sampled edges of all layers, each once, and their
     reverses (between two types, those of NAME are in rev_NAME); or all edges of the graph among these nodes,
-    in a disjoint minibatch those within a tree that are not too late. These have no weights.
+    in a disjoint minibatch those within a tree that are not later than its seed. These have no weights.
 
     In a heterogeneous graph every node that is found draws by all relations that end in its type. Random
     numbers are counter-based: the minibatch depends only on seeds, seed, epoch, step and graph, not on

@@ -1,4 +1,4 @@
-"""RandomWalk: a node's neighbours are the nodes that short random walks visit most, as in PinSAGE."""
+"""RandomWalk: a node's neighbors are the nodes that short random walks visit most, as in PinSAGE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NUMBERS = 1 << 31
 
 
 class RandomWalk(LayeredSampler):
-    """Walks with restart from every node of a layer. The nodes that are visited most become its neighbours.
+    """Walks with restart from every node of a layer. The nodes that are visited most become its neighbors.
 
     Ying et al., "Graph Convolutional Neural Networks for Web-Scale Recommender Systems" (PinSAGE), KDD 2018.
 
@@ -31,7 +31,7 @@ class RandomWalk(LayeredSampler):
     items. threads: number of threads (None: torch's).
 
     Blocks connect nodes of that type. Their edges are not the graph's: positions are -1. A weight is the
-    neighbour's share of the visits to the neighbours kept; weights of a node sum to 1. Visits to the node
+    neighbor's share of the visits to the neighbors kept; weights of a node sum to 1. Visits to the node
     itself do not count. Among equally visited nodes the first visited come first. With several relations
     blocks have the relation (type, "walks", type); nodes and seeds of other types stay as given.
 

@@ -12,7 +12,7 @@ from gids.store.graph import first_out_of_order
 from gids.store.names import describe_type
 
 By = Literal["edges", "nodes"]
-"""Whose times bound the neighbours: those of the edges, or those of their sources."""
+"""Whose times bound the neighbors: those of the edges, or those of their sources."""
 
 
 def times_of(graph: Graph, by: By) -> np.ndarray | None:

@@ -171,7 +171,7 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
-    with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
+    with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbors are up to 301 rows"):
         layerwise(
             model,
             gids.open(store, memory=2 << 20),
@@ -191,7 +191,7 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
         writer.write_table("edge", RELATION, "w", edges)
     store, model = FeatureStore(tmp_path / "dense.gids"), sage(128, 2, 3)
     options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
-    with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbours are up to 5001 rows"):
+    with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbors are up to 5001 rows"):
         layerwise(
             model,
             gids.open(store, memory=14 << 20),

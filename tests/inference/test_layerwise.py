@@ -80,7 +80,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
-    with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
+    with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbors are up to 301 rows"):
         layerwise(model, gids.open(one_type, memory=1200 << 10))
     with pytest.raises(MemoryBudgetError, match="too small for blocks of four rows"):
         layerwise(model, gids.open(one_type, memory=1000))
