@@ -35,7 +35,7 @@ std::string why_no_uring() {
 
 std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths,
                                     const Options& options) {
-  check_range("depth", options.depth, 1, kDepthMax);
+  check_range("queue depth", options.depth, 1, kDepthMax);
   check_range("threads", options.threads, 0, kThreadsMax);
   check_range("rings", options.rings, 1, kThreadsMax);
   check_range("max_read_bytes", options.max_read_bytes, 1, kReadBytesMax);
@@ -53,7 +53,7 @@ std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<s
   if (kind == "threads") return own(new PoolEngine(PoolEngine::Kind::threads, paths, options));
   if (kind == "mmap") return own(new PoolEngine(PoolEngine::Kind::mmap, paths, options));
   if (kind != "auto")
-    throw std::invalid_argument("no I/O engine '" + kind + "' (has 'auto', 'uring', 'threads', 'mmap')");
+    throw std::invalid_argument("the I/O engine must be one of auto, uring, threads, mmap (got '" + kind + "')");
   std::string obstacle;
   try {
     return own(new UringEngine(paths, options));

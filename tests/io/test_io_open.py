@@ -86,7 +86,7 @@ def test_the_error_for_a_file_system_without_direct_io_says_what_to_do(kind: str
 
 def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
     with pytest.raises(
-        ValueError, match=r"no I/O engine 'libaio' \(has 'auto', 'uring', 'threads', 'mmap'\)"
+        ValueError, match=r"engine must be one of auto, uring, threads, mmap \(got 'libaio'\)"
     ):
         gids.io.open_engine(shards, "libaio")
 
