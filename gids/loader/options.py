@@ -13,8 +13,18 @@ from gids.cache import POLICIES
 from gids.store.names import HEAT_ROLES
 
 MAX_PLANNED = 8
+_MAX_DEPTH = 1 << 14
 
 Reads = Literal["auto", "random", "sweep", "pack"]
+_KNOWN = {
+    "policy": POLICIES,
+    "heat": ("auto", *HEAT_ROLES, "none"),
+    "engine": ("auto", "uring", "threads", "mmap"),
+    "reads": get_args(Reads),
+    "host_policy": ("lookahead", "static"),
+    "wait": ("stream", "warp"),
+    "transfer": ("kernel", "copy"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +71,11 @@ class Options:
                 f"window + planned must be at most {most} (got {self.window} + {self.planned or 1}): lower "
                 "one of them"
             )
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)} (got {self.policy!r})")
-        if self.heat not in ("auto", "none", *HEAT_ROLES):
-            known = ", ".join(HEAT_ROLES)
-            raise ValueError(f"heat must be one of auto, {known}, none (got {self.heat!r})")
-        if self.reads not in get_args(Reads):
-            raise ValueError(f"reads must be one of {', '.join(get_args(Reads))} (got {self.reads!r})")
-        if self.transfer not in ("kernel", "copy"):
-            raise ValueError(f"transfer must be one of kernel, copy (got {self.transfer!r})")
+        for name, known in _KNOWN.items():
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)} (got {given!r})")
+        if not 1 <= self.queue_depth <= _MAX_DEPTH:
+            raise ValueError(f"queue_depth must be 1 to {_MAX_DEPTH} (got {self.queue_depth})")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:

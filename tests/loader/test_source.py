@@ -80,9 +80,13 @@ def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name:
         ({"pairs": 0}, r"pairs must be 1 to 1024 \(got 0\)"),
         ({"rounds": 129, "pairs": 2}, r"rounds must be 1 to 128 with pairs=2 \(got 129\)"),
         ({"transfer": "dma"}, r"transfer must be one of kernel, copy \(got 'dma'\)"),
+        ({"engine": "aio"}, r"engine must be one of auto, uring, threads, mmap \(got 'aio'\)"),
+        ({"wait": "spin"}, r"wait must be one of stream, warp \(got 'spin'\)"),
+        ({"host_policy": "lru"}, r"host_policy must be one of lookahead, static \(got 'lru'\)"),
+        ({"queue_depth": 16385}, r"queue_depth must be 1 to 16384 \(got 16385\)"),
     ],
 )
-def test_options_of_the_request_queue_have_ranges(path: Path, wrong: dict[str, Any], message: str) -> None:
+def test_options_have_ranges(path: Path, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gids.open(path, **wrong)
 
