@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Sampled:
     """A minibatch on the host. nodes: the input nodes. frontiers: how many of them, from the first on, draw
-    neighbours in each layer, from the seeds' layer on. blocks: from the input layer on."""
+    neighbors in each layer, from the seeds' layer on. blocks: from the input layer on."""
 
     nodes: Ids
     frontiers: list[int]

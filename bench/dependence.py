@@ -3,7 +3,7 @@
     python bench/dependence.py           # 300,000 nodes with a page of 512 B each; half an hour
     python bench/dependence.py --small   # seconds; only shows that it works
 
-The graph is made by `gids generate`: a single row is not enough to predict the class, a neighbourhood is.
+The graph is made by `gids generate`: a single row is not enough to predict the class, a neighborhood is.
 GraphSAGE with two layers is trained with each sampler, several times with other seeds. Reads are those of a
 gids.NodeLoader with a cache of a twentieth of the features, in the last epoch. Accuracy is measured on test
 nodes with the same sampling for all. Some rows are compared with the source.

@@ -1,6 +1,6 @@
 """How many input nodes per second does a GPU sample from a topology in pinned host memory? Called by gpu.py.
 
-An R-MAT graph; minibatches of uniform neighbour sampling without replacement; distinct input nodes of each
+An R-MAT graph; minibatches of uniform neighbor sampling without replacement; distinct input nodes of each
 minibatch count. Compared with the same sampler on the CPU's threads, whose minibatches must equal the GPU's
 bit for bit. The time is the host's, from the call to the result.
 """
@@ -137,7 +137,7 @@ def _sample(
     ]
     note = f"{len(on_both[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie_link()}"
     bar = BAR_NODES_PER_S if place == "host" else None
-    name = f"neighbour sampling {text}, {where}"
+    name = f"neighbor sampling {text}, {where}"
     figures.add(name, median(speeds["gpu"]), "nodes/s", bar=bar, note=note)
     ratio = median_ratio(speeds["gpu"], speeds["cpu"])
     figures.add(f"{name}, over {sampler.threads} CPU threads", ratio, "x")

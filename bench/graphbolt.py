@@ -10,7 +10,7 @@ Needs an environment in which DGL 2.1.0's GraphBolt can be imported. Measures:
   distinct rows, so that no cache helps. 2 threads; GraphBolt also with 16. Also ``gids_fetch`` of the same
   ids, which has the next reads in flight while it returns a minibatch.
 * pipe (4096 B): ``gids_fetch``, window 16, against ``fetch_feature`` in the same pipe: GraphBolt samples
-  neighbours. Some rows are read repeatedly. A side that is not done after ``--pipe-seconds`` is stopped, as
+  neighbors. Some rows are read repeatedly. A side that is not done after ``--pipe-seconds`` is stopped, as
   GraphBolt's is with a slow disk, and rates are compared.
 * hits (4096 and 512 B): ``read(ids)`` of gids.graphbolt.Feature for cached rows, compared with
   ``torch.index_select`` of the same number of rows in memory.

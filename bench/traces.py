@@ -1,4 +1,4 @@
-"""Traces of page accesses for the cache benchmarks: neighbour sampling on an R-MAT graph.
+"""Traces of page accesses for the cache benchmarks: neighbor sampling on an R-MAT graph.
 
 No features and no files: a trace is a list of int64 arrays, the unique nodes of each minibatch.
 """

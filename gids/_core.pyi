@@ -107,7 +107,7 @@ def refine(
     loads: NDArray[np.float64],
     parts: NDArray[np.uint16],
 ) -> int:
-    """Each node moves to the part of most of its in-neighbours, if no load there exceeds `most` * the mean.
+    """Each node moves to the part of most of its in-neighbors, if no load there exceeds `most` * the mean.
 
     Returns how many moved. ValueError for a damaged topology."""
 
@@ -140,7 +140,7 @@ def propagate_labels(
     most: int,
     seed: int,
 ) -> int:
-    """One round: each node takes the label of most of its in-neighbours, of clusters below `most` nodes.
+    """One round: each node takes the label of most of its in-neighbors, of clusters below `most` nodes.
 
     Returns how many moved. ValueError for a damaged topology."""
 
@@ -535,7 +535,7 @@ class HostSampler:
         length: int,
         restart: float,
     ) -> list[_Sampled]:
-        """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
+        """The same by random walks; one block in a layer. counts: neighbors, by layer; path: relations."""
     @property
     def scratch_bytes(self) -> int: ...
     @property
@@ -580,7 +580,7 @@ def rank_walks(
     sources: NDArray[np.int64],
     shares: NDArray[np.float32],
 ) -> int:
-    """The neighbours that `each` visits of every node make; -1: no visit. Returns their number."""
+    """The neighbors that `each` visits of every node make; -1: no visit. Returns their number."""
 
 class FoundNodes:
     """The nodes of a minibatch by type, while its edges come from several samplers."""

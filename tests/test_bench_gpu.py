@@ -33,7 +33,7 @@ from gids.io.device.device_queue import DeviceQueue
         ("queue", "queue path, wait stream, over the engine on the host"),
         ("extents", "extents of 1024 KiB, engine into host memory"),
         ("packs", "epoch of 512 B rows on the device, packs over random reads"),
-        ("sampling", "neighbour sampling 3,2, topology in pinned host memory"),
+        ("sampling", "neighbor sampling 3,2, topology in pinned host memory"),
         ("overlap", "training beside sampling, over alone"),
         ("life", "smallest over first cache of 5 loaders without a size"),
         ("large", "seeds whose neighbors are right, 4,096 edges"),

@@ -42,12 +42,12 @@ def make_shop(path, users=400, items=300, topics=10, purchases=20_000):
 
 
 class Layer(nn.Module):
-    """Each node's own row and, by relation, the mean of its neighbours' rows, each times a matrix."""
+    """Each node's own row and, by relation, the mean of its neighbors' rows, each times a matrix."""
 
     def __init__(self, in_dim, out_dim):
         super().__init__()
         self.own = nn.ModuleDict({ntype: nn.Linear(in_dim, out_dim) for ntype in ("user", "item")})
-        self.neighbours = nn.ModuleDict({r[1]: nn.Linear(in_dim, out_dim) for r in (BUYS, BOUGHT)})
+        self.neighbors = nn.ModuleDict({r[1]: nn.Linear(in_dim, out_dim) for r in (BUYS, BOUGHT)})
 
     def forward(self, blocks, x):
         out = {}
@@ -57,7 +57,7 @@ class Layer(nn.Module):
             total = rows.new_zeros(block.num_dst, rows.shape[1]).index_add_(0, dst, rows)
             mean = total / block.indptr.diff().clamp(min=1)[:, None]
             own = self.own[destination](x[destination][: block.num_dst])
-            out[destination] = own + self.neighbours[name](mean)
+            out[destination] = own + self.neighbors[name](mean)
         return out
 
 

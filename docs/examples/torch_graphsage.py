@@ -16,18 +16,18 @@ import gids
 
 
 class SAGELayer(nn.Module):
-    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
+    """Each node's own row and the mean of its neighbors' rows, each times a matrix."""
 
     def __init__(self, in_dim, out_dim):
         super().__init__()
         self.own = nn.Linear(in_dim, out_dim)
-        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
+        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
 
     def forward(self, block, x):
         src, dst = block.coo()
         total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
         mean = total / block.indptr.diff().clamp(min=1)[:, None]
-        return self.own(x[: block.num_dst]) + self.neighbours(mean)
+        return self.own(x[: block.num_dst]) + self.neighbors(mean)
 
 
 class GraphSAGE(nn.Module):

@@ -25,7 +25,7 @@ SCARCE = 1 / 12
 """Outputs are reserved early only if the lines take at least a twelfth of their bytes."""
 
 _MERGED_BYTES = 32 << 10
-"""Neighbouring pages without a line are read into the bounce pool by one request of up to this size."""
+"""Neighboring pages without a line are read into the bounce pool by one request of up to this size."""
 
 _BOUNCE_SHARE = 64
 """The bounce pool takes at most 1/64 of the memory, but each of its requests holds at least one page."""

@@ -7,8 +7,8 @@ The model is a degree-corrected block model. Every node has a class. In-degrees 
 The source of an edge is drawn by popularity rank (Zipf-Mandelbrot) among the nodes of one class: the target's
 class with probability ``homophily``, any class otherwise. A row of features is the centroid of a class plus
 white noise: the node's own class with probability ``candour``, any class otherwise. So a single row is often
-misleading, and a neighbourhood shows the class. Popularity and class do not depend on the id. An edge may
-occur twice, and a node may be its own neighbour.
+misleading, and a neighborhood shows the class. Popularity and class do not depend on the id. An edge may
+occur twice, and a node may be its own neighbor.
 
 The typed graph has authors, who write papers, and papers, which cite papers. Authors have a class, too, and
 each relation has half of the edges.

@@ -23,7 +23,7 @@ _WINDOWS = 64  # runs of successive nodes whose edges are sampled: few pages of 
 _WINDOW_NODES = 64
 _SAMPLES = 512
 _FEWEST = 16  # fewest samples for a decision
-_LONGEST = 4096  # most neighbours of a node that are searched
+_LONGEST = 4096  # most neighbors of a node that are searched
 _CHUNK = 1 << 24
 _DEGREES = 1 << 20  # most values that are distinguished
 
@@ -151,8 +151,8 @@ def _topology_of(graph: Any, relation: Relation) -> _Topology:
     counts = part.num_nodes(relation[0]), part.num_nodes(relation[2])
     if "csc" in made or "coo" not in made:
         by = "csc" if "csc" in made else "csr"
-        indptr, neighbours, ids = (t.numpy() for t in part.adj_tensors(by))
-        return _Compressed(indptr, neighbours, ids if len(ids) else None, *counts, by_source=by == "csr")
+        indptr, neighbors, ids = (t.numpy() for t in part.adj_tensors(by))
+        return _Compressed(indptr, neighbors, ids if len(ids) else None, *counts, by_source=by == "csr")
     return _Listed(part)
 
 
@@ -201,21 +201,21 @@ class _Listed:
 
 
 class _Compressed:
-    """Edges as neighbours of nodes: sources of each destination (CSC), or by_source the other way."""
+    """Edges as neighbors of nodes: sources of each destination (CSC), or by_source the other way."""
 
     def __init__(
         self,
         indptr: np.ndarray,
-        neighbours: np.ndarray,
+        neighbors: np.ndarray,
         ids: np.ndarray | None,
         num_src: int,
         num_dst: int,
         *,
         by_source: bool = False,
     ) -> None:
-        self._indptr, self._neighbours, self._ids = indptr, neighbours, ids
+        self._indptr, self._neighbors, self._ids = indptr, neighbors, ids
         self._counts, self._by_source = (num_dst, num_src), by_source
-        self.num_edges = len(neighbours)
+        self.num_edges = len(neighbors)
 
     @classmethod
     def of(cls, graph: Graph) -> _Compressed:
@@ -234,12 +234,12 @@ class _Compressed:
         else:  # few nodes have edges
             positions = rng.integers(0, self.num_edges, _SAMPLES)
             nodes = np.searchsorted(self._indptr, positions, side="right") - 1
-        others = self._neighbours[positions].astype(np.int64)
+        others = self._neighbors[positions].astype(np.int64)
         ids = positions if self._ids is None else self._ids[positions].astype(np.int64)
         return _Edges(nodes, others, ids) if self._by_source else _Edges(others, nodes, ids)
 
     def has(self, edges: _Edges, *, by_id: bool) -> np.ndarray:
-        """bool[m] for the edges whose node has few enough neighbours to search. by_id: with the same id."""
+        """bool[m] for the edges whose node has few enough neighbors to search. by_id: with the same id."""
         nodes, others = (edges.src, edges.dst) if self._by_source else (edges.dst, edges.src)
         first, degrees = self._extents(nodes)
         searched = np.flatnonzero(degrees <= _LONGEST)
@@ -247,7 +247,7 @@ class _Compressed:
         owners = np.repeat(searched, lengths)
         ends = np.cumsum(lengths)
         positions = np.arange(len(owners)) + np.repeat(first[searched] - (ends - lengths), lengths)
-        hit = self._neighbours[positions] == others[owners]
+        hit = self._neighbors[positions] == others[owners]
         if by_id:
             hit &= (positions if self._ids is None else self._ids[positions]) == edges.ids[owners]
         return np.bincount(owners[hit], minlength=len(nodes))[searched] > 0
@@ -259,13 +259,13 @@ class _Compressed:
         counts = np.zeros(self._counts[which], np.int64)
         for start in range(0, self.num_edges, _CHUNK):
             ids = np.clip(
-                self._neighbours[start : start + _CHUNK], 0, len(counts) - 1
+                self._neighbors[start : start + _CHUNK], 0, len(counts) - 1
             )  # a file may be damaged
             counts += np.bincount(ids, minlength=len(counts))
         return counts
 
     def _extents(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First position and number of the neighbours of nodes; none if the file is damaged there."""
+        """First position and number of the neighbors of nodes; none if the file is damaged there."""
         first, end = self._indptr[nodes].astype(np.int64), self._indptr[nodes + 1].astype(np.int64)
         sound = (first >= 0) & (end >= first) & (end <= self.num_edges)
         return np.where(sound, first, 0), np.where(sound, end - first, 0)

@@ -215,7 +215,7 @@ class _Steps:
                 wrong = ids[(ids < 0) | (ids >= count)]
                 if len(wrong):
                     raise IndexError(
-                        f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}"
+                        f"seed {int(wrong[0])} is not a {ntype!r} node: ids run from 0 to {count - 1}"
                     )
                 own.append(ids[torch.from_numpy(owners.of(ids.numpy()) == of.group.rank)])
             self._own_seeds.append(own)

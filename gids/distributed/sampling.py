@@ -163,7 +163,7 @@ class _Steps:
                 wrong = ids[(ids < 0) | (ids >= count)]
                 if len(wrong):
                     raise IndexError(
-                        f"seed {int(wrong[0])} is no {ntype!r} node: ids run from 0 to {count - 1}"
+                        f"seed {int(wrong[0])} is not a {ntype!r} node: ids run from 0 to {count - 1}"
                     )
             trees = None if given.trees is None else [t.numpy() for t in given.batch]
             self._given.append(given)

@@ -18,7 +18,7 @@ from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Inputs, Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
-from gids.inference.targets import Neighbourhoods, Nodes, Targets
+from gids.inference.targets import Neighborhoods, Nodes, Targets
 from gids.loader.option_names import explain_names
 from gids.loader.source import Dataset, Source
 from gids.loader.source import open as open_source
@@ -112,7 +112,7 @@ def layerwise(
     edges = EdgeFeatures(
         _edge_features_of(opened_source.stores, topology, edge_tables), feature_dtype, topology
     )
-    near = Neighbourhoods(topology, opened_source.options.threads)
+    near = Neighborhoods(topology, opened_source.options.threads)
     run = Run(opened_source, layers, near, torch.device(device), progress)
     targets = [Targets(topology, asked.nodes)]
     for _ in range(layers.count - 1):

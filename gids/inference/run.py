@@ -20,7 +20,7 @@ from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink, TableSink
-from gids.inference.targets import Neighbourhoods, Span, Targets
+from gids.inference.targets import Neighborhoods, Span, Targets
 from gids.loader import FeatureLoader
 from gids.loader.source import Source
 from gids.sampler import Minibatch
@@ -108,7 +108,7 @@ class Run:
         self,
         source: Source,
         layers: Layers,
-        near: Neighbourhoods,
+        near: Neighborhoods,
         device: torch.device,
         progress: Progress | None,
     ) -> None:

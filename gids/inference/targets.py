@@ -103,7 +103,7 @@ class Targets:
         return lambda n: int(costs[n])
 
 
-class Neighbourhoods:
+class Neighborhoods:
     """Samples the full in-neighborhoods of nodes of one type."""
 
     def __init__(self, topology: Topology, threads: int | None) -> None:

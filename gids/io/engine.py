@@ -158,7 +158,7 @@ def open_engine(
     once. depth: number of requests in flight. threads: number of threads (0: 1 ring per disk for uring, depth
     readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks together, if
     you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT, past the page
-    cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighbouring
+    cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighboring
     reads of a call into one request up to this size (0: never).
 
     Raises OSError (FileNotFoundError, …) if a file cannot be opened, its file system refuses direct I/O, or

@@ -143,9 +143,9 @@ def _train(
 def _validate(
     model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore
 ) -> float | None:
-    """Accuracy with full neighbourhoods, from the dataset on both sides; not timed.
+    """Accuracy with full neighborhoods, from the dataset on both sides; not timed.
 
-    None if a node's whole neighbourhood needs too much memory.
+    None if a node's whole neighborhood needs too much memory.
     """
 
     def layer(index: int, block: Block, h: Tensor) -> Tensor:

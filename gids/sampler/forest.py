@@ -138,4 +138,4 @@ def check_seeds(ids: torch.Tensor, ntype: str, count: int) -> None:
     wrong = torch.nonzero((ids < 0) | (ids >= count))
     if len(wrong):
         seed = int(ids[wrong[0]])
-        raise IndexError(f"seed {seed} is no {ntype!r} node: ids run from 0 to {count - 1}")
+        raise IndexError(f"seed {seed} is not a {ntype!r} node: ids run from 0 to {count - 1}")

@@ -115,7 +115,7 @@ void bind_parts(nb::module_& m) {
         "Give each item in turn to the part that is best for the balance of all loads.");
   m.def("refine", &refine<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
         "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert(),
-        "Each node moves to the part of most of its in-neighbours, if the loads there allow it. Returns how many moved.");
+        "Each node moves to the part of most of its in-neighbors, if the loads there allow it. Returns how many moved.");
   m.def("refine", &refine<int64_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
         "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert());
   nb::class_<HeldRows>(m, "HeldRows", "The ids of the rows that a part of a dataset holds.")

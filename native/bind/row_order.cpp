@@ -141,7 +141,7 @@ template <class Position> void bind_positions(nb::module_& m) {
 template <class Index> void bind_edges(nb::module_& m) {
   m.def("propagate_labels", &propagate_labels<Index>, "indptr"_a.noconvert(), "indices"_a.noconvert(),
         "labels"_a.noconvert(), "sizes"_a.noconvert(), "most"_a, "seed"_a,
-        "One round: each node takes the label of most of its in-neighbours, of clusters below `most` nodes. Returns "
+        "One round: each node takes the label of most of its in-neighbors, of clusters below `most` nodes. Returns "
         "how many moved. ValueError for a damaged topology.");
   m.def("adopt_lone", &adopt_lone<Index>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "labels"_a.noconvert(),
         "sizes"_a.noconvert(), "most"_a,

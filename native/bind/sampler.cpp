@@ -417,7 +417,7 @@ void bind_sampler(nb::module_& m) {
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
       .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "only"_a, "path"_a,
            "walks"_a, "length"_a, "restart"_a,
-           "The same by random walks; one block in a layer. counts: neighbours, by layer, one each; path: relations.")
+           "The same by random walks; one block in a layer. counts: neighbors, by layer, one each; path: relations.")
       .def_prop_ro("scratch_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.scratch_bytes(); }); })
       .def_prop_ro("together_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.together_bytes(); }); })
       .def_prop_ro("taken_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.taken_bytes(); }); })
@@ -441,7 +441,7 @@ void bind_sampler(nb::module_& m) {
         "draws"_a.noconvert(), "out"_a.noconvert(), "Whether walks go back to their starts. out: bool.");
   m.def("rank_walks", &rank_walks, "visited"_a.noconvert(), "each"_a, "most"_a, "indptr"_a.noconvert(),
         "sources"_a.noconvert(), "shares"_a.noconvert(),
-        "The neighbours that `each` visits of every node make; -1: no visit. Returns their number.");
+        "The neighbors that `each` visits of every node make; -1: no visit. Returns their number.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
         "out"_a.noconvert(),

@@ -81,7 +81,7 @@ class BucketLists {
   }
 
   void prefetch(u32 line) const { __builtin_prefetch(&nodes_[line], 1, 3); }
-  void prefetch_neighbours(u32 line) const {
+  void prefetch_neighbors(u32 line) const {
     __builtin_prefetch(&nodes_[nodes_[line].prev], 1, 3);
     __builtin_prefetch(&nodes_[nodes_[line].next], 1, 3);
   }

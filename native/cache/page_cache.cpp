@@ -46,7 +46,7 @@ class ReadsInFlight {
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
-// rows of the output. If a page without a line has no neighbour that is read, and its wanted rows, with those between
+// rows of the output. If a page without a line has no neighbor that is read, and its wanted rows, with those between
 // them, are at most half of the page, only these rows are read. Otherwise it is read whole, as one long request costs
 // less than two short ones; so is a page whose checksum is compared.
 class PageCache::Fill final : public io::Batch {
@@ -133,12 +133,12 @@ class PageCache::Fill final : public io::Batch {
   void add_page_reads() {
     const Geometry& g = cache_.geometry_;
     const size_t pages = firsts_.size() - 1;
-    std::vector<bool> neighbours(cache_.checksums_.empty() ? pages : 0);
-    size_t next = 0;  // the first page that does not lie before this one's neighbour
-    for (size_t i = 0; i < neighbours.size(); ++i) {
-      const u64 neighbour = page_of(firsts_[i]) + g.shard_count;
-      while (next < pages && page_of(firsts_[next]) < neighbour) ++next;
-      if (next < pages && page_of(firsts_[next]) == neighbour) neighbours[i] = neighbours[next] = true;
+    std::vector<bool> neighbors(cache_.checksums_.empty() ? pages : 0);
+    size_t next = 0;  // the first page that does not lie before this one's neighbor
+    for (size_t i = 0; i < neighbors.size(); ++i) {
+      const u64 neighbor = page_of(firsts_[i]) + g.shard_count;
+      while (next < pages && page_of(firsts_[next]) < neighbor) ++next;
+      if (next < pages && page_of(firsts_[next]) == neighbor) neighbors[i] = neighbors[next] = true;
     }
     // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
     const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
@@ -147,7 +147,7 @@ class PageCache::Fill final : public io::Batch {
       const u32 first = firsts_[i], last = firsts_[i + 1] - 1;
       const u32 begin = g.offset_in_page(ids_[positions_[first]]);
       const u32 end = g.offset_in_page(ids_[positions_[last]]) + g.row_bytes;
-      const bool part = !neighbours.empty() && !neighbours[i] && end - begin <= g.page_bytes / 2;
+      const bool part = !neighbors.empty() && !neighbors[i] && end - begin <= g.page_bytes / 2;
       std::byte* dest = whole && first == last ? row(positions_[first]) : nullptr;
       add_read(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i);
     }

@@ -10,7 +10,7 @@ namespace {
 
 // How many items ahead a word is fetched: random access to the page table is a cache miss each.
 constexpr size_t ahead = 32;
-// Lines are relinked in groups: first fetch the nodes, then their neighbours, then link.
+// Lines are relinked in groups: first fetch the nodes, then their neighbors, then link.
 constexpr size_t group = 64;
 // Tries for a random victim, as in the published cache; then the page goes without a line.
 constexpr int victim_tries = 64;
@@ -124,7 +124,7 @@ void Planner::mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::ve
         lists_.prefetch(word::line_of(before));
       }
     }
-    for (size_t k = 0; k < moved; ++k) lists_.prefetch_neighbours(lines[k]);
+    for (size_t k = 0; k < moved; ++k) lists_.prefetch_neighbors(lines[k]);
     for (size_t k = 0; k < moved; ++k) {
       lists_.remove(lines[k], from[k]);
       lists_.push_back(lines[k], list_of_use(s.number, score::use_level(from[k])));

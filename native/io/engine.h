@@ -81,7 +81,7 @@ struct Options {
   u32 depth = 256;                // requests in flight
   u32 threads = 0;                // 0: `rings` (uring), `depth` (threads), one per core (mmap)
   u32 max_read_bytes = 1u << 20;  // largest Read::bytes that will be submitted
-  u32 max_merge_bytes = 1u << 17; // neighbouring reads are merged up to this size; 0: never
+  u32 max_merge_bytes = 1u << 17; // neighboring reads are merged up to this size; 0: never
   bool direct = true;             // O_DIRECT
   u32 rings = 1;                  // threads of the engine uring where `threads` is 0
 };
@@ -157,7 +157,7 @@ class Engine {
   // ready, or with what it failed of, which is thrown here after all have ended.
   using Ready = std::function<void(std::exception_ptr)>;
   void start(std::vector<std::function<void(const Ready&)>> bodies);
-  // Fills requests from the queue, merging neighbours; returns how many. With `wait`, first sleeps until
+  // Fills requests from the queue, merging neighbors; returns how many. With `wait`, first sleeps until
   // there is work, the engine closes, or chores_ differs from `chores`.
   u32 take(std::span<Request*> into, bool wait, u64 chores = 0);
   // True when the engine is closing and every read has been issued.

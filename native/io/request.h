@@ -1,4 +1,4 @@
-// One request to the kernel: a run of neighbouring reads of a batch. Filled and settled by Engine, issued
+// One request to the kernel: a run of neighboring reads of a batch. Filled and settled by Engine, issued
 // by an engine's thread, which owns the object and its bounce slot.
 #pragma once
 

@@ -39,7 +39,7 @@ Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, See
     const auto& [count, name] = graph.node_types[type];
     for (const i64 seed : seeds[type])
       if (static_cast<u64>(seed) >= count)
-        throw std::out_of_range("seed " + std::to_string(seed) + " is no " + name + " node: ids run from 0 to " +
+        throw std::out_of_range("seed " + std::to_string(seed) + " is not a " + name + " node: ids run from 0 to " +
                                 std::to_string(static_cast<i64>(count) - 1));
     sets[type].start(seeds[type], forest ? forest->of_seeds[type].data() : nullptr);
   }

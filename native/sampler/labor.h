@@ -1,4 +1,4 @@
-// LABOR on the host: layer-neighbour sampling, where destinations share the random numbers of their neighbours.
+// LABOR on the host: layer-neighbor sampling, where destinations share the random numbers of their neighbors.
 // Called by the bindings. See docs/internals/sampling-methods.md for the formulas.
 #pragma once
 

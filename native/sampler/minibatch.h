@@ -16,7 +16,7 @@ using Buffer = std::shared_ptr<cache::BufferPool::Buffer>;
 
 // The edges of one relation in one layer. Edge e leads from source indices[e], a local id, to the destination whose
 // range of indptr holds e. It is at positions[e] of the relation's indices, and has weights[e] in a sum over all
-// neighbours (null: all are 1).
+// neighbors (null: all are 1).
 struct Block {
   Buffer memory;
   i64 *indptr = nullptr, *indices = nullptr, *positions = nullptr;

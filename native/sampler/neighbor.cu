@@ -1,4 +1,4 @@
-// Uniform neighbour sampling by GPU threads that read the topology in pinned host memory, by zero-copy, or on the
+// Uniform neighbor sampling by GPU threads that read the topology in pinned host memory, by zero-copy, or on the
 // device. Compiled at run time; launched by gids.sampler.device.sampling, which says in which order.
 // Chooses and numbers exactly as native/sampler/neighbor.cpp does on the host. Grids may have any size; blocks are
 // multiples of 32 threads.
@@ -102,7 +102,7 @@ extern "C" __global__ void gids_leave_out_later(const i64* nodes, u64 n, i64* be
 }
 
 // Samples for each node; a group of `width` lanes (a power of two) takes one node, a lane one draw, so that a
-// node's neighbours are read by one access. offsets: int64[n + 1], where each node's edges begin among the
+// node's neighbors are read by one access. offsets: int64[n + 1], where each node's edges begin among the
 // relation's. fault: the least position with a bad source.
 extern "C" __global__ void gids_draw_neighbors(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
                                                const i64* offsets, u64 layer_key, u32 fanout, u32 width,
@@ -244,7 +244,7 @@ extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* 
   }
 }
 
-// Takes all neighbours of each node; a thread per edge, so that nodes with many neighbours do not delay others.
+// Takes all neighbors of each node; a thread per edge, so that nodes with many neighbors do not delay others.
 // edge_count = offsets[n].
 extern "C" __global__ void gids_take_neighbors(const i64* nodes, u64 n, const i64* begins, const i64* offsets, u64 edge_count,
                                                const void* indices, u32 wide, u64 num_src, u64 known, u64 base,

@@ -1,4 +1,4 @@
-// Neighbour sampling on the host: every destination draws for itself. Called by the bindings.
+// Neighbor sampling on the host: every destination draws for itself. Called by the bindings.
 #pragma once
 
 #include "sampler/host_sampler.h"

@@ -9,7 +9,7 @@ namespace gids::sampler {
 
 constexpr u32 pick_lanes = draw_lanes;
 
-// Nodes that have more neighbours than the fanout, and where the positions of their sampled edges go.
+// Nodes that have more neighbors than the fanout, and where the positions of their sampled edges go.
 struct Picks {
   u32 count = 0;
   u64 node[pick_lanes], degree[pick_lanes];

@@ -97,7 +97,7 @@ void rank(std::vector<Visited>& visits) {
   });
 }
 
-// Adds the neighbours that the most visits make, with their shares.
+// Adds the neighbors that the most visits make, with their shares.
 void take(const std::vector<Visited>& visits, size_t most, EdgeList& list) {
   const size_t taken = std::min(most, visits.size());
   u64 total = 0;
@@ -133,7 +133,7 @@ Minibatch sample_walks(HostSampler& host, const Topology& graph, Seeds seeds, st
                        const WalkOptions& options, const Moment& moment) {
   const Path path(graph, options.path);
   Topology walks{graph.node_types, {graph.relations[options.path.front()]}};
-  walks.relations[0].src = walks.relations[0].dst;  // what is between the ends of a path is nobody's neighbour
+  walks.relations[0].src = walks.relations[0].dst;  // what is between the ends of a path is nobody's neighbor
   return host.run(walks, seeds, static_cast<u32>(counts.size()), [&](u32 layer, u32, const Frontier& frontier) {
     const Variates variates(moment, layer, 0);
     const size_t most = static_cast<size_t>(counts[layer][0]);

@@ -1,4 +1,4 @@
-// Random walks with restart on the host: a node's neighbours are those that short walks from it visit most (PinSAGE).
+// Random walks with restart on the host: a node's neighbors are those that short walks from it visit most (PinSAGE).
 // Called by the bindings. See docs/internals/sampling-methods.md.
 #pragma once
 
@@ -14,7 +14,7 @@ struct WalkOptions {
   double restart = 0;     // before every traversal but the first: the probability to go back to the start
 };
 
-// counts: by layer, the seeds' first: the number of most visited nodes that become neighbours. There is one block in a
+// counts: by layer, the seeds' first: the number of most visited nodes that become neighbors. There is one block in a
 // layer, between nodes of the path's type; its weights are shares of the visits, its positions are -1.
 Minibatch sample_walks(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> counts,
                        const WalkOptions& options, const Moment& moment);
@@ -31,7 +31,7 @@ void hop_walks(const Topology& graph, u32 relation, const Moment& moment, u32 la
                std::span<const i64> nodes, i64* out);
 // Whether each walk goes back to its start.
 void restart_walks(const Moment& moment, u32 layer, const WalkDraws& draws, double restart, bool* out);
-// The neighbours that visits make. visited: `each` for every node, in order; -1: none. sources, shares: room for all
+// The neighbors that visits make. visited: `each` for every node, in order; -1: none. sources, shares: room for all
 // visits. Returns their number.
 u64 rank_walks(std::span<const i64> visited, size_t each, size_t most, i64* indptr, i64* sources, float* shares);
 

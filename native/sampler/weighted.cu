@@ -1,4 +1,4 @@
-// Neighbour sampling in proportion to weights, by GPU threads that read topology and weights in pinned host memory, by
+// Neighbor sampling in proportion to weights, by GPU threads that read topology and weights in pinned host memory, by
 // zero-copy. Launched between the kernels of neighbor.cu by gids.sampler.device.sampling; a warp takes one node. Chooses
 // the same edges with the same weights as native/sampler/neighbor.cpp on the host. Grids may have any size; blocks are
 // multiples of 32 threads.

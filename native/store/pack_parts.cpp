@@ -7,7 +7,7 @@ namespace gids::store {
 
 namespace {
 
-constexpr size_t voters = 64;  // in-neighbours that vote, at most
+constexpr size_t voters = 64;  // in-neighbors that vote, at most
 
 }  // namespace
 

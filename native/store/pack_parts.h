@@ -21,7 +21,7 @@ void add_weights(const u32* labels, const float* values, size_t n, size_t load, 
 void pack(const u32* order, size_t n, const float* weights, std::span<const double> totals, double most, u32 part_count,
           double* loads, u16* parts);
 
-// One pass over nodes: each moves to the part of most of its in-neighbours if no load there exceeds `most` times the
+// One pass over nodes: each moves to the part of most of its in-neighbors if no load there exceeds `most` times the
 // mean. Returns how many moved, or ~0 for a damaged topology. Of a node with many in-edges a spread sample votes.
 template <class Index>
 size_t refine(const i64* indptr, const Index* indices, size_t edge_count, size_t node_count, const float* weights,

@@ -13,7 +13,7 @@ namespace gids::store {
 namespace {
 
 constexpr size_t ahead = 16;   // how far to prefetch
-constexpr size_t voters = 64;  // in-neighbours that vote, at most
+constexpr size_t voters = 64;  // in-neighbors that vote, at most
 
 u64 mixed(u64 x) {  // splitmix64's finaliser
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;

@@ -24,7 +24,7 @@ size_t mark_positions(const Position* order, size_t n, i64 row_count, i64 first,
 
 constexpr size_t bad_topology = ~size_t{0};
 
-// One round of label propagation: each node takes the label that most of its in-neighbours have, of clusters
+// One round of label propagation: each node takes the label that most of its in-neighbors have, of clusters
 // with room. Returns how many nodes moved, or bad_topology. Of a node with many in-edges a spread sample votes.
 template <class Index>
 size_t propagate_labels(const i64* indptr, const Index* indices, size_t edge_count, size_t node_count, u32* labels,

@@ -118,7 +118,7 @@ def test_only_the_wanted_rows_of_a_single_page_without_a_line_are_read(
     table.checksums = lambda: sums  # type: ignore[attr-defined]
     cache = make_cache([table], 0, check_crc=check_crc)
     parts = [[at + 1 + most - 1, at + 1, at + 1], [6 * at + 3], [11 * at - 1]]  # half a page, and lone rows
-    whole = [[20 * at, 20 * at + most], [25 * at + 2, (25 + shards) * at + 1]]  # more; neighbours in a file
+    whole = [[20 * at, 20 * at + most], [25 * at + 2, (25 + shards) * at + 1]]  # more; neighbors in a file
     ids = torch.tensor(list(itertools.chain(*parts, *whole)))
     ids = ids[torch.randperm(len(ids))]
     assert same_bits(rows_of(cache, table, ids), table.rows[ids])

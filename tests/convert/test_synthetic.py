@@ -58,7 +58,7 @@ def test_share_of_edges_within_a_class_is_homophily(arrays):
     assert same == pytest.approx(0.7 + 0.3 / 8, abs=0.01)
 
 
-def test_neighbourhood_predicts_the_class_better_than_a_row(arrays):
+def test_neighborhood_predicts_the_class_better_than_a_row(arrays):
     feat, labels, indptr = arrays["feat"], arrays["labels"], arrays["indptr"]
     centroids = np.stack([feat[labels == c].mean(0) for c in range(8)])
     sums = np.add.reduceat(feat[arrays["indices"]], indptr[:-1], axis=0)

@@ -4,7 +4,7 @@
 using gids::u32;
 using gids::u64;
 
-// Each thread reads its neighbour's value: without the barrier, only some neighbours have written.
+// Each thread reads its neighbor's value: without the barrier, only some neighbors have written.
 extern "C" __global__ void reverse(u32* to, const u32* from, u32 with_barrier) {
   __shared__ u32 values[64];
   values[threadIdx.x] = from[threadIdx.x];

@@ -143,7 +143,7 @@ def test_edges_of_the_same_ids_are_served(homogeneous, name, made):
     serve(in_format(OTHER_GRAPHS[name](homogeneous.graph), made), homogeneous.store, "edge")
 
 
-def test_two_graphs_of_nearest_neighbours(tmp_path):
+def test_two_graphs_of_nearest_neighbors(tmp_path):
     """Every node has five in-edges in either, and they share few."""
     rng = np.random.default_rng(4)
     points = rng.random((400, 3))

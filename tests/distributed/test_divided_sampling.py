@@ -130,8 +130,10 @@ def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
     owners = {"paper": owners_of(3)["paper"]}
     with pytest.raises(RankError) as told:
         ranks.run(3, sample_together, [graph_of(CITES)], owners, Neighbor([3]), seeds, None)
-    assert str(told.value).count("RankError: rank 1 failed with IndexError: seed 900 is no 'paper' node") == 2
-    assert "\nIndexError: seed 900 is no 'paper' node: ids run from 0 to 899" in str(told.value)
+    assert (
+        str(told.value).count("RankError: rank 1 failed with IndexError: seed 900 is not a 'paper' node") == 2
+    )
+    assert "\nIndexError: seed 900 is not a 'paper' node: ids run from 0 to 899" in str(told.value)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

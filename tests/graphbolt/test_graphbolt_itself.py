@@ -103,7 +103,7 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
     ours = gids.graphbolt.FeatureStore(gids.open(dataset.store, **MEMORY))
 
     keys = dataset.node_keys, dataset.edge_keys
-    every = {"fanout": -1}  # all neighbours: GraphBolt's draws cannot be repeated
+    every = {"fanout": -1}  # all neighbors: GraphBolt's draws cannot be repeated
     by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
     by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
     by_stage = gb.DataLoader(

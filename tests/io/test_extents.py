@@ -46,7 +46,7 @@ def columns(rows: list[tuple[int, int, int, int]]) -> Extents:
 
 
 def random_extents(rng: np.random.Generator, sizes: list[int], unit: int, count: int) -> tuple[Extents, int]:
-    """Extents in random order, some of them neighbours in file and out; and the bytes of out."""
+    """Extents in random order, some of them neighbors in file and out; and the bytes of out."""
     rows, out_offset = [], 0
     while len(rows) < count:
         file = int(rng.integers(2))
@@ -101,7 +101,7 @@ def test_an_extent_longer_than_staging_and_engine_is_read(
     assert out[5] == contents[2][0]
 
 
-def test_neighbours_reach_the_disk_as_one_request(device: Device, engine: Engine, shards: list[Path]) -> None:
+def test_neighbors_reach_the_disk_as_one_request(device: Device, engine: Engine, shards: list[Path]) -> None:
     reader = PinnedExtentReader(device, engine, shards)
     count = 64
     order = np.random.default_rng(5).permutation(count)

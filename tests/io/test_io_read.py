@@ -48,13 +48,13 @@ def test_random_reads_equal_the_files(
         for step in range(24):
             count = int(rng.integers(1, 250))
             files = rng.choice(4, count, p=[0.5, 0.4, 0.05, 0.05]).astype(np.uint32)
-            if step % 3 == 0:  # pages, many of them neighbours or duplicates
+            if step % 3 == 0:  # pages, many of them neighbors or duplicates
                 nbytes, shift = PAGE, 0
                 offsets = rng.integers(0, 160, count) * PAGE
             elif step % 3 == 1:  # rows of any length at any offset
                 nbytes, shift = int(rng.integers(1, 40001)), int(rng.integers(0, PAGE))
                 offsets = rng.integers(0, 160 * PAGE, count)
-            else:  # neighbours of less than a block
+            else:  # neighbors of less than a block
                 nbytes, shift = int(rng.choice([64, 512, 1000])), int(rng.choice([0, 512, 4]))
                 offsets = (rng.integers(0, 100) * PAGE + np.arange(count)) * nbytes % (160 * PAGE)
             out = memory(count, nbytes, shift)
@@ -85,7 +85,7 @@ def test_reads_of_several_threads_do_not_mix(
         assert engine.stats()["reads"] == 8 * 5 * 60
 
 
-def test_neighbouring_pages_are_merged_and_single_pages_are_not(
+def test_neighboring_pages_are_merged_and_single_pages_are_not(
     shards: list[Path], kind: str, memory: Memory
 ) -> None:
     files = np.zeros(64, np.uint32)
@@ -98,7 +98,7 @@ def test_neighbouring_pages_are_merged_and_single_pages_are_not(
             assert engine.stats()["bytes_read"] == engine.stats()["bytes_asked"] == 128 * PAGE
 
 
-def test_unaligned_neighbours_read_each_block_once(shards: list[Path], memory: Memory) -> None:
+def test_unaligned_neighbors_read_each_block_once(shards: list[Path], memory: Memory) -> None:
     with gids.io.open_engine(shards, "threads", max_read_bytes=PAGE) as engine:
         if engine.alignment == 1:
             pytest.skip("buffered reads have no blocks")
@@ -126,7 +126,7 @@ def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: 
         assert engine.stats()["reads"] == 0
 
 
-def test_a_read_beyond_the_end_does_not_affect_its_neighbours(
+def test_a_read_beyond_the_end_does_not_affect_its_neighbors(
     shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
 ) -> None:
     with gids.io.open_engine(shards, kind) as engine:

@@ -528,7 +528,7 @@ def test_minibatches_are_made_on_the_device(
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=str)
-def test_neighbours_are_drawn_by_weight_and_locality_on_the_device(
+def test_neighbors_are_drawn_by_weight_and_locality_on_the_device(
     one_type: Path,
     device: Device,
     cuda_is: Callable[[Device], None],

@@ -116,7 +116,7 @@ void test_the_first_step_that_fails_is_named(Graph graph) {
       } catch (const std::out_of_range& error) {
         message = error.what();
       }
-      CHECK(message == "step 3: seed 3000 is no n node: ids run from 0 to 2999");
+      CHECK(message == "step 3: seed 3000 is not a n node: ids run from 0 to 2999");
     }
     CHECK_EQUAL(make(bulk, graph, sample, 0, 3).size(), size_t{3});
   }

@@ -106,7 +106,7 @@ class Recorder final : public Batch {
 
 bool beyond_end(const Read& r) { return r.offset + r.bytes > g_contents[r.file].size(); }
 
-// Pages, unaligned pieces, neighbours, duplicates, reads beyond the end; into memory or bounced.
+// Pages, unaligned pieces, neighbors, duplicates, reads beyond the end; into memory or bounced.
 std::vector<Read> random_reads(std::mt19937_64& random, u64 count, PageMemory& memory) {
   std::vector<Read> reads;
   u64 used = 0;
@@ -483,7 +483,7 @@ void test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(const std:
   ::close(uffd);
 }
 
-void test_neighbours_become_one_request(const std::string& kind) {
+void test_neighbors_become_one_request(const std::string& kind) {
   auto engine = open(kind, {4, 0, kPage, 8 * kPage, true});
   PageMemory memory(64 * kPage);
   std::vector<Read> reads;
@@ -572,7 +572,7 @@ int main(int argc, char** argv) {
     if (kind == "uring") std::thread(test_a_ring_gives_its_place_in_the_thread_back).join();
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
     test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(kind);
-    test_neighbours_become_one_request(kind);
+    test_neighbors_become_one_request(kind);
     test_a_large_batch_is_read_while_it_is_sorted(kind);
     test_bad_submissions_are_refused_and_read_nothing(kind);
     std::printf("%s: ok\n", kind.c_str());

@@ -1,5 +1,5 @@
 // sources:
-// Waiting times and estimates of neighbours drawn by weight, against the standard library's functions. No number of
+// Waiting times and estimates of neighbors drawn by weight, against the standard library's functions. No number of
 // theirs comes from a library, so a few are told bit by bit: every compiler, processor and GPU is to have these.
 #include <bit>
 #include <cmath>

@@ -46,7 +46,7 @@ SAMPLERS: dict[str, Any] = {
     "with replacement": lambda path: Neighbor([3, 4], replace=True),
     "weighted": lambda path: Neighbor([3, 4], weights=weights(path)),
     "weighted with replacement": lambda path: Neighbor([3, 4], replace=True, weights=weights(path)),
-    "all neighbours": lambda path: Neighbor([-1, 2]),
+    "all neighbors": lambda path: Neighbor([-1, 2]),
     "labor": lambda path: Labor([3, 4], batch_dependency=4),
     "nested": lambda path: Labor([3, 4], batch_dependency=4, nested=True),
     "labor-*": lambda path: Labor([3, 4], importance_sampling=-1, batch_dependency=math.inf),

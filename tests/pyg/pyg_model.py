@@ -1,4 +1,4 @@
-"""The obvious reference of PyG's neighbour sampling, and datasets that have a twin in memory."""
+"""The obvious reference of PyG's neighbor sampling, and datasets that have a twin in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITTEN: Relation = ("paper", "written by", "author")
 def sample_all(
     graphs: list[Graph], seeds: Mapping[str, list[int]], hops: int
 ) -> tuple[dict[str, list[int]], dict[Relation, list[tuple[int, int, int]]], dict, dict]:
-    """pyg-lib's loop with all neighbours taken: each hop expands the nodes that the last one found, once.
+    """pyg-lib's loop with all neighbors taken: each hop expands the nodes that the last one found, once.
 
     Nodes by type; (row, col, edge id) by relation; the counts of nodes and of edges that each hop found.
     """

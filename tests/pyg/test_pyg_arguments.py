@@ -272,7 +272,7 @@ def test_trees_with_all_their_edges_are_those_of_shadow(one: Data, one_path: Pat
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
 
 
-def test_neighbours_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> None:
+def test_neighbors_are_not_later_than_the_seed(one: Data, tmp_path: Path) -> None:
     """Times of nodes and of edges, from tables of any name; in memory and on disk."""
     generator = torch.Generator().manual_seed(5)
     data = one.clone()
@@ -363,7 +363,7 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
         gids.pyg.NeighborSampler(homogeneous, [2], time_attr="time")
 
 
-def test_data_without_edges_and_seeds_without_neighbours() -> None:
+def test_data_without_edges_and_seeds_without_neighbors() -> None:
     data = Data(num_nodes=100)
     for batch in gids.pyg.NeighborLoader(data, [2], batch_size=60):
         assert batch.n_id.tolist() == batch.input_id.tolist()

@@ -64,7 +64,7 @@ def assert_in_proportion(data: Data, drawn: list[torch.Tensor], epochs: int) -> 
     assert stats.chi2.sf(statistic, freedom) > UNLIKELY
 
 
-def test_neighbours_are_drawn_by_weight(data: Data, path: Path) -> None:
+def test_neighbors_are_drawn_by_weight(data: Data, path: Path) -> None:
     drawn = []
     with loader_of(path, weight_attr="w") as loader:
         for _ in range(100):

@@ -31,7 +31,7 @@ def pairs_of(batch: Any, relation: Any = None) -> torch.Tensor:
 def test_minibatches_are_those_of_pygs_own_loader(
     one: Data, one_path: Path, several: HeteroData, several_path: Path
 ) -> None:
-    """All neighbours are taken, so that only negatives are drawn, and here there are none."""
+    """All neighbors are taken, so that only negatives are drawn, and here there are none."""
     times = torch.arange(100) * 3
     for data, path, edges in (
         (one, one_path, one.edge_index[:, :100]),

@@ -34,7 +34,7 @@ def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_minibatches_are_those_of_pygs_own_node_loader(one: Data, one_path: Path, shuffle: bool) -> None:
-    """All neighbours are taken, so that nothing is drawn; PyG's loader puts its Data together from memory."""
+    """All neighbors are taken, so that nothing is drawn; PyG's loader puts its Data together from memory."""
     with open_loader(one_path, [-1, -1], shuffle=shuffle, seed=3) as loader:
         ours = list(loader)
         order = torch.cat([batch.input_id for batch in ours])
@@ -109,7 +109,7 @@ def test_every_node_draws_once_and_in_its_hop(one: Data, one_path: Path) -> None
             assert torch.equal(hop_of[col], torch.searchsorted(ends, torch.arange(len(col)), right=True))
 
 
-def test_neighbours_are_drawn_uniformly(tmp_path: Path) -> None:
+def test_neighbors_are_drawn_uniformly(tmp_path: Path) -> None:
     """2 of the 6 sources of node 0: each of the 15 pairs as often, in the first hop and in the second."""
     with DatasetWriter(tmp_path / "star.gids") as writer:
         writer.add_nodes("v", 8)

@@ -42,7 +42,7 @@ class Sage(nn.Module):
 
 
 class RelationalGcn(nn.Module):
-    """Schlichtkrull et al.: a weight for each relation, the mean over its neighbours, one for the node."""
+    """Schlichtkrull et al.: a weight for each relation, the mean over its neighbors, one for the node."""
 
     def __init__(self, dims: dict[str, int], classes: int) -> None:
         super().__init__()

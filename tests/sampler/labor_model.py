@@ -46,12 +46,12 @@ def factor(pi: Sequence[float], k: int) -> float:
     return (low + high) / 2
 
 
-def probabilities(neighbours: Sequence[Sequence[int]], k: int, times: int) -> dict[int, float]:
-    pi = {t: 1.0 for of_node in neighbours for t in of_node}
+def probabilities(neighbors: Sequence[Sequence[int]], k: int, times: int) -> dict[int, float]:
+    pi = {t: 1.0 for of_node in neighbors for t in of_node}
     before = float("inf")
     while times:
         most = dict.fromkeys(pi, 0.0)
-        for of_node in neighbours:
+        for of_node in neighbors:
             c = factor([pi[t] for t in of_node], k)
             for t in of_node:
                 most[t] = max(most[t], c)
@@ -108,10 +108,10 @@ def sample(
             src, _, dst = graph.relation
             key = layer_key(*numbers, 0 if layer_dependency else layer, types.index(src))
             ranges = [(int(graph.indptr[v]), int(graph.indptr[v + 1])) for v in frontier[dst]]
-            neighbours = [graph.indices[begin:end].tolist() for begin, end in ranges]
-            pi = probabilities(neighbours, k, times if k > 0 else 0)
+            neighbors = [graph.indices[begin:end].tolist() for begin, end in ranges]
+            pi = probabilities(neighbors, k, times if k > 0 else 0)
             block = LaborBlock()
-            for (begin, _), of_node in zip(ranges, neighbours, strict=True):
+            for (begin, _), of_node in zip(ranges, neighbors, strict=True):
                 for e, weight in choose(of_node, pi, k, key, fixed_count, times == 0 or k < 1):
                     if of_node[e] not in local[src]:
                         local[src][of_node[e]] = len(nodes[src])

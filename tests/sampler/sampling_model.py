@@ -1,4 +1,4 @@
-"""The obvious model of neighbour sampling: random numbers, choice and numbering, one node at a time."""
+"""The obvious model of neighbor sampling: random numbers, choice and numbering, one node at a time."""
 
 from __future__ import annotations
 

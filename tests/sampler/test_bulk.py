@@ -24,7 +24,7 @@ NODES = 2000
 PATH = [("author", "writes", "paper"), ("paper", "written by", "author")]
 SAMPLERS: dict[str, Callable[..., LayeredSampler]] = {
     "neighbor": lambda **o: Neighbor([3, 5], **o),
-    "all neighbours": lambda **o: Neighbor([-1, 2], **o),
+    "all neighbors": lambda **o: Neighbor([-1, 2], **o),
     "with replacement": lambda **o: Neighbor([3, 5], replace=True, **o),
     "dependent": lambda **o: Neighbor([3, 5], batch_dependency=3, **o),
     "nested": lambda **o: Neighbor([3, 5], batch_dependency=3, nested=True, **o),
@@ -161,7 +161,7 @@ def test_a_device_samples_one_after_the_other(device: Device) -> None:
             assert one.input_nodes.tolist() == other.input_nodes.tolist()  # type: ignore[union-attr]
             for a, b in zip(all_blocks(one), all_blocks(other), strict=True):
                 assert a.positions.tolist() == b.positions.tolist()
-        with pytest.raises(IndexError, match="step 6: seed 300 is no '_N' node"):
+        with pytest.raises(IndexError, match="step 6: seed 300 is not a '_N' node"):
             sampler.sample_bulk(pinned, [steps[0], torch.tensor([300])], first_step=5)
 
 
@@ -173,9 +173,9 @@ def test_an_error_names_the_first_step_that_fails(threads: int) -> None:
     graph, sampler = make_graph([4] * 20), Neighbor([2], threads=threads)
     steps = [torch.arange(5)] * 7
     steps[3], steps[5] = torch.tensor([20]), torch.tensor([-1])
-    with pytest.raises(IndexError, match=r"^step 13: seed 20 is no '_N' node: ids run from 0 to 19$"):
+    with pytest.raises(IndexError, match=r"^step 13: seed 20 is not a '_N' node: ids run from 0 to 19$"):
         sampler.sample_bulk(graph, steps, first_step=10)
-    with pytest.raises(IndexError, match=r"^step 5: seed -1 is no '_N' node"):
+    with pytest.raises(IndexError, match=r"^step 5: seed -1 is not a '_N' node"):
         sampler.sample_bulk(graph, steps[5:6], first_step=5)
     with pytest.raises(TypeError, match=r"^step 1: seeds of '_N' are torch\.int32"):
         sampler.sample_bulk(graph, [steps[0], steps[0].int()])

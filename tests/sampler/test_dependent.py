@@ -106,7 +106,7 @@ def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_full_neighbourhoods_do_not_depend_on_kappa(kind: str) -> None:
+def test_full_neighborhoods_do_not_depend_on_kappa(kind: str) -> None:
     graph, seeds = dense(500, 30), torch.arange(20)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
     for fanouts in ([-1, -1], [30, 30]):

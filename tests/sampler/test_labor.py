@@ -164,7 +164,7 @@ def test_bad_importance_sampling(times: Any) -> None:
 def test_bad_fanouts_and_seeds() -> None:
     with pytest.raises(ValueError, match="fanouts="):
         Labor([0])
-    with pytest.raises(IndexError, match="seed 50 is no '_N' node"):
+    with pytest.raises(IndexError, match="seed 50 is not a '_N' node"):
         Labor([2]).sample(make_graph([3] * 50), torch.tensor([50]))
 
 

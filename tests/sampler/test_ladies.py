@@ -101,7 +101,7 @@ def test_sums_are_estimated_without_bias(poisson: bool) -> None:
     degrees = np.diff(graph.indptr)
     exact = np.bincount(np.repeat(np.arange(40), degrees), x[graph.indices], 40)
     spread = estimates.std(0, ddof=1) / np.sqrt(steps)
-    certain = spread < 1e-6  # without neighbours, or all of them certain
+    certain = spread < 1e-6  # without neighbors, or all of them certain
     np.testing.assert_allclose(estimates.mean(0)[certain], exact[certain], rtol=1e-5)
     assert certain.sum() < 10
     z = (estimates.mean(0) - exact)[~certain] / spread[~certain]

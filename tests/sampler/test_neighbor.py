@@ -1,4 +1,4 @@
-"""Neighbour sampling equals the model bit by bit, on the CPU with any threads, and on a device."""
+"""Neighbor sampling equals the model bit by bit, on the CPU with any threads, and on a device."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_bad_seeds(device: Device) -> None:
     with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
             for bad in (50, -1, 1 << 40):
-                with pytest.raises(IndexError, match=f"seed {bad} is no '_N' node: ids run from 0 to 49"):
+                with pytest.raises(IndexError, match=f"seed {bad} is not a '_N' node: ids run from 0 to 49"):
                     sampler.sample(given, torch.tensor([3, bad, 51]))
             sampler.sample(given, torch.tensor([3]))  # as good as before
             for ids in (torch.arange(3, dtype=torch.int32), torch.zeros((2, 2), dtype=torch.int64)):

@@ -1,4 +1,4 @@
-"""Neighbour sampling is uniform, and different draws are independent. Seeds are fixed."""
+"""Neighbor sampling is uniform, and different draws are independent. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 
 
 def offsets(degree: int, fanout: int, *, step: int = 0, seed: int = 3) -> npt.NDArray[np.int64]:
-    """[NODES, fanout]: which of its neighbours each node drew."""
+    """[NODES, fanout]: which of its neighbors each node drew."""
     block = draw(degree, [fanout], step=step, seed=seed)[0]
     return block.positions.numpy().reshape(NODES, fanout) - np.arange(NODES)[:, None] * degree
 
@@ -36,9 +36,9 @@ def assert_equally_likely(outcomes: npt.NDArray[np.int64], kinds: int) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (6, 2), (6, 3), (7, 4), (9, 8), (10, 2)])
 def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
-    """This covers single neighbours and pairs."""
+    """This covers single neighbors and pairs."""
     chosen = np.sort(offsets(degree, fanout), axis=1)
-    assert (np.diff(chosen, axis=1) > 0).all(), "no neighbour twice"
+    assert (np.diff(chosen, axis=1) > 0).all(), "no neighbor twice"
     assert chosen.min() >= 0
     assert chosen.max() < degree
     _, which = np.unique(chosen @ degree ** np.arange(fanout), return_inverse=True)
@@ -48,7 +48,7 @@ def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
 @pytest.mark.parametrize(
     ("degree", "fanout"), [(33, 32), (100, 10), (400, 47), (300, 48), (200, 49), (90, 80)]
 )
-def test_every_neighbour_is_equally_likely(degree: int, fanout: int) -> None:
+def test_every_neighbor_is_equally_likely(degree: int, fanout: int) -> None:
     chosen = offsets(degree, fanout)
     ordered = np.sort(chosen, axis=1)
     assert (np.diff(ordered, axis=1) > 0).all()

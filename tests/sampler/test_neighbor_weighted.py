@@ -68,7 +68,7 @@ def test_draws_with_replacement_are_independent(weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("kappa", [7, 64])
-def test_dependent_neighbours_are_uniform_in_every_minibatch(kappa: int) -> None:
+def test_dependent_neighbors_are_uniform_in_every_minibatch(kappa: int) -> None:
     drawn, block = draw(2, 6, batch_dependency=kappa)
     pairs = dict.fromkeys(itertools.combinations(range(6), 2), 1 / 15)
     assert_distributed(drawn, pairs)

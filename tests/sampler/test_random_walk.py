@@ -1,4 +1,4 @@
-"""RandomWalk equals its model step by step; probabilities of restarts and neighbours."""
+"""RandomWalk equals its model step by step; probabilities of restarts and neighbors."""
 
 from __future__ import annotations
 

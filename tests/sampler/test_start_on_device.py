@@ -105,7 +105,7 @@ def test_errors_of_the_seeds_and_the_topology_come_with_the_minibatch(device: De
                 with pytest.raises(FormatError, match=r"indices\[0\] is outside 0 to 99"):
                     finish()
             elif seeds == [100]:
-                with pytest.raises(IndexError, match=r"seed 100 is no .* node"):
+                with pytest.raises(IndexError, match=r"seed 100 is not a .* node"):
                     finish()
             else:
                 assert_same(finish(), draws.sample(graph, torch.tensor(seeds)))

@@ -388,7 +388,7 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     assert graph.src_times is not None
     given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
     assert all(torch.equal(a, b) for a, b in zip(own.tensors(), given.tensors(), strict=True))
-    with pytest.raises(IndexError, match=r"seed -1 is no '_N' node: ids run from 0 to 99"):
+    with pytest.raises(IndexError, match=r"seed -1 is not a '_N' node: ids run from 0 to 99"):
         sampler.sample(graph, torch.tensor([3, -1]))
 
 
@@ -442,7 +442,7 @@ def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
         Neighbor([3], disjoint=True).sample(dated, seeds)
     with pytest.raises(TypeError, match="makes no trees, so it takes no TimedSeeds"):
         Labor([3]).sample(dated, seeds)
-    with pytest.raises(IndexError, match="seed 99 is no '_N' node"):
+    with pytest.raises(IndexError, match="seed 99 is not a '_N' node"):
         Neighbor([3], disjoint=True).sample(graph, torch.tensor([99]))
     with pytest.raises(TypeError, match=r"times of edges of .* must be int32 or int64\[\d+\] \(got float64"):
         Neighbor([3], temporal="edges").sample(replace(graph, edge_times=np.zeros(graph.num_edges)), seeds)

@@ -116,7 +116,9 @@ def test_faults_and_limits_are_errors(device: Device) -> None:
     with PinnedGraph(graph, device) as pinned, PinnedGraph(spoiled, device) as bad:
         for wrong in (-1, 20):
             for on in (graph, pinned):
-                with pytest.raises(IndexError, match=f"seed {wrong} is no '_N' node: ids run from 0 to 19"):
+                with pytest.raises(
+                    IndexError, match=f"seed {wrong} is not a '_N' node: ids run from 0 to 19"
+                ):
                     sampler.sample(on, TimedSeeds(torch.tensor([3, wrong]), torch.tensor([9, 9])))
         for on in (spoiled, bad):
             with pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"):

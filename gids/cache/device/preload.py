@@ -69,7 +69,7 @@ class _Loader:
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
     def near_by_extents(self, pages: Pages, reader: ExtentReader) -> int:
-        """Pages that are neighbours in a file are read as one extent into neighbouring lines."""
+        """Pages that are neighbors in a file are read as one extent into neighboring lines."""
         loaded, page_bytes = 0, self._state.table.page_bytes
         flat = self._state.near.view(-1)
         for start in range(0, len(pages), self._chunk):

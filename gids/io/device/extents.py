@@ -51,7 +51,7 @@ class ExtentReader(Protocol):
 
         files: uint32[n], indices of the paths that the reader was opened with. offsets, lengths, out_offsets:
         int64[n], in any order. out: uint8[m], contiguous, on the reader's device; extents must not overlap in
-        it. Fastest when neighbours in a file are neighbours in out. Waits for work on the current stream,
+        it. Fastest when neighbors in a file are neighbors in out. Waits for work on the current stream,
         then blocks until the bytes are on the device.
 
         Raises StorageError with shard, offset and errno (ENODATA: the file ends before the extent) if an

@@ -691,7 +691,7 @@ def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[in
         if faults[t] != _NO_FAULT:
             seed, count = int(nodes[t][faults[t]]), topology.node_counts[t]
             seed = seed & _IDS if in_trees else seed
-            raise IndexError(f"seed {seed} is no {ntype!r} node: ids run from 0 to {count - 1}")
+            raise IndexError(f"seed {seed} is not a {ntype!r} node: ids run from 0 to {count - 1}")
     for r, graph in enumerate(topology.graphs):
         node, edge = faults[types + 2 * r : types + 2 * r + 2]
         if node == edge == _NO_FAULT:

@@ -1,6 +1,6 @@
 // Which edges LABOR-0 takes (Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in
 // GNNs", NeurIPS 2023): every node t has one random number r_t in a layer, and a destination with d > k in-edges takes
-// those with r_t < k / d. Destinations that share neighbours so tend to take the same. Shared by the host and the
+// those with r_t < k / d. Destinations that share neighbors so tend to take the same. Shared by the host and the
 // CUDA kernels.
 #pragma once
 
@@ -20,7 +20,7 @@ inline u64 limit(u64 degree, u64 fanout) {
 }
 #endif
 
-// The weight of a taken edge in a sum over all neighbours: 1 / its probability.
+// The weight of a taken edge in a sum over all neighbors: 1 / its probability.
 GIDS_HD float weight(u64 degree, u64 fanout) {
   return static_cast<float>(static_cast<double>(degree) / static_cast<double>(fanout));
 }

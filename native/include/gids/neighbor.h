@@ -1,6 +1,6 @@
-// Which of a node's neighbours are sampled: `fanout` of them, uniformly, without replacement, by Floyd's algorithm
+// Which of a node's neighbors are sampled: `fanout` of them, uniformly, without replacement, by Floyd's algorithm
 // (Bentley and Floyd, "A sample of brilliance", CACM 1987). Draw i is among the first degree - fanout + i + 1
-// neighbours, and takes the last of them when it meets one that is drawn already. Host code runs the draws one
+// neighbors, and takes the last of them when it meets one that is drawn already. Host code runs the draws one
 // after the other, a warp runs them side by side; both choose the same, in the same order.
 #pragma once
 
@@ -21,7 +21,7 @@ GIDS_HD constexpr u64 replaced_count(u64 degree, int fanout) {
   return fanout == all_neighbors || degree == 0 ? degree : static_cast<u64>(fanout);
 }
 
-// The neighbour that draw i takes when it is drawn already. degree > fanout > i.
+// The neighbor that draw i takes when it is drawn already. degree > fanout > i.
 GIDS_HD constexpr u64 last_candidate(u64 degree, u32 fanout, u32 i) { return degree - fanout + i; }
 GIDS_HD u64 candidate(u64 bits, u64 degree, u32 fanout, u32 i) {
   return random::below(bits, last_candidate(degree, fanout, i) + 1);

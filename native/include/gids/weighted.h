@@ -1,4 +1,4 @@
-// Neighbours drawn in proportion to weights: those with the least waiting times are taken (Efraimidis and Spirakis,
+// Neighbors drawn in proportion to weights: those with the least waiting times are taken (Efraimidis and Spirakis,
 // 2006). And the weight of a taken edge in a sum over all. Shared by the host and the CUDA kernels, which must
 // agree on every bit: as in variates.h no number here comes from a mathematical library.
 #pragma once
