@@ -27,6 +27,9 @@ from gids.loader.ranks import machine_ranks, next_number
 
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
+_HEADER = 64
+"""Numbers for each rank in the first message of an exchange. The size does not depend on what is exchanged,
+so that ranks that exchange something else by now hear of a rank that failed."""
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
 _POLL_S = 0.05
@@ -42,7 +45,8 @@ class Group:
     Exchanges of ids and of rows are in process groups of their own: if a rank is not in step with the others,
     they wait in vain, and nothing is taken for something else.
 
-    Attributes: rank, size: this rank's place in the group, and its number of ranks; ranks; timeout_s.
+    Attributes: rank, size: this rank's place in the group, and its number of ranks; ranks; timeout_s;
+    failures: number of exchanges in which some rank's make() failed, the same on all ranks.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Group:
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
         self._begun = 0  # exchanges
+        self.failures = 0
         self._here = Process.this()
         self._processes = self._meet()
         self._control: Any = None
@@ -87,20 +92,24 @@ class Group:
         stays usable. RankError also if a rank ended, stalls or has another tag; then the group is not usable.
         """
         made, error = self._made(make)
-        header = torch.zeros(self.size, 2 + len(dtypes), dtype=torch.int64)
-        header[:, 0], header[:, 1] = int(error is not None), tag
+        header = torch.zeros(self.size, max(_HEADER, 3 + len(dtypes)), dtype=torch.int64)
+        header[:, 0], header[:, 1], header[:, 2] = int(error is not None), tag, len(dtypes)
         for to, tensors in enumerate(made):
             for i, tensor in enumerate(tensors):
-                header[to, 2 + i] = len(tensor)
+                header[to, 3 + i] = len(tensor)
         received = torch.empty_like(header)
-        self._all_to_all(received, header)
-        self._check(received, tag, error)
+        for begin, end in ((0, _HEADER), (_HEADER, header.shape[1])):
+            part = torch.empty(self.size, end - begin, dtype=torch.int64)
+            if end > begin:
+                self._all_to_all(part, header[:, begin:end].contiguous())
+            received[:, begin:end] = part
+            if begin == 0:
+                self._check(received, (tag, len(dtypes)), error)
+        header, received = (of[:, 3 : 3 + len(dtypes)] for of in (header, received))
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
         outgoing: list[list[int]]
         incoming: list[list[int]]
-        outgoing, incoming = (
-            ((of[:, 2:] * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (header, received)
-        )
+        outgoing, incoming = (((of * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (header, received))
         send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
         at = 0
         for to, tensors in enumerate(made):
@@ -112,7 +121,7 @@ class Group:
         self._all_to_all(recv, send, [sum(of) for of in incoming], [sum(of) for of in outgoing])
         result: list[list[torch.Tensor]] = []
         at = 0
-        for counts, of_rank in zip(received[:, 2:].tolist(), incoming, strict=True):
+        for counts, of_rank in zip(received.tolist(), incoming, strict=True):
             result.append([])
             for count, dtype, nbytes in zip(counts, dtypes, of_rank, strict=True):
                 result[-1].append(recv[at : at + count * dtype.itemsize].view(dtype))
@@ -250,18 +259,19 @@ class Group:
         except Exception as error:
             return [[] for _ in range(self.size)], error
 
-    def _check(self, received: torch.Tensor, tag: int, error: Exception | None) -> None:
-        """Raise if a rank failed, or is not in step."""
+    def _check(self, received: torch.Tensor, mine: tuple[int, int], error: Exception | None) -> None:
+        """Raise if a rank failed, or is not in step. mine: this rank's tag and number of tensors."""
         failed = [rank for rank in range(self.size) if received[rank, 0]]
         if failed:
+            self.failures += 1
             said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
             if error is not None and not isinstance(error, RankError):
                 raise error
             told = [f"{self.name_of(r)} failed with {said[r]}" for r in failed if "RankError" not in said[r]]
             raise RankError("; ".join(told) or str(error))
-        tags = received[:, 1].tolist()
-        if any(other != tag for other in tags):
-            rank = next(r for r, other in enumerate(tags) if other != tag)
+        theirs = [tuple(of_rank) for of_rank in received[:, 1:3].tolist()]
+        if any(other != mine for other in theirs):
+            rank = next(r for r, other in enumerate(theirs) if other != mine)
             self._broken = (
                 f"{self.name_of(self.rank)} and {self.name_of(rank)} are at different minibatches: every "
                 "rank must take the same number of minibatches of an epoch, and use its loaders in the same "

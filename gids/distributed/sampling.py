@@ -66,12 +66,30 @@ class GroupSampling:
         self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
-        if getattr(sampler, "by_layers", False):  # it calls sample_layer()
-            return [
-                sampler.sample(self.whole, of_step, seed=seed, epoch=epoch, step=step)
-                for step, of_step in enumerate(seeds, first_step)
-            ]
+        if getattr(sampler, "by_layers", False):
+            return self._by_layers(sampler, seeds, (seed, epoch, first_step))
         return _Steps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
+
+    def _by_layers(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
+        """sample_steps() of a sampler that calls sample_layer() for every layer, and does more between, which
+        can fail on one rank: an exchange at the end reports it to the others, wherever they are."""
+        (seed, epoch, first), made = numbers, list[Minibatch]()
+        group, failures, error = self.group, self.group.failures, None
+        try:
+            for step, of_step in enumerate(seeds, first):
+                made.append(sampler.sample(self.whole, of_step, seed=seed, epoch=epoch, step=step))
+        except Exception as raised:
+            if group.failures > failures:  # sample_layer() raised it, on all ranks
+                raise
+            error = raised
+
+        def check() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            return [[] for _ in range(group.size)]
+
+        group.exchange(check, [], step_tag(epoch, first))
+        return made
 
     def sample_layer(
         self, sampler: LayeredSampler, seeds: AnySeeds, layer: int, *, seed: int, epoch: int, step: int

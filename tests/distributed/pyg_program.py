@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from programs import differences
 
@@ -39,3 +40,33 @@ def call_by_itself(dataset: Path) -> None:
         gids.pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
     ):
         loader([0])
+
+
+def fail_while_sampling(dataset: Path, after: int, tables: list[str] | None) -> tuple[int, str]:
+    """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
+    calls, count = 0, 0
+
+    def transform(output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if dist.get_rank() == 1 and calls > after:
+            raise ArithmeticError("no such number")
+        return output
+
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=20) as shared,
+        gids.pyg.NeighborLoader(
+            shared,
+            [3, 2],
+            input_nodes=torch.arange(120),
+            batch_size=4,
+            transform_sampler_output=transform,
+            tables=tables,
+        ) as loader,
+    ):
+        try:
+            for _ in loader:
+                count += 1
+        except Exception as error:
+            return count, f"{type(error).__name__}: {error}"
+    return count, "no error"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import CITES
 from partition_example import AUTHORS, PAPERS, write_rich_dataset
-from pyg_program import call_by_itself, compare_loaders
+from pyg_program import call_by_itself, compare_loaders, fail_while_sampling
 from rank_pool import RankError, RankPool
 
 from gids.pyg import NeighborSampler
@@ -105,3 +105,13 @@ def test_one_rank_alone_cannot_sample(folder: Path, ranks: RankPool) -> None:
         ranks.run(3, call_by_itself, folder / "one.parts")
     with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
         NeighborSampler(str(folder / "one.parts" / "part-000.gids"), [2])
+
+
+def test_a_rank_that_fails_between_layers_is_named_on_all_others(folder: Path, ranks: RankPool) -> None:
+    """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
+    for after, tables in [(0, None), (2, None), (4, None), (6, []), (9, None)]:
+        for rank, (_, told) in enumerate(
+            ranks.run(3, fail_while_sampling, folder / "one.parts", after, tables)
+        ):
+            mine = "ArithmeticError: no such number"
+            assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}"), (after, tables)
