@@ -133,6 +133,8 @@ def measure(
         setting.sampler, setting.fanouts, setting.batch_size, threads=setting.threads, kappa=setting.kappa
     )
     seeds = _Seeds(choose_seeds(store, setting.seeds), topology, setting.seed)
+    if not len(seeds):
+        raise ValueError(f"{store.name} has no nodes, so that there are no seeds to sample from")
     tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
     ranks = {n: rank_of_pages(store, t) for n, t in tables.items()} if setting.policy == "static" else {}
     points: list[Point] = []

@@ -29,7 +29,7 @@ class InOrder:
 
 
 class Cut:
-    """The cut of a dataset's edges. Communities are found once.
+    """The cut of a dataset's edges. Communities are found once. Nodes have the owners of "hash" with "heat".
 
     Raises ValueError for an unknown method, and for communities of a dataset with several node types.
     """
@@ -71,7 +71,7 @@ class Cut:
     def _owners(self, ranks: int, count: int) -> Owners:
         if self._positions is not None:
             return InOrder(ranks, self._positions)
-        return HashOwners(ranks) if self._method == "hash" else RangeOwners(ranks, count)
+        return RangeOwners(ranks, count) if self._method == "range" else HashOwners(ranks)
 
 
 def _edges(graph: Graph, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

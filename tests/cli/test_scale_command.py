@@ -140,6 +140,7 @@ def test_owners_of_communities_cut_fewer_edges(dataset: Path, run: Run, tmp_path
     store, found = FeatureStore(dataset), {}
     graphs = graphs_of(store)
     cut = {method: Cut(store, graphs, method).share(4) for method in ("hash", "range", "community")}
+    assert Cut(store, graphs, "heat").share(4) == cut["hash"]
     targets = np.repeat(np.arange(2000), np.diff(graphs[0].indptr))
     assert cut["range"] == pytest.approx(np.mean(targets // 500 != graphs[0].indices // 500))
     assert cut["hash"] == pytest.approx(0.75 * np.mean(targets != graphs[0].indices), abs=0.02)
@@ -151,6 +152,15 @@ def test_owners_of_communities_cut_fewer_edges(dataset: Path, run: Run, tmp_path
         [found[owners]] = [p["work"] for p in predictions if (p["mode"], p["ranks"]) == ("cooperative", 4)]
     assert found["range"]["rows_received"] < 0.5 * found["hash"]["rows_received"]
     assert found["range"]["rows"] == found["hash"]["rows"]
+
+
+def test_a_dataset_without_nodes_is_refused(tmp_path: Path, run: Run) -> None:
+    with DatasetWriter(tmp_path / "empty.gids", page_bytes=512) as writer:
+        writer.write_table("node", "paper", "feat", np.ones((0, 4), np.float32))
+        relation = ("paper", "cites", "paper")
+        writer.write_graph(relation, np.zeros(1, np.int64), np.zeros(0, np.int64), num_src=0)
+    said = run(tmp_path / "empty.gids", "--seeds", "all", *QUICK, status=2)
+    assert "empty.gids has no nodes, so that there are no seeds" in said
 
 
 def test_several_node_types(typed: Path, run: Run, tmp_path: Path) -> None:
