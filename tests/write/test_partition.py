@@ -214,6 +214,8 @@ def test_an_edge_table_without_topology_is_refused(tmp_path):
         (4097, {}, "must be 1 to 4096"),
         (2, {"method": "louvain"}, "unknown method 'louvain'; choose range, hash"),
         (2, {"memory_bytes": 1000}, "at least 1 and 1 MiB"),
+        (2, {"seed": -1}, "seed=-1; it must be 0 to"),
+        (2, {"seed": 1 << 64}, "it must be 0 to 2\\^64 - 1"),
     ],
 )
 def test_bad_arguments_are_refused(rich, tmp_path, parts, options, message):

@@ -86,6 +86,8 @@ def partition(
         raise ValueError(f"parts={parts}; it must be 1 to {MAX_PARTS}")
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose {', '.join(METHODS)}")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed={seed}; it must be 0 to 2^64 - 1")
     if workers < 1 or memory_bytes < 1 << 20:
         raise ValueError(f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB")
     store = FeatureStore(path, allow_dirs=allow_dirs)
