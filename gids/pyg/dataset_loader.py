@@ -118,6 +118,12 @@ class DatasetLoader(Closing):
             data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
         )
         source.refuse_parts(f"gids.pyg.{type(self).__name__}")
+        if order is not None and source.bulk is not None:
+            name = "sampler" if batch_sampler is None else "batch_sampler"
+            raise ValueError(
+                f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share the "
+                "seeds: give shuffle=, or open the whole dataset with gids.open()"
+            )
         store = source.store
         made = neighbor_sampler is None
         if neighbor_sampler is not None:

@@ -154,10 +154,15 @@ class InputLoader(EpochLoader):
     def _seeds_of(self, epoch: int) -> EpochSeeds:
         if self._given_order is None:
             return super()._seeds_of(epoch)
-        given = [np.atleast_1d(np.asarray(positions, np.int64)) for positions in self._given_order]
+        given = [_positions(item) for item in self._given_order]
         order = np.concatenate([np.empty(0, np.int64), *given])
         if len(given) != self._seed_count:
             raise ValueError(f"the sampler yields {len(given)} items, and its length is {self._seed_count}")
+        if not self._in_lists and len(order) != len(given):
+            raise ValueError(
+                f"the sampler yields lists, {len(order)} positions in {len(given)} items: give it as "
+                "batch_sampler=, or give batch_size=None"
+            )
         count = count_of(self.inputs)
         if len(order) and not (order.min() >= 0 and order.max() < count):
             raise IndexError(
@@ -215,6 +220,14 @@ def add_labels(
     elif labels:
         minibatch.labels = to_device(next(iter(labels.values()))[nodes.cpu()])
     return minibatch
+
+
+def _positions(item: Any) -> np.ndarray:
+    """What a sampler yields, a position or several: int64[n]."""
+    positions = np.atleast_1d(np.asarray(item))
+    if len(positions) and positions.dtype.kind not in "iu":
+        raise TypeError(f"the sampler yields {item!r}: it must yield whole numbers, the positions of seeds")
+    return positions.astype(np.int64, copy=False)
 
 
 def _described(negatives: NegativeSampling) -> str:

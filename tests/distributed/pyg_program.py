@@ -19,13 +19,14 @@ def compare_loaders(
 ) -> int:
     """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
     make = getattr(gids.pyg, kind)
+    given = {"shuffle": True, **arguments}
     shares = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     count = 0
     with (
         gids.distributed.open(dataset, memory="64MB", timeout=30, **options) as shared,
         gids.open(whole, memory="64MB", reads="random") as alone,
-        make(shared, shuffle=True, **arguments) as mine,
-        make(alone, shuffle=True, **shares, **arguments) as theirs,
+        make(shared, **given) as mine,
+        make(alone, **shares, **given) as theirs,
     ):
         for a, b in zip(mine, theirs, strict=True):
             found = differences(a.to_dict(), b.to_dict())

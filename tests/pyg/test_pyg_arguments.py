@@ -116,6 +116,15 @@ def test_a_sampler_gives_the_order(one_path: Path) -> None:
     batches = BatchSampler(range(10), 4, drop_last=True)
     with gids.pyg.NeighborLoader(one_path, [2], nodes, batch_sampler=batches) as loader:
         assert [len(batch.input_id) for batch in loader] == [4, 4]
+    for wrong, error, told in [
+        ([[7], [1, 2, 3]], ValueError, "yields lists, 4 positions in 2 items: give it as batch_sampler="),
+        ([0.5, 2], TypeError, "the sampler yields 0.5: it must yield whole numbers"),
+    ]:
+        with (
+            gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=wrong, batch_size=2) as loader,
+            pytest.raises(error, match=told),
+        ):
+            next(iter(loader))
     with (
         gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=[100]) as loader,
         pytest.raises(IndexError, match="positions from 100 to 100; there are 100 seeds"),
