@@ -68,10 +68,16 @@ class CooperativeMinibatch(Minibatch):
         h: float[n, ...], a row for each of this rank's nodes of that layer, which are input_nodes for layer 0
         and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
         the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
-        Every rank must call it, in forward and backward. Raises ValueError for another number of rows, and on
-        every rank if the rows of one have another shape or dtype; RankError.
+        Every rank must call it, in forward and backward. Raises ValueError for an unknown node type and for
+        another number of rows; on every rank if the rows of one have another shape or dtype in the first
+        exchange of a layer; RankError, also if they have so later.
         """
         assert self.group is not None
+        types = self.node_types
+        if not isinstance(h, dict) and len(types) > 1:
+            raise ValueError(f"exchange({layer}, h): give h as a dictionary by node type: {', '.join(types)}")
+        if isinstance(h, dict) and (unknown := [t for t in h if t not in types]):
+            raise ValueError(f"exchange({layer}, h): no node type {unknown[0]!r} (has {', '.join(types)})")
         if isinstance(h, dict):
             plans = {t: p for t, p in zip(self.node_types, self.exchanges[layer], strict=True) if t in h}
             given = h
@@ -119,7 +125,7 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
     stored = rows.contiguous().view(-1).view(torch.uint8).view(len(rows), row_bytes)
     came, handle = group.start_rows(stored, counts, expected)
     group.wait_for(handle)
-    return came.view(-1).view(rows.dtype).view(-1, *rows.shape[1:])
+    return came.view(-1).view(rows.dtype).view(len(came), *rows.shape[1:])
 
 
 class Cooperation:

@@ -198,6 +198,27 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
         del rank
 
 
+def exchange_wrongly(dataset: Path) -> list[str]:
+    """The errors of rows without a type and of an unknown type. Rows of no elements can be exchanged."""
+    seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
+    errors = []
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=30) as source,
+        gids.NodeLoader(source, seeds, [3], batch_size=20, cooperative=True) as loader,
+    ):
+        minibatch = next(iter(loader))
+        rows = {ntype: torch.ones(len(ids), 0) for ntype, ids in minibatch.input_nodes.items()}
+        for wrong in (rows["paper"], {"papr": rows["paper"], "author": rows["author"]}):
+            try:
+                minibatch.exchange(0, wrong)
+            except ValueError as error:
+                errors.append(str(error))
+        came = minibatch.exchange(0, rows)
+        sources = {r[0]: block.num_src for r, block in minibatch.blocks[0].items()}
+        assert {t: tuple(v.shape) for t, v in came.items()} == {t: (n, 0) for t, n in sources.items()}
+    return errors
+
+
 def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) -> None:
     assert (part.epoch, part.step) == (expected.epoch, expected.step)
     for name, rows in part.features.items():

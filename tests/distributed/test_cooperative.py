@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import cooperate
+from programs import cooperate, exchange_wrongly
 from rank_pool import RankPool
 
 from gids.sampler import Labor, Ladies, Neighbor, RandomWalk
@@ -71,3 +71,11 @@ def test_parts_make_up_the_minibatch_of_one_process(one: Path, ranks: RankPool, 
 def test_several_types(several: Path, ranks: RankPool, name: str, size: int) -> None:
     seeds = {"paper": torch.arange(0, 900, 9), "author": torch.arange(0, 300, 11)}
     ranks.run(size, cooperate, several, SAMPLERS[name], seeds, 12 // size)
+
+
+def test_exchange_needs_rows_by_known_types(several: Path, ranks: RankPool) -> None:
+    for errors in ranks.run(2, exchange_wrongly, several):
+        assert errors == [
+            "exchange(0, h): give h as a dictionary by node type: paper, author",
+            "exchange(0, h): no node type 'papr' (has paper, author)",
+        ]
