@@ -62,14 +62,22 @@ def placed_owners(
 
 def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[float, float]:
     """Seconds to get a page from another rank, and from the disk, while all ranks do the same. Collective."""
-    rates = measure_rates(
-        table.shard_paths,
-        None,
-        page_bytes=table.page_bytes,
-        depth=options.queue_depth,
-        direct=options.direct,
-        engine=options.engine,
-    )
+    disk_s = 0.0
+
+    def measure() -> list[list[torch.Tensor]]:
+        nonlocal disk_s
+        rates = measure_rates(
+            table.shard_paths,
+            None,
+            page_bytes=table.page_bytes,
+            depth=options.queue_depth,
+            direct=options.direct,
+            engine=options.engine,
+        )
+        disk_s = 1 / rates.random_reads_per_s
+        return [[] for _ in range(group.size)]
+
+    group.exchange(measure, [])  # if a rank cannot read, all of them hear of it
     each = max(1, _TRIAL_BYTES // table.page_bytes)
     rows = torch.zeros(each * group.size, table.page_bytes, dtype=torch.uint8)
     counts, taken = [each] * group.size, []
@@ -78,4 +86,4 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
         _, handle = group.start_rows(rows, counts, counts)
         group.wait_for(handle)
         taken.append(time.perf_counter() - begun)
-    return float(np.median(taken)) / len(rows), 1 / rates.random_reads_per_s
+    return float(np.median(taken)) / len(rows), disk_s

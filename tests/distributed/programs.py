@@ -219,6 +219,25 @@ def exchange_wrongly(dataset: Path) -> list[str]:
     return errors
 
 
+def measure_nothing(dataset: Path) -> str:
+    """The error of owners="heat" where rank 1 cannot measure its disk."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("the disk does not answer")
+
+    with gids.distributed.open(dataset, owners="heat") as source:
+        measures = gids.distributed.placed.measure_rates
+        if dist.get_rank() == 1:
+            gids.distributed.placed.measure_rates = fail
+        try:
+            gids.NodeLoader(source, torch.arange(9), [2])
+        except (OSError, gids.RankError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            gids.distributed.placed.measure_rates = measures
+    return "no error"
+
+
 def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) -> None:
     assert (part.epoch, part.step) == (expected.epoch, expected.step)
     for name, rows in part.features.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import compare_with_one_process
+from programs import compare_with_one_process, measure_nothing
 from rank_pool import RankPool
 
 from gids.distributed.owners import HashOwners
@@ -42,6 +42,13 @@ def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, ow
     arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
     told = ranks.run(size, compare_with_one_process, one, one, "NodeLoader", arguments, {"owners": owners}, 2)
     assert {t["minibatches"] for t in told} == {2 * -(-500 // (30 * size))}
+
+
+def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool) -> None:
+    mine = "OSError: the disk does not answer"
+    assert ranks.run(3, measure_nothing, one) == [
+        mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
+    ]
 
 
 def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
