@@ -246,7 +246,7 @@ class EpochLoader(Closing, ABC):
                 source_bytes=partial(_sampler_bytes, self._host_sampler),
                 count=len(steps),
                 again=sampling.since if sampling.repeats else None,
-                growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
+                growth=_growth(seeds, steps),
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)
         self._epochs.add(begun)
@@ -429,6 +429,14 @@ class SampledEpoch(Iterator[Minibatch]):
     def close(self) -> None:
         """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
         cast(Any, self._stream).close()
+
+
+def _growth(seeds: EpochSeeds, steps: range) -> float:
+    """How many times as many seeds as the first one of these steps the usual step has."""
+    if not steps:
+        return 1.0
+    usual, first = (max(1, len(seeds.at(step).own)) for step in (0, steps.start))
+    return usual / first
 
 
 def _nbytes(minibatch: Minibatch) -> int:

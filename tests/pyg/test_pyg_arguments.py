@@ -113,6 +113,8 @@ def test_a_sampler_gives_the_order(one_path: Path) -> None:
             assert [batch.n_id[: batch.batch_size].tolist() for batch in loader] == [
                 [100 + i for i in positions] for positions in lists
             ]
+    with gids.pyg.NeighborLoader(one_path, [np.int64(2)], nodes, batch_sampler=[[], [3, 4]]) as loader:
+        assert [batch.input_id.tolist() for batch in loader] == [[], [3, 4]]
     batches = BatchSampler(range(10), 4, drop_last=True)
     with gids.pyg.NeighborLoader(one_path, [2], nodes, batch_sampler=batches) as loader:
         assert [len(batch.input_id) for batch in loader] == [4, 4]
