@@ -127,12 +127,16 @@ class GroupSource(Source):
         epoch: int,
         first_step: int,
     ) -> list[Minibatch]:
-        if self.part is None:
+        of = self._sampler_of(topology)
+        if of is None:
             return super().sample_steps(
                 sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
             )
-        sampling = self._sampling(topology)
-        return sampling.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
+        return of.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
+
+    def _sampler_of(self, topology: Topology) -> GroupSampling | Cooperation | None:
+        """What samples with other ranks; None: this rank samples by itself."""
+        return None if self.part is None else self._sampling(topology)
 
     def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
         self,
@@ -165,15 +169,20 @@ class GroupSource(Source):
             return self._node_owners(table.type) if isinstance(table.type, str) else None
         key = (table.type, table.rows_per_page, table.order is None or table.name)
         if key not in self._owners:
-            count, block = self.group.size, table.rows_per_page
-            self._owners[key] = (
-                RangeOwners(count, table.row_count, block)
-                if self._owned_by == "range"
-                else HashOwners(count, block, table.order)
-            )
+            self._owners[key] = self._dealt([table], table.row_count, table.order)
             if self._owned_by == "heat" and isinstance(table.type, str):
                 self._owners[key] = self._placed(table, table.type, self._owners[key])
         return self._owners[key]
+
+    def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
+        """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner.
+
+        order: Table.order of the only table, or None.
+        """
+        count, block = self.group.size, max((t.rows_per_page for t in tables), default=1)
+        if self._owned_by == "range":
+            return RangeOwners(count, ids, block)
+        return HashOwners(count, block, order)
 
     def _placed(self, table: Table, ntype: str, rest: Owners) -> Owners:
         """Owners by heat, if the dataset has the heat of these nodes. Collective."""
@@ -240,16 +249,7 @@ class CooperativeSource(GroupSource):
         self.__dict__.update(of.__dict__)
         self._cooperations: dict[bool, Cooperation] = {}
 
-    def sample_steps(
-        self,
-        sampler: Sampler,
-        topology: Topology,
-        seeds: Sequence[AnySeeds],
-        *,
-        seed: int,
-        epoch: int,
-        first_step: int,
-    ) -> list[Minibatch]:
+    def _sampler_of(self, topology: Topology) -> Cooperation:
         found = self._cooperations.get(topology.homogeneous)
         if found is None:
             owners = [self._node_owners(ntype) for ntype in topology.node_types]
@@ -257,7 +257,7 @@ class CooperativeSource(GroupSource):
             local = topology if divided is None else divided.local
             found = Cooperation(self.group, local, topology, owners, divided)
             self._cooperations[topology.homogeneous] = found
-        return found.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
+        return found
 
     def check_device(self, device: torch.device) -> None:
         if device.type != "cpu":
@@ -287,15 +287,9 @@ class CooperativeSource(GroupSource):
         if key not in self._owners:
             # Nodes of one page belong together, so that one rank reads it.
             tables = [t for t in self.store.tables.values() if t.type == ntype]
-            block, order = max((t.rows_per_page for t in tables), default=1), None
-            if len({None if t.order is None else t.name for t in tables}) == 1:
-                order = tables[0].order
-            count = self.group.size
-            self._owners[key] = (
-                RangeOwners(count, self.store.num_nodes(ntype), block)
-                if self._owned_by == "range"
-                else HashOwners(count, block, order)
-            )
+            orders = {None if t.order is None else t.name for t in tables}
+            order = tables[0].order if len(orders) == 1 else None
+            self._owners[key] = self._dealt(tables, self.store.num_nodes(ntype), order)
         return self._owners[key]
 
 
