@@ -1,0 +1,220 @@
+"""Streams of minibatches and their rows, where rows are divided among ranks.
+
+Made by RankFeatures for each epoch. GroupStream exchanges rows with other ranks; OwnStream returns those that
+this rank owns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from gids.closing import Closing
+from gids.distributed.steps import Step, Steps
+from gids.errors import RankError, StorageError
+from gids.loader.options import MAX_PLANNED
+
+if TYPE_CHECKING:
+    from gids.distributed.features import GroupFeatures, RankFeatures
+
+T = TypeVar("T")
+Rows = dict[str, torch.Tensor]
+
+
+@dataclass
+class Read(Generic[T]):
+    """A step with the rows that this rank read for it; or the error."""
+
+    step: Step[T] | None
+    rows: Rows | None
+    error: Exception | None
+
+
+@dataclass
+class _Coming(Generic[T]):
+    """The rows of a step on their way.
+
+    status: of start_most: (whether a rank failed, number of the step, minus that number).
+    """
+
+    read: Read[T]
+    rows: dict[str, tuple[torch.Tensor, Any]]
+    status: tuple[torch.Tensor, Any]
+
+
+class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
+    """The minibatches of an epoch with their features, where sampling is collective.
+
+    All ranks sample equally far ahead, so that they exchange in the same order: a rank with less memory has a
+    shorter window, but takes part.
+    """
+
+    def __init__(self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
+        self._group, self._loader, self._steps = features.group, features.loader, steps
+        self._ahead: int | None = None  # steps to sample ahead, the same on all ranks
+        self._first: Read[T] | None = None
+        self._closed = False
+        self._rows = self._loader.attach(
+            steps, features.ids_of, bytes_of=lambda step: step.nbytes, growth=growth, count=count
+        )
+
+    def __next__(self) -> tuple[T, Rows]:
+        if self._closed:
+            raise StopIteration
+        try:
+            if self._ahead is None:
+                self._begin()
+            assert self._ahead is not None
+            self._steps.sample_ahead(self._ahead)
+            if not self._steps.known:
+                raise StopIteration
+            read, features, error = self._features()
+        except BaseException:
+            self.close()
+            raise
+        self._steps.known.popleft()
+        if error is not None:
+            raise error
+        assert read.step is not None
+        return read.step.minibatch, features
+
+    def limit_window(self, batches: int, reason: str) -> None:
+        """Limit the window of the rows that this rank reads."""
+        self._rows.limit_window(batches, reason)
+
+    def close(self) -> None:
+        """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
+        self._closed, self._first = True, None
+        self._steps.close()
+        self._rows.close()
+
+    @abstractmethod
+    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+        """The first step that is known, with its features; or why some rank could not read its rows."""
+
+    def _begin(self) -> None:
+        """Read the first step, so that the loader learns the size of a minibatch. Collective."""
+        self._steps.sample_ahead(1)
+        if self._steps.known:
+            self._first = self._read_next()
+        [self._ahead] = self._group.most([self._loader.window + MAX_PLANNED + 2])
+
+    def _read(self) -> Read[T]:
+        """The next step, with the rows that this rank reads."""
+        first, self._first = self._first, None
+        return self._read_next() if first is None else first
+
+    def _read_next(self) -> Read[T]:
+        try:
+            step, rows = next(self._rows)
+        except StopIteration:
+            return Read(None, None, RuntimeError("there are no rows for a step that was sampled"))
+        except Exception as error:  # the other ranks wait
+            return Read(None, None, error)
+        return Read(step, rows, None)
+
+    def _error_of(self, mine: Exception | None) -> StorageError:
+        """What to raise for a step that some rank could not read. Collective."""
+        told = self._group.gather(None if mine is None else _told(mine))
+        if isinstance(mine, StorageError):
+            return mine
+        if mine is not None:
+            raise mine
+        rank = next(r for r, of_rank in enumerate(told) if of_rank is not None)
+        name = self._group.name_of(rank)
+        if isinstance(told[rank], str):
+            raise RankError(f"{name} failed with {told[rank]}")
+        errno, message, path, offset = told[rank]
+        return StorageError(errno, f"{name}: {message}", path, offset)
+
+
+class GroupStream(LockstepStream[T]):
+    """Minibatches with rows of other ranks. The rows of the next step are on their way."""
+
+    def __init__(self, features: GroupFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
+        super().__init__(features, steps, growth, count)
+        self._of = features
+        self._coming: deque[_Coming[T]] = deque()
+        self._sent = 0  # steps
+
+    def close(self) -> None:
+        self._coming.clear()
+        super().close()
+
+    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+        self._send(2)
+        return self._receive(self._coming.popleft())
+
+    def _send(self, most: int) -> None:
+        """Begin to send the rows of further steps, until those of so many are on their way."""
+        known = self._steps.known
+        while len(self._coming) < min(most, len(known)):
+            counts, read, group = known[len(self._coming)], self._read(), self._group
+            coming = {}
+            for i, names in enumerate(self._of.alike):
+                wanted, expected = counts.wanted[i].tolist(), counts.expected[i].tolist()
+                away = sum(wanted) - wanted[group.rank]
+                for name in names:
+                    rows = self._no_rows(name, sum(wanted)) if read.rows is None else read.rows[name]
+                    coming[name] = group.start_rows(rows, wanted, expected)
+                    self._of.counts["rows sent"] += away
+                    self._of.counts["bytes sent"] += away * rows.shape[1]
+            self._of.counts["exchanges"] += 1
+            status = group.start_most([int(read.error is not None), self._sent, -self._sent])
+            self._sent += 1
+            read.rows = None  # they are with the exchange
+            self._coming.append(_Coming(read, coming, status))
+
+    def _no_rows(self, name: str, count: int) -> torch.Tensor:
+        """What is sent in place of rows that could not be read."""
+        table = next(t for t in self._loader.tables if t.name == name)
+        return torch.zeros(count, table.row_bytes, dtype=torch.uint8, device=self._loader.device)
+
+    def _receive(self, coming: _Coming[T]) -> tuple[Read[T], Rows, StorageError | None]:
+        """The features of a step; or the error of a rank that could not read its rows."""
+        group, read = self._group, coming.read
+        received = {}
+        for name, (rows, handle) in coming.rows.items():
+            group.wait_for(handle)
+            received[name] = rows
+        status, handle = coming.status
+        group.wait_for(handle)
+        failed, number, minus_number = status.tolist()
+        if number != -minus_number:
+            raise RankError(
+                "the ranks are at different minibatches: every rank must take as many as the others"
+            )
+        if failed:
+            return read, {}, self._error_of(read.error)
+        assert read.step is not None
+        features = {}
+        for names, inverse in zip(self._of.alike, read.step.inverse, strict=True):
+            for name in names:
+                rows = received[name]
+                features[name] = self._of.decode(name, rows.index_select(0, inverse.to(rows.device)))
+        return read, features, None
+
+
+class OwnStream(LockstepStream[T]):
+    """Cooperative minibatches with the features of this rank's input nodes."""
+
+    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+        read = self._read()
+        [failed] = self._group.most([int(read.error is not None)])
+        if failed:
+            return read, {}, self._error_of(read.error)
+        assert read.rows is not None
+        return read, read.rows, None
+
+
+def _told(error: Exception) -> Any:
+    """An error as other ranks are told of it."""
+    if not isinstance(error, StorageError):
+        return f"{type(error).__name__}: {error}"
+    what = (error.strerror or "").partition(": ")[0]
+    return error.errno or 0, what, error.filename, error.offset
