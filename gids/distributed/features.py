@@ -19,6 +19,7 @@ from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
 from gids.distributed.steps import Counts, Step, Steps
 from gids.distributed.streams import GroupStream, LockstepStream, OwnStream
+from gids.loader.options import Reads
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
@@ -33,19 +34,23 @@ Ids = Mapping[str, torch.Tensor]
 class RankFeatures(ABC):
     """What EpochLoader uses of a FeatureLoader, for loaders whose ranks sample together.
 
-    loader: reads this rank's rows. rows_of: the positions of rows that this rank has, from their ids. alike:
-    names of tables whose rows have the same ids and owners.
+    loader: reads this rank's rows. tables: those that the user wants, in the same order. rows_of: the
+    positions of rows that this rank has, from their ids. alike: names of tables whose rows have the same ids
+    and owners. reads: as of gids.open().
     """
 
     def __init__(
         self,
         group: Group,
         loader: FeatureLoader,
+        tables: Mapping[str, Table],
         rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
         alike: Sequence[Sequence[str]],
         *,
+        reads: Reads,
         bulk: int,
     ) -> None:
+        self._reads, self.tables = reads, dict(tables)
         self.group, self.loader, self.rows_of, self._bulk = group, loader, rows_of, bulk
         self.alike = list(alike)
 
@@ -76,11 +81,34 @@ class RankFeatures(ABC):
     ) -> LockstepStream[T]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
         make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0))
-        return self._stream(Steps(self.group, iter(minibatches), make_step), growth, count)
+        steps = Steps(self.group, iter(minibatches), make_step, by_choice=self._reads == "auto")
+        return self._stream(steps, growth, count)
+
+    def agree_on_packs(self) -> bool:
+        """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
+
+        Raises ValueError on all ranks if packs are asked for and impossible on one.
+        """
+        if self._reads == "random" or self.loader.device.type != "cpu":
+            return False
+        may, reason = False, ""
+        try:
+            may = self.loader.may_use_packs()
+        except ValueError as error:
+            reason = str(error)
+        told: list[tuple[bool, str]] = self.group.gather((may, reason))
+        for rank, (_, failed) in enumerate(told):
+            if failed:
+                raise ValueError(f"{self.group.name_of(rank)}: {failed}")
+        return all(may for may, _ in told)
 
     def ids_of(self, step: Step[Any]) -> Ids:
         """The positions of the rows that this rank reads for a step, by table."""
-        return {name: ids for names, ids in zip(self.alike, step.ids, strict=True) for name in names}
+        return self.by_table(step.ids)
+
+    def by_table(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The value of each table, from one for each group of tables that are alike."""
+        return {name: value for names, value in zip(self.alike, values, strict=True) for name in names}
 
     def stats(self) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads."""
@@ -107,9 +135,8 @@ class RankFeatures(ABC):
 class GroupFeatures(RankFeatures):
     """The rows of tables for the minibatches of all ranks of a group.
 
-    loader: of the tables' stored bytes. tables: those that the user wants, in the same order. owners_of: the
-    owners of a table's rows, or None for edges of a partitioned dataset; owners_of_edges returns those of a
-    minibatch's.
+    loader: of the tables' stored bytes. owners_of: the owners of a table's rows, or None for edges of a
+    partitioned dataset; owners_of_edges returns those of a minibatch's.
     """
 
     def __init__(
@@ -122,15 +149,16 @@ class GroupFeatures(RankFeatures):
         rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
         *,
         dtype: torch.dtype | None,
+        reads: Reads,
         bulk: int,
     ) -> None:
-        self.tables, self.dtype = dict(tables), dtype
-        self.owners = {name: owners_of(table) for name, table in self.tables.items()}
+        self.dtype = dtype
+        self.owners = {name: owners_of(table) for name, table in tables.items()}
         self.owners_of_edges = owners_of_edges
         alike: dict[Any, list[str]] = {}
-        for name, table in self.tables.items():
+        for name, table in tables.items():
             alike.setdefault((table.type, id(self.owners[name])), []).append(name)
-        super().__init__(group, loader, rows_of, list(alike.values()), bulk=bulk)
+        super().__init__(group, loader, tables, rows_of, list(alike.values()), reads=reads, bulk=bulk)
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
 
     def stats(self) -> dict[str, Any]:
@@ -175,8 +203,8 @@ class GroupFeatures(RankFeatures):
                     assert not isinstance(table.type, str)
                     of_ids = self.owners_of_edges(minibatch, table.type)
                 order, counts = split(of_ids, group.size)
-                inverse = np.empty(len(order), np.int64)
-                inverse[order] = np.arange(len(order))
+                inverse = np.empty(len(order), np.int32)
+                inverse[order] = np.arange(len(order), dtype=np.int32)
                 inverses.append(torch.from_numpy(inverse))
                 expected.append(counts)
                 sent = np.split(wanted[order], np.cumsum(counts)[:-1])
@@ -192,9 +220,7 @@ class GroupFeatures(RankFeatures):
             of_ranks = [of_rank[i] for of_rank in received]
             rows.append(self.rows_of(self.tables[names[0]], torch.cat(of_ranks)))
             wanted.append([len(ids) for ids in of_ranks])
-        nbytes = bytes_of(minibatch) + sum(
-            ids.nbytes for names, ids in zip(self.alike, rows, strict=True) for _ in names
-        )
+        nbytes = bytes_of(minibatch) + sum(of.nbytes for of in (*rows, *inverses))
         counts = Counts(np.array(wanted, np.int64), np.array(expected, np.int64))
         return Step(minibatch, nbytes, counts, rows, inverses)
 
@@ -208,13 +234,14 @@ class OwnFeatures(RankFeatures):
         loader: FeatureLoader,
         rows_of: Callable[[Table, torch.Tensor], torch.Tensor],
         *,
+        reads: Reads,
         bulk: int,
     ) -> None:
-        self.tables = {table.name: table for table in loader.tables}
+        tables = {table.name: table for table in loader.tables}
         alike: dict[Any, list[str]] = {}
-        for name, table in self.tables.items():
+        for name, table in tables.items():
             alike.setdefault(table.type, []).append(name)
-        super().__init__(group, loader, rows_of, list(alike.values()), bulk=bulk)
+        super().__init__(group, loader, tables, rows_of, list(alike.values()), reads=reads, bulk=bulk)
 
     def _stream(self, steps: Steps[T], growth: float, count: int | None) -> OwnStream[T]:
         return OwnStream(self, steps, growth, count)

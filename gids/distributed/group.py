@@ -24,6 +24,7 @@ from gids.errors import RankError
 from gids.loader.machine_ranks import MachineRanks
 from gids.loader.process import Process
 from gids.loader.ranks import machine_ranks, next_number
+from gids.packs import ByReference
 
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
@@ -35,7 +36,7 @@ _ANSWER_S = 5.0
 _POLL_S = 0.05
 
 
-class Group:
+class Group(ByReference):
     """Some ranks of torch.distributed's default process group.
 
     ranks: their ranks in the default group, in ascending order; None: all. timeout_s: seconds that a rank

@@ -47,6 +47,12 @@ _LOADERS = (
 )
 """What can load a partitioned dataset."""
 
+_SWEPT_BYTES = 1 << 20
+"""If rows may be read by packs, a rank owns so many successive bytes, which one pass reads at once."""
+
+_LEAST_BLOCKS = 64
+"""But at least so many blocks of rows, for balance."""
+
 
 @dataclass(frozen=True)
 class GroupRanks(Ranks):
@@ -76,7 +82,7 @@ class GroupSource(Source):
         super().__init__(local.stores, local.options, local.lender, local._opened)
         self.group, self._everyone, self._owned_by = group, everyone, owned_by
         self._ranks = GroupRanks(everyone.rank, everyone.size, True, everyone)
-        self._local = local.with_options(reads="random")  # packs would sample ahead by other numbers of steps
+        self._local = local
         self.part = self.store.part
         self.bulk = self._bulk = bulk
         self._samplings: dict[bool, GroupSampling] = {}
@@ -100,6 +106,11 @@ class GroupSource(Source):
             raise ValueError(
                 f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and "
                 "move minibatches, or gids.distributed.open() of the whole dataset"
+            )
+        if self.options.reads in ("pack", "sweep") and device.type != "cpu":
+            raise ValueError(
+                f"device={str(device)!r}: ranks that share rows use packs on the CPU only. Use device='cpu' "
+                "and move minibatches, or reads='random'"
             )
         super().check_device(device)
 
@@ -160,6 +171,7 @@ class GroupSource(Source):
             self.owners_of_edges,
             _rows_of,
             dtype=dtype,
+            reads=self.options.reads,
             bulk=self._bulk,
         )
 
@@ -167,21 +179,32 @@ class GroupSource(Source):
         """The owners of a table's rows; None for edges, whose owner is that of their destination."""
         if self.part is not None:
             return self._node_owners(table.type) if isinstance(table.type, str) else None
-        key = (table.type, table.rows_per_page, table.order is None or table.name)
+        key: tuple[Any, ...] = (table.type, table.rows_per_page, table.order is None or table.name)
+        tables = [table]
+        if self.options.reads != "random" and self._owned_by != "heat" and table.order is None:
+            # Tables of a type are read by the same ids then, so that packs count and cut their rows once.
+            key = (table.type, table.row_count)
+            every = [t for store in self.stores for t in store.tables.values() if t.order is None]
+            tables += [t for t in every if (t.type, t.row_count) == key]
         if key not in self._owners:
-            self._owners[key] = self._dealt([table], table.row_count, table.order)
+            self._owners[key] = self._dealt(tables, table.row_count, table.order)
             if self._owned_by == "heat" and isinstance(table.type, str):
                 self._owners[key] = self._placed(table, table.type, self._owners[key])
         return self._owners[key]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
-        """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner.
+        """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner; if packs
+        may read them, a long part of the table with the longest rows.
 
         order: Table.order of the only table, or None.
         """
         count, block = self.group.size, max((t.rows_per_page for t in tables), default=1)
         if self._owned_by == "range":
             return RangeOwners(count, ids, block)
+        if self.options.reads != "random" and tables:
+            widest = max(tables, key=lambda t: t.row_bytes)
+            rows = min(_SWEPT_BYTES // widest.row_bytes, ids // (count * _LEAST_BLOCKS))
+            block = widest.rows_per_page * max(1, rows // widest.rows_per_page)
         return HashOwners(count, block, order)
 
     def _placed(self, table: Table, ntype: str, rest: Owners) -> Owners:
@@ -278,7 +301,7 @@ class CooperativeSource(GroupSource):
         loader = self._local.feature_loader(
             user, tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
-        return OwnFeatures(self.group, loader, _rows_of, bulk=self._bulk)
+        return OwnFeatures(self.group, loader, _rows_of, reads=self.options.reads, bulk=self._bulk)
 
     def _node_owners(self, ntype: str) -> Owners:
         if self.part is not None:
@@ -329,6 +352,7 @@ def open(
         raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
     everyone = Group(timeout_s=timeout)
     said = {"owners": owners, "replicas": replicas, "bulk": bulk, "window": options.get("window", 16)}
+    said["reads"] = options.get("reads", "auto")
     local: Source | None = None
     error: Exception | None = None
     try:
@@ -361,8 +385,6 @@ def _check_arguments(
     assert isinstance(replicas, int)
     if world_size % replicas:
         raise ValueError(f"replicas={replicas}: the {world_size} ranks cannot be divided by it")
-    if options.get("reads", "random") not in ("random", "auto"):
-        raise ValueError(f"reads={options['reads']!r}: ranks that share rows read with 'random'")
 
 
 def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -> Source:

@@ -1,21 +1,32 @@
 """Steps: the minibatches of an epoch, as the ranks sample them together. The stream of rows takes them.
 
-Made by RankFeatures.attach for each epoch. All ranks sample equally far ahead. Knows no tables.
+Made by RankFeatures.attach for each epoch. By random reads, all ranks sample equally far ahead. By packs,
+they sample in rounds: all agree on the number of steps of a round, and each rank has sampled all of them
+before the first one is returned. Knows no tables.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from gids.distributed.group import Group
+from gids.loader.pack_reads import EARLY
+from gids.loader.sampled_ahead import MOST_MINIBATCHES
 
 T = TypeVar("T")
+log = logging.getLogger("gids")
+
+_POLL_S = 0.005
+_LONGEST_WAIT_S = 10.0
+"""A rank that prepares its packs lets the others know so often that it still runs, or more often."""
 
 
 @dataclass(frozen=True)
@@ -46,33 +57,55 @@ class Step(Generic[T]):
     ids: list[torch.Tensor] = field(default_factory=list)
     inverse: list[torch.Tensor] = field(default_factory=list)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For the scratch file of packs, where a position takes 4 bytes."""
+        narrow = [torch.from_numpy(ids.numpy().astype(np.uint32).view(np.int32)) for ids in self.ids]
+        return self.__dict__ | {"ids": narrow}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wide = [torch.from_numpy(ids.numpy().view(np.uint32).astype(np.int64)) for ids in state["ids"]]
+        self.__dict__.update(state, ids=wide)
+
 
 class Steps(Iterator[Step[T]], Generic[T]):
     """An iterator of the steps that this rank's stream of rows has not taken yet.
 
     make_step: makes the step of a minibatch and its number. Collective. Raises the error that it is given, or
-    one that names the rank that has one.
+    one that names the rank that has one. by_choice: packs are one choice of several (reads="auto").
+
+    Also what PackedStream calls Together: rounds do not overlap.
 
     Attributes: known: the counts of the steps that were sampled and not handed out; number: steps sampled.
     """
+
+    overlap = False
 
     def __init__(
         self,
         group: Group,
         minibatches: Iterator[T],
         make_step: Callable[[T | None, Exception | None, int], Step[T]],
+        *,
+        by_choice: bool,
     ) -> None:
         self._group, self._minibatches, self._make_step = group, minibatches, make_step
+        self._by_choice = by_choice
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
         self.known: deque[Counts] = deque()
         self.number = 0
         self._ended = False
         self._failed: Exception | None = None
+        self._first = 0  # of a round
+        self._end_of_round: int | None = None  # or of those steps that are sampled before all agree
+        self._agreed = self._together = False
 
     def __next__(self) -> Step[T]:
+        """The next step. In a round it is sampled if need be, which is collective."""
+        if not self._waiting and self._end_of_round is not None:
+            self._sample_until(min(self.number + 1, self._end_of_round))
         if self._waiting:
             return self._waiting.popleft()
-        if self._ended:
+        if self._ended or self._end_of_round is not None:
             raise StopIteration
         raise RuntimeError("the window of the owner is longer than what the ranks sampled ahead")
 
@@ -80,8 +113,66 @@ class Steps(Iterator[Step[T]], Generic[T]):
         """Sample until so many steps are known, or there are no more. Collective."""
         self._sample_until(self.number - len(self.known) + count)
 
-    def close(self) -> None:
-        """Drop what was sampled ahead. Idempotent."""
+    # --- a round ---
+
+    def begin_round(self) -> None:
+        """Begin a round with the steps that are known. The stream takes the first ones, and calls agree()."""
+        self._first = self.number - len(self.known)
+        self._end_of_round = self._first + EARLY
+        self._agreed = self._together = False
+
+    def agree(self, wanted: int, room: int) -> int:
+        """See gids.loader.pack_reads.Together. Collective: each rank calls it once in a round."""
+        self._sample_until(self._first + EARLY)
+        mine = min(wanted, room, MOST_MINIBATCHES - 1)
+        if mine < self.number - self._first:
+            mine = 0
+        told: list[int] = self._group.gather(mine)
+        self._agreed = True
+        steps = min(told)
+        if not steps:
+            self._end_of_round = None
+            if mine:
+                level = logging.INFO if self._by_choice else logging.WARNING
+                rank = self._group.name_of(told.index(0))
+                log.log(level, "reading by random reads, because %s does; its log says why", rank)
+            return 0
+        self._end_of_round = self._first + steps
+        return steps + 1
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """See gids.loader.pack_reads.Together. Collective: only the first call in a round does anything."""
+        if self._together:
+            return
+        assert self._end_of_round is not None
+        self._sample_until(self._end_of_round)
+        longest_s = min(_LONGEST_WAIT_S, self._group.timeout_s / 4)
+        while True:
+            end = time.monotonic() + longest_s
+            while not ready() and time.monotonic() < end:
+                time.sleep(_POLL_S)
+            [left] = self._group.most([int(not ready())])
+            if not left:
+                break
+        self._together = True
+
+    def complete(self) -> bool:
+        """Take part in what this rank's stream did not, once it returned its first row, or failed to.
+
+        Returns whether the steps are read in this round; otherwise all ranks go on by random reads.
+        """
+        if not self._agreed:
+            self.agree(0, 0)
+        if self._end_of_round is None:
+            return False
+        self.wait_for(lambda: True)
+        return True
+
+    def drop(self) -> None:
+        """Drop what was sampled ahead, and end. Idempotent.
+
+        Not called close, because the stream of each round closes what it reads from.
+        """
         self._ended, self._failed = True, None
         self._waiting.clear()
         self.known.clear()

@@ -18,6 +18,7 @@ from gids.closing import Closing
 from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
 from gids.loader.options import MAX_PLANNED
+from gids.loader.pack_reads import Together
 
 if TYPE_CHECKING:
     from gids.distributed.features import GroupFeatures, RankFeatures
@@ -50,27 +51,27 @@ class _Coming(Generic[T]):
 class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
     """The minibatches of an epoch with their features, where sampling is collective.
 
-    All ranks sample equally far ahead, so that they exchange in the same order: a rank with less memory has a
-    shorter window, but takes part.
+    By random reads, all ranks sample equally far ahead, so that they exchange in the same order: a rank with
+    less memory has a shorter window, but takes part. By packs, each round of steps has a stream of its own.
     """
 
     def __init__(self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
-        self._group, self._loader, self._steps = features.group, features.loader, steps
-        self._ahead: int | None = None  # steps to sample ahead, the same on all ranks
+        self._features_of, self._group, self._loader = features, features.group, features.loader
+        self._steps, self._growth, self._count = steps, growth, count
+        self._rows: Any = None  # the loader's stream
+        self._ahead: int | None = None  # steps to sample ahead of random reads, the same on all ranks
         self._first: Read[T] | None = None
+        self._limit: tuple[int, str] | None = None
         self._closed = False
-        self._rows = self._loader.attach(
-            steps, features.ids_of, bytes_of=lambda step: step.nbytes, growth=growth, count=count
-        )
 
     def __next__(self) -> tuple[T, Rows]:
         if self._closed:
             raise StopIteration
         try:
-            if self._ahead is None:
+            if self._ahead is not None:
+                self._steps.sample_ahead(self._ahead)
+            elif not self._steps.known:
                 self._begin()
-            assert self._ahead is not None
-            self._steps.sample_ahead(self._ahead)
             if not self._steps.known:
                 raise StopIteration
             read, features, error = self._features()
@@ -85,24 +86,52 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of the rows that this rank reads."""
-        self._rows.limit_window(batches, reason)
+        self._limit = (batches, reason)
+        if self._rows is not None:
+            self._rows.limit_window(batches, reason)
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
         self._closed, self._first = True, None
-        self._steps.close()
-        self._rows.close()
+        self._steps.drop()
+        if self._rows is not None:
+            self._rows.close()
 
     @abstractmethod
     def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
         """The first step that is known, with its features; or why some rank could not read its rows."""
 
     def _begin(self) -> None:
-        """Read the first step, so that the loader learns the size of a minibatch. Collective."""
-        self._steps.sample_ahead(1)
-        if self._steps.known:
-            self._first = self._read_next()
-        [self._ahead] = self._group.most([self._loader.window + MAX_PLANNED + 2])
+        """Begin the next round, or to read all that is left by random reads. Collective."""
+        steps = self._steps
+        if self._rows is not None:
+            next(self._rows, None)  # the round before ends, and is counted
+            self._rows.close()
+        steps.sample_ahead(1)
+        if not steps.known:
+            return
+        packs = self._features_of.agree_on_packs()
+        if packs:
+            steps.begin_round()
+        self._attach(steps if packs else None)
+        self._first = self._read_next()  # the loader learns the size of a minibatch
+        if not (packs and steps.complete()):
+            [self._ahead] = self._group.most([self._loader.window + MAX_PLANNED + 2])
+            steps.sample_ahead(self._ahead)
+
+    def _attach(self, together: Together | None) -> None:
+        steps = self._steps
+        done = steps.number - len(steps.known)
+        self._rows = self._loader.attach(
+            steps,
+            self._features_of.ids_of,
+            bytes_of=lambda step: step.nbytes,
+            growth=self._growth,
+            count=None if self._count is None else self._count - done,
+            together=together,
+        )
+        if self._limit is not None:
+            self._rows.limit_window(*self._limit)
 
     def _read(self) -> Read[T]:
         """The next step, with the rows that this rank reads."""
@@ -193,10 +222,10 @@ class GroupStream(LockstepStream[T]):
             return read, {}, self._error_of(read.error)
         assert read.step is not None
         features = {}
-        for names, inverse in zip(self._of.alike, read.step.inverse, strict=True):
-            for name in names:
-                rows = received[name]
-                features[name] = self._of.decode(name, rows.index_select(0, inverse.to(rows.device)))
+        inverse = self._of.by_table(read.step.inverse)
+        for name in self._of.tables:
+            rows = received.pop(name)
+            features[name] = self._of.decode(name, rows.index_select(0, inverse[name].to(rows.device)))
         return read, features, None
 
 
@@ -209,7 +238,7 @@ class OwnStream(LockstepStream[T]):
         if failed:
             return read, {}, self._error_of(read.error)
         assert read.rows is not None
-        return read, read.rows, None
+        return read, {name: read.rows[name] for name in self._features_of.tables}, None
 
 
 def _told(error: Exception) -> Any:

@@ -42,7 +42,7 @@ from gids.loader.minibatch_sizes import (
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import LEAST_BYTES, PackHost, PackReads
+from gids.loader.pack_reads import LEAST_BYTES, Alone, PackHost, PackReads, Together
 from gids.loader.packed import PackedStream
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.source import Dataset, Source, as_source
@@ -54,6 +54,8 @@ from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
+
+_ALONE = Alone()
 
 
 class FeatureLoader(Closing):
@@ -267,6 +269,7 @@ class FeatureLoader(Closing):
         growth: float = 1.0,
         count: int | None = None,
         again: Callable[[int], Iterator[T]] | None = None,
+        together: Together | None = _ALONE,
     ) -> WindowedStream[T] | ReadThroughStream[T] | PackedStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -286,6 +289,7 @@ class FeatureLoader(Closing):
             again: called with the number of a minibatch (0: the first), samples this one and those after it
                 once more. Packs need a minibatch twice; they may then sample it twice instead of writing it
                 to disk.
+            together: what processes that sample together decide about packs. None: no packs.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
@@ -335,7 +339,7 @@ class FeatureLoader(Closing):
                 _stream_ended(me, before, begun)
 
             stream: WindowedStream[T] | PackedStream[T]
-            if self._may_use_packs():
+            if together is not None and self.may_use_packs():
                 stream = PackedStream(
                     minibatches,
                     ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of),
@@ -346,6 +350,7 @@ class FeatureLoader(Closing):
                         window=lambda of: window(of, lambda: None),
                         lines_for=partial(self._lines_for, growth, source_bytes),
                         take_memory=self._take_memory,
+                        together=together,
                     ),
                     self._packs,
                     count=count,
@@ -356,6 +361,7 @@ class FeatureLoader(Closing):
                     observers=self._observers,
                 )
             else:
+                self._packs.release()  # the memory is the cache's now
                 stream = window(minibatches, ended)
             self._windowed = weakref.ref(stream)
             return stream
@@ -502,10 +508,10 @@ class FeatureLoader(Closing):
         """The engine's number of each table's first shard."""
         return [0, *itertools.accumulate(len(t.shard_paths) for t in self.tables)][:-1]
 
-    def _may_use_packs(self) -> bool:
-        """Whether an epoch that begins now considers packs."""
+    def may_use_packs(self) -> bool:
+        """Whether an epoch that begins now considers packs. Raises ValueError if they cannot be had."""
         reads, packs = self._options.reads, self._packs
-        if reads == "random" or packs.only_random:
+        if reads == "random" or packs.only_random or self.has_open_epoch:
             return False
         if self.device.type != "cpu" and reads == "auto":
             return False

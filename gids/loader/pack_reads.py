@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -86,6 +86,38 @@ _LEAST_SUPERBATCH = 64
 _MOST_SUPERBATCHES = 8
 
 
+class Together(Protocol):
+    """What processes that sample the same steps together decide together, in each stream of minibatches.
+
+    overlap: whether a superbatch may be sampled while the one before is trained.
+    """
+
+    overlap: bool
+
+    def agree(self, wanted: int, room: int) -> int:
+        """Called once EARLY minibatches are sampled: how many shall be sampled ahead; 0: random reads.
+
+        wanted: how many this process wants, 0 for random reads. room: how many the spool has room for.
+        """
+        ...
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Called when the packs of a superbatch are being made: wait until they are ready."""
+        ...
+
+
+class Alone:
+    """One process decides for itself."""
+
+    overlap = True
+
+    def agree(self, wanted: int, room: int) -> int:
+        return wanted
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Superbatch.begin() waits."""
+
+
 @dataclass(frozen=True)
 class PackHost:
     """What packs ask of their FeatureLoader.
@@ -94,6 +126,7 @@ class PackHost:
     that reads minibatches by random reads. lines_for: the lines that the cache would have for minibatches
     like this one, by table; None if they do not fit.
     take_memory: free the cache, borrow the memory of other loaders; returns the bytes that packs may take.
+    together: what other processes take part in.
     """
 
     sampler_bytes: Callable[[], int]
@@ -101,6 +134,7 @@ class PackHost:
     window: Callable[[Iterable[Any]], Any]
     lines_for: Callable[[Ids, int], Mapping[str, int] | None]
     take_memory: Callable[[], int]
+    together: Together
 
 
 class PackReads:

@@ -237,19 +237,24 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         sampled.sample(EARLY)
         if not len(sampled.spool):
             return
-        self._size = sampled.most
+        wanted, together = sampled.most, self._host.together
         if not sampled.full:
             try:
-                size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
-                overlap = self._count is None or size <= self._count
-                if self._packs.choose_early(sampled, self._host, self._count, overlap):
-                    self._random(0)
-                    return
+                size = sampled.most
+                if together.overlap:
+                    size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
+                overlap = together.overlap and (self._count is None or size <= self._count)
+                early = self._packs.choose_early(sampled, self._host, self._count, overlap)
+                wanted = 0 if early else min(wanted, size)
             except OSError as error:
                 self._packs.give_up(str(error))
-                self._random(0)
-                return
-            self._size = sampled.most = min(sampled.most, size)
+                wanted = 0
+        agreed = together.agree(wanted, sampled.room)
+        if not agreed:
+            self._packs.only_random = self._packs.only_random or "another process reads by random reads"
+            self._random(0)
+            return
+        self._size = sampled.most = min(sampled.most, agreed)
 
     def _make(self, layout: Layout, first_pack: int, *, fill_resident: bool) -> Superbatch | None:
         """A superbatch whose sweep has started; None if scratch or a file does not allow it."""
@@ -289,7 +294,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     self._ahead = self._sample_ahead(sampled.held)
                 while self._ahead is not None and not self._ahead.full and not superbatch.ready:
                     self._ahead.sample(1)
+                begun = time.perf_counter()
                 with self._profile("sweep"):
+                    self._host.together.wait_for(lambda: superbatch.ready)
+                    packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
                     superbatch.begin()
             except OSError as error:
                 self._drop(superbatch)

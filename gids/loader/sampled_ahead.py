@@ -31,6 +31,9 @@ MOST_MINIBATCHES = 4096
 _WORTH = 2.0
 """A minibatch is sampled again, to spare the disk, if that takes at most so many times as long."""
 
+_ROOM = 0.75
+"""The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
+
 _TIMED = 16
 """Minibatches that are timed together. The fastest ones count: the machine may be busy with other work."""
 
@@ -101,6 +104,13 @@ class SampledAhead(Generic[T]):
             or len(self.spool) >= self.most
             or self.spool.bytes_written >= self._most_bytes
         )
+
+    @property
+    def room(self) -> int:
+        """About how many minibatches like these the spool has room for."""
+        if self.held:
+            return len(self.spool)
+        return int(_ROOM * self._most_bytes * len(self.spool) / max(1, self.spool.bytes_written))
 
     @property
     def last(self) -> bool:

@@ -12,12 +12,13 @@ from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spaces import MOST_ROWS, OtherIdsError, Rows, Space, rows_of, spaces_of
-from gids.packs.spool import WRITING, NotSpoolable, Spool
+from gids.packs.spool import WRITING, ByReference, NotSpoolable, Spool
 from gids.packs.superbatch import PackMachine, Superbatch
 
 __all__ = [
     "MOST_ROWS",
     "WRITING",
+    "ByReference",
     "DiskRates",
     "HostGather",
     "HostRows",

@@ -38,6 +38,10 @@ _GROWTH_SHARE = 64
 """The file grows by at most 1/64 of the scratch at a time."""
 
 
+class ByReference:
+    """What minibatches refer to, and what is neither written nor copied: it stays in memory."""
+
+
 class NotSpoolable(TypeError):
     """A minibatch does not pickle."""
 
@@ -70,7 +74,7 @@ class Spool:
         self._again = again
         self._sample: tuple[int, Callable[[], Any]] | None = None  # with the minibatch that it returns next
         self._records: list[_Record] = []
-        self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
+        self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
         self._end = 0
         self._staging: list[mmap.mmap] = []  # buffers that are not in use
         self._pid = os.getpid()
@@ -218,7 +222,7 @@ def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
 class _Pickler(pickle.Pickler):
     """Pickles tensors as buffers out of band, which are not copied on the way, and graphs by reference.
 
-    kept: gets the objects that are kept in memory, which are the dataset's.
+    kept: gets the objects that are kept in memory.
     """
 
     def __init__(self, out: io.BytesIO, buffers: list[pickle.PickleBuffer], kept: list[object]) -> None:
@@ -226,7 +230,7 @@ class _Pickler(pickle.Pickler):
         self._kept = kept
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Graph | np.memmap):
+        if not isinstance(obj, Graph | np.memmap | ByReference):
             return None
         for i, known in enumerate(self._kept):
             if known is obj:

@@ -26,9 +26,9 @@ def open_loader(dataset: Path, timeout_s: float, *, cooperative: bool = False, *
     )
 
 
-def load(tell: Tell, dataset: Path, timeout_s: float, cooperative: bool) -> None:
+def load(tell: Tell, dataset: Path, timeout_s: float, cooperative: bool, reads: str = "random") -> None:
     """Load until another rank is missing."""
-    loader = open_loader(dataset, timeout_s, cooperative=cooperative)
+    loader = open_loader(dataset, timeout_s, cooperative=cooperative, reads=reads)
     tell("loading")
     while True:
         for minibatch in loader:

@@ -19,7 +19,7 @@ from test_cooperative import CITES, write
 from gids.store.part import part_name
 from gids.write.partition import partition
 
-KILLS = int(os.environ.get("GIDS_KILLS", "4"))
+KILLS = int(os.environ.get("GIDS_KILLS", "5"))
 """How many ranks the test of kills kills."""
 TIMEOUT_S = 3.0
 
@@ -44,11 +44,12 @@ def check_named(outcome: Outcome, rank: int) -> None:
 def test_a_rank_that_is_killed_is_named_on_all_others(whole: Path, parts: Path, number: int) -> None:
     """$GIDS_KILLS is how many are killed, at random moments."""
     rng = random.Random(f"{number} {os.environ.get('GIDS_SEED', 0)}")
-    way = ("partitioned", "shared", "cooperative", "DDP")[number % 4]
+    way = ("partitioned", "shared", "cooperative", "DDP", "packs")[number % 5]
     victim, delay = rng.randrange(4), rng.uniform(0, 1)
     print(f"{way}: kill rank {victim} after {delay:.3f} s")
     dataset = whole if way == "shared" else parts
-    program: tuple[Any, ...] = (fault_program.load, dataset, PATIENCE_S, way == "cooperative")
+    reads = "pack" if way == "packs" else "random"
+    program: tuple[Any, ...] = (fault_program.load, dataset, PATIENCE_S, way == "cooperative", reads)
     if way == "DDP":
         program = (fault_program.train, dataset, PATIENCE_S)
     with Processes(4, *program) as ranks:
@@ -98,6 +99,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"owners": "range"}, "owners is 'hash' on rank"),
     ({"bulk": 3}, "bulk is"),
     ({"window": 3}, "window is"),
+    ({"reads": "pack"}, "reads is"),
     ({"replicas": 3}, "replicas is"),
     ({"owners": "mine"}, "could not open the dataset: ValueError: owners='mine'"),
     ({"dataset": "other"}, "dataset is"),

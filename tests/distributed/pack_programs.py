@@ -1,0 +1,278 @@
+"""What ranks do in the tests of packs. In a module of its own: the processes of ranks import it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from programs import check_cooperative, differences
+
+import gids.distributed
+from gids.distributed import steps
+from gids.loader import feature_loader, pack_reads, packed
+from gids.packs import PackBudget, PackPlan, ScratchFull, Superbatch
+
+Fault = tuple[type, str, int]
+"""A class, a method, and the call of it from which on the disk is full."""
+
+MEMORY = 32 << 20
+
+
+@contextlib.contextmanager
+def small_packs(
+    *, pack_bytes: int = 300_000, round_steps: int | None = None, early: int = 4
+) -> Iterator[pytest.MonkeyPatch]:
+    """Packs of little memory; rounds of so many steps, of which `early` are sampled before all agree."""
+    share = PackBudget.share
+
+    def less(*args: Any) -> PackPlan | None:
+        plan = share(*args)
+        assert plan is not None
+        assert plan.purposes["packs"] > pack_bytes
+        return replace(plan, purposes={**plan.purposes, "packs": pack_bytes})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackBudget, "share", less)
+        patch.setattr(steps, "EARLY", early)
+        patch.setattr(packed, "EARLY", early)
+        if round_steps is not None:
+            patch.setattr(steps, "MOST_MINIBATCHES", round_steps + 1)
+        yield patch
+
+
+def fail_at(patch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:
+    """The method finds the disk full, from the turn-th call on."""
+    original: Callable[..., Any] = getattr(of, name)
+    calls = 0
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= turn:
+            raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
+        return original(self, *args, **options)
+
+    patch.setattr(of, name, method)
+
+
+def compare(
+    dataset: Path,
+    whole: Path,
+    kind: str,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    epochs: int = 2,
+    look: Callable[[Any, int], None] = lambda _epoch, _step: None,
+) -> dict[str, Any]:
+    """Compare each minibatch with that of a process which reads the whole dataset alone. The statistics.
+
+    look: called with each epoch of the ranks and the number of minibatches returned.
+    """
+    cooperative = bool(arguments.get("cooperative"))
+    shared = gids.distributed.open(dataset, **{"memory": MEMORY, "timeout": 60, "queue_depth": 16, **options})
+    place: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    if cooperative:
+        place = {"rank": 0, "world_size": 1}
+    plain = {name: value for name, value in arguments.items() if name != "cooperative"}
+    if cooperative:
+        plain["batch_size"] *= dist.get_world_size()
+    make = getattr(gids, kind)
+    with shared, gids.open(whole, memory="64MB", reads="random") as alone:
+        with make(shared, **arguments) as mine, make(alone, **plain, **place) as theirs:
+            for _ in range(epochs):
+                epoch = iter(mine)
+                for count, (a, b) in enumerate(zip(epoch, theirs, strict=True), 1):
+                    if cooperative:
+                        check_cooperative(a, b, alone)
+                        ids = a.exchange(0, a.input_nodes[:, None].double())
+                        assert len(ids) == a.blocks[0].num_src
+                    else:
+                        found = differences(a, b)
+                        assert not found, found[:5]
+                    look(epoch, count)
+            return {"steps": len(mine), "stats": mine.stats(), "memory": shared.memory}
+
+
+def check_packs(found: Mapping[str, Any], epochs: int) -> None:
+    """All minibatches came from packs, within the memory."""
+    stats, count = found["stats"], epochs * found["steps"]
+    packs = stats["packs"]
+    assert packs["minibatches"] == count, packs
+    assert packs["packs"] >= packs["superbatches"] >= epochs
+    assert packs["bytes_written"] > 0
+    used = {k: v for k, v in stats["memory"].items() if not k.startswith("topology")}
+    assert used["packs"] > 0
+    assert sum(used.values()) <= found["memory"]
+
+
+def compare_all(cases: list[tuple[Any, ...]], reads: str) -> list[float]:
+    """compare() by packs. By case: packs of a round."""
+    told = []
+    for dataset, whole, kind, arguments, options, pack_bytes, round_steps in cases:
+        with small_packs(pack_bytes=pack_bytes, round_steps=round_steps):
+            found = compare(dataset, whole, kind, arguments, {**options, "reads": reads})
+        check_packs(found, 2)
+        packs = found["stats"]["packs"]
+        assert packs["superbatches"] >= 2 * -(-found["steps"] // (round_steps or found["steps"]))
+        told.append(packs["packs"] / packs["superbatches"])
+    return told
+
+
+def steps_wait_on_disk(dataset: Path, arguments: Mapping[str, Any]) -> int:
+    """The most sampled steps that are in memory when minibatches are returned."""
+    most = 0
+
+    def look(epoch: Any, _: int) -> None:
+        nonlocal most
+        most = max(most, len(epoch._stream._steps._waiting))
+
+    with small_packs():
+        check_packs(compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"}, look=look), 2)
+    return most
+
+
+def disk_is_full_on_one_rank(
+    dataset: Path, arguments: Mapping[str, Any], faults: list[Fault]
+) -> list[tuple[int, int]]:
+    """Rank 1's disk is full, in one way after the other. By way: minibatches by packs, and superbatches."""
+    told = []
+    for of, method, turn in faults:
+        with small_packs(round_steps=9) as patch:
+            if dist.get_rank() == 1:
+                fail_at(patch, of, method, turn)
+            found = compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"})
+        packs = found["stats"]["packs"]
+        told.append((packs["minibatches"], packs["superbatches"]))
+    return told
+
+
+def scratch_is_small_on_one_rank(
+    dataset: Path, whole: Path, arguments: Mapping[str, Any], sizes: list[int]
+) -> list[int]:
+    """Rank 1 has so many bytes of scratch. By size: minibatches by packs."""
+    told = []
+    for size in sizes:
+        options: dict[str, Any] = {"reads": "pack"}
+        if dist.get_rank() == 1:
+            options["scratch_bytes"] = size
+        with small_packs():
+            found = compare(dataset, whole, "NodeLoader", arguments, options)
+        told.append(found["stats"]["packs"]["minibatches"])
+    return told
+
+
+def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str, Any]:
+    """reads="auto", where random reads are cheaper on rank 1: at once, or when a round is sampled."""
+    with small_packs(round_steps=9) as patch:
+        patch.setattr(feature_loader, "LEAST_BYTES", 0)
+        patch.setattr(feature_loader.FeatureLoader, "may_use_packs", _always_large)
+        patch.setattr(pack_reads.PackReads, "choose_early", lambda *_: not late and dist.get_rank() == 1)
+        patch.setattr(pack_reads, "_pays", lambda *_: dist.get_rank() != 1)
+        found = compare(dataset, dataset, "NodeLoader", arguments, {"reads": "auto"})
+    return {"steps": found["steps"], **found["stats"]["packs"]}
+
+
+def _always_large(self: Any) -> bool:
+    """Tables that do not fit into the memory."""
+    return not self._packs.only_random and not self.has_open_epoch
+
+
+def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> None:
+    """Stop after so many minibatches, and resume in another loader, by packs and by random reads."""
+    with gids.open(dataset, memory="64MB", reads="random") as alone:
+        loader = gids.NodeLoader(alone, **arguments)
+        expected = list(loader)
+    for stop in stops:
+        with small_packs(round_steps=9):
+            with gids.distributed.open(dataset, memory=MEMORY, reads="pack", queue_depth=16) as source:
+                first = gids.NodeLoader(source, **arguments)
+                epoch = iter(first)
+                for _ in range(stop):
+                    next(epoch)
+                state = first.state_dict()
+                epoch.close()
+                assert [len(list(first))] == [len(expected)]  # the next epoch is whole
+            for reads in ("pack", "random"):
+                with gids.distributed.open(dataset, memory=MEMORY, reads=reads, queue_depth=16) as source:  # type: ignore[arg-type]
+                    resumed = gids.NodeLoader(source, **arguments)
+                    resumed.load_state_dict(state)
+                    for a, b in zip(resumed, expected[stop:], strict=True):
+                        found = differences(a, b)
+                        assert not found, found[:5]
+
+
+def read_damaged(
+    dataset: Path, whole: Path, shard: Path, arguments: Mapping[str, Any], cooperative: bool
+) -> list[list[tuple[int, str]]]:
+    """Rank 1's shard has no second half in the first epoch. By epoch: steps that failed, and why.
+
+    All other minibatches are right.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    content, seen = shard.read_bytes(), []
+    place = (0, 1) if cooperative else (rank, size)
+    plain = dict(arguments) | ({"batch_size": arguments["batch_size"] * size} if cooperative else {})
+    with gids.open(whole, memory="64MB", reads="random") as alone:
+        theirs = gids.NodeLoader(alone, **plain, rank=place[0], world_size=place[1])
+        with gids.distributed.open(dataset, memory=MEMORY, reads="pack", queue_depth=16) as source:
+            loader = gids.NodeLoader(source, **arguments, cooperative=cooperative)
+            for epoch in range(2):
+                dist.barrier()
+                if rank == 1:
+                    with shard.open("r+b") as file:
+                        file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
+                dist.barrier()
+                errors = []
+                with small_packs():
+                    mine = iter(loader)
+                    for step, expected in enumerate(theirs):
+                        try:
+                            minibatch = next(mine)
+                        except gids.StorageError as error:
+                            errors.append((step, str(error)))
+                            continue
+                        if cooperative:
+                            check_cooperative(minibatch, expected, alone)
+                        else:
+                            found = differences(minibatch, expected)
+                            assert not found, found[:5]
+                    assert next(mine, None) is None
+                seen.append(errors)
+    return seen
+
+
+def sweep_long(dataset: Path, arguments: Mapping[str, Any], seconds: float, timeout: float) -> float:
+    """Rank 1 takes long for its packs. The seconds until the first minibatch."""
+    with small_packs() as patch:
+        if dist.get_rank() == 1:
+            ready = Superbatch.ready.fget
+            assert ready is not None
+            end = time.monotonic() + seconds
+            patch.setattr(Superbatch, "ready", property(lambda self: ready(self) and time.monotonic() > end))
+        begun, first = time.monotonic(), []
+
+        def look(_: Any, count: int) -> None:
+            if not first:
+                first.append(time.monotonic() - begun)
+
+        options = {"reads": "pack", "timeout": timeout}
+        check_packs(compare(dataset, dataset, "NodeLoader", arguments, options, epochs=1, look=look), 1)
+        return first[0]
+
+
+def on_cuda(dataset: Path) -> str:
+    with gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+        try:
+            gids.NodeLoader(source, torch.arange(10), [3], device="cuda")
+        except ValueError as error:
+            return str(error)
+    return "no error"

@@ -1,0 +1,135 @@
+"""Packs of ranks that read together: minibatches are those of one process, whatever happens to packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pack_programs as programs
+import pytest
+import torch
+from partition_example import PAPERS, write_rich_dataset
+from rank_pool import RankPool
+
+from gids.packs import Scratch, Spool, Superbatch
+from gids.sampler import Ladies
+from gids.store import FeatureStore
+from gids.store.part import part_name
+from gids.write.partition import partition
+
+SEEDS = torch.arange(0, PAPERS, 2)
+ARGUMENTS: dict[str, Any] = {"seeds": SEEDS, "sampler": [3, 4], "batch_size": 8, "shuffle": True}
+FLOATS = ARGUMENTS | {"tables": ["paper.float32", "paper.by_row"]}
+LADIES = Ladies([30, 20])
+TIMEOUT_S = 3.0
+
+
+class Datasets:
+    """A dataset, and its parts by their number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=False)
+        self._folder = folder
+
+    def parts(self, count: int) -> Path:
+        out = self._folder / f"parts-{count}"
+        if not out.exists():
+            partition(self.whole, out, count)
+        return out
+
+    def tables(self, kind: str | None = None) -> list[str]:
+        return [t.name for t in FeatureStore(self.whole).tables.values() if kind in (None, t.kind)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
+    return Datasets(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_minibatches_are_those_of_one_process(data: Datasets, ranks: RankPool, size: int) -> None:
+    whole, parts, every = data.whole, data.parts(size), data.tables()
+    edges = torch.randint(PAPERS, (2, 300), generator=torch.Generator().manual_seed(1))
+    linked = {"edges": edges, "sampler": [3], "exclude": "self", "time": False, "batch_size": 8}
+    nodes = data.tables("node")
+    cooperative = {**ARGUMENTS, "cooperative": True, "tables": nodes}
+    cases = [
+        (whole, whole, "NodeLoader", {**ARGUMENTS, "tables": every}, {}, 1_000_000, None),
+        (whole, whole, "NodeLoader", FLOATS, {"owners": "heat"}, 100_000, 9),
+        (whole, whole, "EdgeLoader", linked, {"owners": "range"}, 1_000_000, 5),
+        (whole, whole, "NodeLoader", {**FLOATS, "cooperative": True}, {}, 100_000, 9),
+        (parts, whole, "NodeLoader", {**ARGUMENTS, "tables": every, "sampler": LADIES}, {}, 1_000_000, 9),
+        (parts, whole, "NodeLoader", cooperative, {}, 1_000_000, None),
+    ]
+    packs = ranks.run(size, programs.compare_all, cases[3:] if size == 1 else cases, "pack")
+    assert max(packs[0]) > 2, "several packs"
+
+
+def test_sweeps(data: Datasets, ranks: RankPool) -> None:
+    cases = [(data.parts(2), data.whole, "NodeLoader", FLOATS, {}, 100_000, None)]
+    ranks.run(2, programs.compare_all, cases, "sweep")
+
+
+def test_steps_wait_on_disk(data: Datasets, ranks: RankPool) -> None:
+    assert ranks.run(2, programs.steps_wait_on_disk, data.whole, FLOATS) == [0, 0]
+
+
+FAULTS: list[tuple[type, str, int, bool]] = [
+    (Spool, "begin_put", 3, False),
+    (Spool, "begin_put", 7, True),  # when all have agreed on 9 steps
+    (Superbatch, "prepare", 1, True),
+    (Superbatch, "begin", 1, True),
+    (Superbatch, "prepare", 2, True),
+    (Scratch, "open", 1, False),
+]
+"""What fails on a rank, and whether the others use packs before they learn of it."""
+
+
+def test_a_full_disk_on_one_rank(data: Datasets, ranks: RankPool) -> None:
+    told = ranks.run(3, programs.disk_is_full_on_one_rank, data.whole, FLOATS, [f[:3] for f in FAULTS])
+    for i, (*_, packs) in enumerate(FAULTS):
+        assert all((told[rank][i][0] > 0) == packs for rank in (0, 2)), FAULTS[i]
+
+
+def test_little_scratch_on_one_rank(data: Datasets, ranks: RankPool) -> None:
+    sizes = [20_000, 400_000, 30_000_000]
+    told = ranks.run(2, programs.scratch_is_small_on_one_rank, data.parts(2), data.whole, FLOATS, sizes)
+    for of_rank in told:
+        assert of_rank[0] == 0
+        assert of_rank[-1] > 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_random_reads_of_one_rank_are_those_of_all(data: Datasets, ranks: RankPool, late: bool) -> None:
+    told = ranks.run(3, programs.choose, data.whole, FLOATS, late)
+    assert told[1]["minibatches"] == 0
+    for rank in (0, 2):
+        assert told[rank]["minibatches"] == (9 if late else 0)
+
+
+def test_a_run_resumes_in_a_round(data: Datasets, ranks: RankPool) -> None:
+    ranks.run(2, programs.resume, data.whole, FLOATS, [1, 12])
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_failed_read_is_an_error_of_its_steps(data: Datasets, ranks: RankPool, cooperative: bool) -> None:
+    parts = data.parts(3)
+    shard = parts / part_name(1) / "tables/paper.long/shard-00.bin"
+    arguments = {**ARGUMENTS, "batch_size": 2, "sampler": [1], "tables": ["paper.long"], "shuffle": False}
+    seen = ranks.run(3, programs.read_damaged, parts, data.whole, shard, arguments, cooperative)
+    failed = [step for step, _ in seen[1][0]]
+    assert 0 < len(failed) < len(SEEDS) // 6
+    for rank, epochs in enumerate(seen):
+        assert [step for step, _ in epochs[0]] == failed
+        assert epochs[1] == [], "the shard is whole again"
+        assert all(("rank 1" in message) == (rank != 1) for _, message in epochs[0])
+
+
+def test_ranks_wait_longer_for_packs_than_for_a_rank(data: Datasets, ranks: RankPool) -> None:
+    seconds = ranks.run(2, programs.sweep_long, data.whole, FLOATS, TIMEOUT_S + 1, TIMEOUT_S)
+    assert all(s > TIMEOUT_S for s in seconds)
+
+
+def test_packs_are_refused_on_cuda(data: Datasets, ranks: RankPool) -> None:
+    for told in ranks.run(2, programs.on_cuda, data.whole):
+        assert "packs on the CPU only" in told
