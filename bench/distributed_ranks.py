@@ -81,7 +81,12 @@ def _alone(dataset: str, config: Mapping[str, Any]) -> Counts:
 
 def _together(mode: str, dataset: str, config: Mapping[str, Any]) -> Counts:
     cooperative, rank = mode == "cooperative", dist.get_rank()
-    options = {"replicas": replicas_of(mode), "memory": config["memory"], "timeout": _TIMEOUT_S}
+    options = {
+        "reads": "random",
+        "replicas": replicas_of(mode),
+        "memory": config["memory"],
+        "timeout": _TIMEOUT_S,
+    }
     sent = inner = rows = 0
     with (
         gids.distributed.open(dataset, **options) as source,

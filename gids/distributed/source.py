@@ -342,7 +342,8 @@ def open(
         bulk: minibatches of a partitioned dataset that are sampled in one go. More save exchanges, and take
             memory.
         timeout: seconds that a rank waits for another one, before all raise RankError.
-        options: of gids.open(). ``memory`` is of each rank. ``reads`` is always "random".
+        options: of gids.open(). ``memory``, ``scratch`` and ``scratch_bytes`` are of each rank. ``reads`` and
+            ``window`` must be the same on all ranks; if random reads are cheaper on one, all read at random.
 
     Raises ValueError without a process group, for a number of ranks that does not fit the parts, and if ranks
     give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another

@@ -133,7 +133,7 @@ class Work:
         of_packs = [sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
         packed = times * sum(n * space.row_bytes for n, space in zip(of_packs, self.spaces, strict=True))
         lists = times * sum(
-            n * _list_row_bytes(n / max(1, len(cut)) / space.row_count)
+            n * _list_row_bytes(n / max(1, len(cut)) / max(1, space.row_count))
             for n, space in zip(of_packs, self.spaces, strict=True)
         )
         most_packs = self.plan.most_packs(self.plan.write_bytes(trial.resident.pack_bytes))
@@ -168,7 +168,7 @@ class Work:
             rows, packed = _hottest(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
             held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
             lists = sum(
-                n * _list_row_bytes(n / max(1, len(self.spool)) / space.row_count)
+                n * _list_row_bytes(n / max(1, len(self.spool)) / max(1, space.row_count))
                 for n, space in zip(packed, self.spaces, strict=True)
             )
             lists_bytes = self.plan.lists_bytes(int(lists))

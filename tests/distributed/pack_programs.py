@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ import gids.distributed
 from gids.distributed import steps
 from gids.loader import feature_loader, pack_reads, packed
 from gids.packs import PackBudget, PackPlan, ScratchFull, Superbatch
+from gids.sampler import Neighbor
 
 Fault = tuple[type, str, int]
 """A class, a method, and the call of it from which on the disk is full."""
@@ -93,8 +95,7 @@ def compare(
                 for count, (a, b) in enumerate(zip(epoch, theirs, strict=True), 1):
                     if cooperative:
                         check_cooperative(a, b, alone)
-                        ids = a.exchange(0, a.input_nodes[:, None].double())
-                        assert len(ids) == a.blocks[0].num_src
+                        a.exchange(0, a.input_nodes)
                     else:
                         found = differences(a, b)
                         assert not found, found[:5]
@@ -184,6 +185,81 @@ def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str,
 def _always_large(self: Any) -> bool:
     """Tables that do not fit into the memory."""
     return not self._packs.only_random and not self.has_open_epoch
+
+
+class FailingOnce(Neighbor):
+    """Fails on one rank in one step of the first epoch."""
+
+    rank = step = 0
+
+    def sample_bulk(self, topology: Any, seeds: Any, *, first_step: int, **numbers: Any) -> Any:
+        self._check(numbers["epoch"], range(first_step, first_step + len(seeds)))
+        return super().sample_bulk(topology, seeds, first_step=first_step, **numbers)
+
+    def sample(self, topology: Any, seeds: Any, *, epoch: int = 0, step: int = 0, **numbers: Any) -> Any:
+        self._check(epoch, range(step, step + 1))
+        return super().sample(topology, seeds, epoch=epoch, step=step, **numbers)
+
+    def _check(self, epoch: int, steps: range) -> None:
+        if dist.get_rank() == self.rank and epoch == 0 and self.step in steps:
+            raise ArithmeticError(f"no step {self.step}")
+
+
+def sampling_fails(dataset: Path, arguments: Mapping[str, Any], at: list[tuple[int, int]]) -> list[str]:
+    """Rank `rank` cannot sample step `step` of the first epoch. The errors; the second epoch is right."""
+    told = []
+    with gids.open(dataset, memory="64MB", reads="random") as alone:
+        theirs = gids.NodeLoader(alone, **arguments)
+        theirs.epoch = 1
+        expected = list(theirs)
+    for rank, step in at:
+        sampler = FailingOnce(arguments["sampler"])
+        sampler.rank, sampler.step = rank, step
+        with small_packs(), gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+            loader = gids.NodeLoader(source, **{**arguments, "sampler": sampler})
+            try:
+                list(loader)
+            except (ArithmeticError, gids.RankError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+            for a, b in zip(loader, expected, strict=True):
+                found = differences(a, b)
+                assert not found, found[:5]
+            assert loader.stats()["packs"]["minibatches"] == len(expected)
+    return told
+
+
+def scratch_files(folder: Path) -> list[str]:
+    """Unnamed files in a folder that this process has open."""
+    found = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    return [name for name in found if name.startswith(str(folder)) and name.endswith("(deleted)")]
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def stop_early(dataset: Path, arguments: Mapping[str, Any]) -> None:
+    """All ranks close an epoch, then drop one. Nothing is left of it, and the next one is whole."""
+    with small_packs(), gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+        loader = gids.NodeLoader(source, **arguments)
+        for way in ("close", "drop", "error"):
+            epoch = iter(loader)
+            next(epoch)
+            assert scratch_files(dataset)
+            if way == "close":
+                epoch.close()
+            elif way == "error":
+                with contextlib.suppress(ArithmeticError):
+                    raise_in(epoch)
+            del epoch
+            assert not scratch_files(dataset), way
+        assert len(list(loader)) == len(loader)
+    assert not scratch_files(dataset)
+
+
+def raise_in(epoch: Any) -> None:
+    for _ in epoch:
+        raise ArithmeticError
 
 
 def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 import pack_programs as programs
 import pytest
 import torch
-from partition_example import PAPERS, write_rich_dataset
+from datasets import CITES, WRITES, random_in_edges
+from partition_example import AUTHORS, PAPERS, open_parts, write_rich_dataset
 from rank_pool import RankPool
 
 from gids.packs import Scratch, Spool, Superbatch
 from gids.sampler import Ladies
 from gids.store import FeatureStore
 from gids.store.part import part_name
+from gids.write import DatasetWriter
 from gids.write.partition import partition
 
-SEEDS = torch.arange(0, PAPERS, 2)
+SEEDS = torch.arange(0, PAPERS, 3)
 ARGUMENTS: dict[str, Any] = {"seeds": SEEDS, "sampler": [3, 4], "batch_size": 8, "shuffle": True}
 FLOATS = ARGUMENTS | {"tables": ["paper.float32", "paper.by_row"]}
 LADIES = Ladies([30, 20])
@@ -27,8 +29,8 @@ TIMEOUT_S = 3.0
 class Datasets:
     """A dataset, and its parts by their number."""
 
-    def __init__(self, folder: Path) -> None:
-        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=False)
+    def __init__(self, folder: Path, *, heterogeneous: bool = False) -> None:
+        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=heterogeneous)
         self._folder = folder
 
     def parts(self, count: int) -> Path:
@@ -46,12 +48,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
     return Datasets(tmp_path_factory.mktemp("packs"))
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
+    return Datasets(tmp_path_factory.mktemp("several"), heterogeneous=True)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_minibatches_are_those_of_one_process(data: Datasets, ranks: RankPool, size: int) -> None:
+def test_minibatches_are_those_of_one_process(
+    data: Datasets, several: Datasets, ranks: RankPool, size: int
+) -> None:
     whole, parts, every = data.whole, data.parts(size), data.tables()
     edges = torch.randint(PAPERS, (2, 300), generator=torch.Generator().manual_seed(1))
     linked = {"edges": edges, "sampler": [3], "exclude": "self", "time": False, "batch_size": 8}
     nodes = data.tables("node")
+    by_type = {**ARGUMENTS, "seeds": {"paper": SEEDS, "author": torch.arange(0, AUTHORS, 2)}}
+    by_type["tables"] = several.tables()
     cooperative = {**ARGUMENTS, "cooperative": True, "tables": nodes}
     cases = [
         (whole, whole, "NodeLoader", {**ARGUMENTS, "tables": every}, {}, 1_000_000, None),
@@ -59,10 +70,26 @@ def test_minibatches_are_those_of_one_process(data: Datasets, ranks: RankPool, s
         (whole, whole, "EdgeLoader", linked, {"owners": "range"}, 1_000_000, 5),
         (whole, whole, "NodeLoader", {**FLOATS, "cooperative": True}, {}, 100_000, 9),
         (parts, whole, "NodeLoader", {**ARGUMENTS, "tables": every, "sampler": LADIES}, {}, 1_000_000, 9),
+        (several.parts(size), several.whole, "NodeLoader", by_type, {}, 1_400_000, 20),
         (parts, whole, "NodeLoader", cooperative, {}, 1_000_000, None),
     ]
     packs = ranks.run(size, programs.compare_all, cases[3:] if size == 1 else cases, "pack")
     assert max(packs[0]) > 2, "several packs"
+
+
+def test_a_part_without_rows_of_a_type(ranks: RankPool, tmp_path: Path) -> None:
+    path, papers = tmp_path / "whole.gids", 900
+    with DatasetWriter(path, page_bytes=512) as writer:
+        for ntype, count in (("paper", papers), ("author", 2)):
+            writer.write_table("node", ntype, "feat", torch.randn(count, 50))
+        writer.write_graph(CITES, *random_in_edges(papers, papers, 3), num_src=papers)
+        writer.write_graph(WRITES, *random_in_edges(2, papers, 3), num_src=2)
+    partition(path, tmp_path / "parts", 3)
+    counts = [len(part.table("author.feat").held.ids()) for part in open_parts(tmp_path / "parts")]
+    assert min(counts) == 0
+    arguments = {**ARGUMENTS, "seeds": {"paper": torch.arange(0, papers, 4)}}
+    cases = [(tmp_path / "parts", path, "NodeLoader", arguments, {}, 150_000, 6)]
+    ranks.run(3, programs.compare_all, cases, "pack")
 
 
 def test_sweeps(data: Datasets, ranks: RankPool) -> None:
@@ -123,6 +150,18 @@ def test_a_failed_read_is_an_error_of_its_steps(data: Datasets, ranks: RankPool,
         assert [step for step, _ in epochs[0]] == failed
         assert epochs[1] == [], "the shard is whole again"
         assert all(("rank 1" in message) == (rank != 1) for _, message in epochs[0])
+
+
+def test_a_sampler_that_fails_on_one_rank(data: Datasets, ranks: RankPool) -> None:
+    """In one of the steps before all agree, and after."""
+    for rank, told in enumerate(ranks.run(2, programs.sampling_fails, data.whole, FLOATS, [(0, 2), (1, 9)])):
+        for fails, error in zip((0, 1), told, strict=True):
+            assert ("RankError" in error and f"rank {fails} failed with" in error) == (rank != fails), told
+            assert "ArithmeticError: no step" in error
+
+
+def test_nothing_is_left_of_an_epoch_that_ends_early(data: Datasets, ranks: RankPool) -> None:
+    ranks.run(2, programs.stop_early, data.whole, FLOATS)
 
 
 def test_ranks_wait_longer_for_packs_than_for_a_rank(data: Datasets, ranks: RankPool) -> None:
