@@ -32,6 +32,8 @@ def compare_loaders(
             found = differences(a.to_dict(), b.to_dict())
             assert not found, found[:5]
             count += 1
+        if options.get("reads") == "pack":
+            assert mine.stats()["packs"]["minibatches"] == count
     return count
 
 

@@ -63,6 +63,15 @@ def test_links_with_negatives(folder: Path, ranks: RankPool) -> None:
     compare(ranks, folder, "one", "LinkNeighborLoader", **arguments)
 
 
+@pytest.mark.parametrize("name", ["one.parts", "several.gids"])
+def test_packs(folder: Path, ranks: RankPool, name: str) -> None:
+    """Minibatches of PyG wait in the scratch file, with their edges' ids."""
+    arguments = {"num_neighbors": [4, 3], "batch_size": 5, "input_nodes": ("paper", SEEDS)}
+    whole = folder / f"{name.partition('.')[0]}.gids"
+    options = {"reads": "pack"}
+    ranks.run(3, compare_loaders, folder / name, whole, "NeighborLoader", arguments, options)
+
+
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
 def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
     times = torch.randint(1000, (len(SEEDS),), generator=torch.Generator().manual_seed(2))
