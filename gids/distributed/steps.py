@@ -1,8 +1,8 @@
 """Steps: the minibatches of an epoch, as the ranks sample them together. The stream of rows takes them.
 
 Made by RankFeatures.attach for each epoch. By random reads, all ranks sample equally far ahead. By packs,
-they sample in rounds: all agree on the number of steps of a round, and each rank has sampled all of them
-before the first one is returned. Knows no tables.
+they sample one superbatch after the other: all agree on its number of steps, and each rank has sampled all of
+them before the first one is returned. Knows no tables.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
     make_step: makes the step of a minibatch and its number. Collective. Raises the error that it is given, or
     one that names the rank that has one. by_choice: packs are one choice of several (reads="auto").
 
-    Also what PackedStream calls Together: rounds do not overlap.
+    Also what PackedStream calls Together: superbatches do not overlap.
 
     Attributes: known: the counts of the steps that were sampled and not handed out; number: steps sampled.
     """
@@ -95,17 +95,17 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self.number = 0
         self._ended = False
         self._failed: Exception | None = None
-        self._first = 0  # of a round
-        self._end_of_round: int | None = None  # or of those steps that are sampled before all agree
+        self._first = 0  # of a superbatch
+        self._end: int | None = None  # of a superbatch; until all agree, of its first steps
         self._agreed = self._together = False
 
     def __next__(self) -> Step[T]:
-        """The next step. In a round it is sampled if need be, which is collective."""
-        if not self._waiting and self._end_of_round is not None:
-            self._sample_until(min(self.number + 1, self._end_of_round))
+        """The next step. By packs it is sampled if need be, which is collective."""
+        if not self._waiting and self._end is not None:
+            self._sample_until(min(self.number + 1, self._end))
         if self._waiting:
             return self._waiting.popleft()
-        if self._ended or self._end_of_round is not None:
+        if self._ended or self._end is not None:
             raise StopIteration
         raise RuntimeError("the window of the owner is longer than what the ranks sampled ahead")
 
@@ -113,16 +113,16 @@ class Steps(Iterator[Step[T]], Generic[T]):
         """Sample until so many steps are known, or there are no more. Collective."""
         self._sample_until(self.number - len(self.known) + count)
 
-    # --- a round ---
+    # --- a superbatch ---
 
-    def begin_round(self) -> None:
-        """Begin a round with the steps that are known. The stream takes the first ones, and calls agree()."""
+    def begin_superbatch(self) -> None:
+        """Begin a superbatch with the steps that are known. The stream of rows calls agree() then."""
         self._first = self.number - len(self.known)
-        self._end_of_round = self._first + EARLY
+        self._end = self._first + EARLY
         self._agreed = self._together = False
 
     def agree(self, wanted: int, room: int) -> int:
-        """See gids.loader.pack_reads.Together. Collective: each rank calls it once in a round."""
+        """See gids.loader.pack_reads.Together. Collective: each rank calls it once in a superbatch."""
         self._sample_until(self._first + EARLY)
         mine = min(wanted, room, MOST_MINIBATCHES - 1)
         if mine < self.number - self._first:
@@ -131,21 +131,21 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self._agreed = True
         steps = min(told)
         if not steps:
-            self._end_of_round = None
+            self._end = None
             if mine:
                 level = logging.INFO if self._by_choice else logging.WARNING
                 rank = self._group.name_of(told.index(0))
                 log.log(level, "reading by random reads, because %s does; its log says why", rank)
             return 0
-        self._end_of_round = self._first + steps
+        self._end = self._first + steps
         return steps + 1
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
-        """See gids.loader.pack_reads.Together. Collective: only the first call in a round does anything."""
+        """See gids.loader.pack_reads.Together. Collective at the first call in a superbatch; later not."""
         if self._together:
             return
-        assert self._end_of_round is not None
-        self._sample_until(self._end_of_round)
+        assert self._end is not None
+        self._sample_until(self._end)
         longest_s = min(_LONGEST_WAIT_S, self._group.timeout_s / 4)
         while True:
             end = time.monotonic() + longest_s
@@ -159,11 +159,11 @@ class Steps(Iterator[Step[T]], Generic[T]):
     def complete(self) -> bool:
         """Take part in what this rank's stream did not, once it returned its first row, or failed to.
 
-        Returns whether the steps are read in this round; otherwise all ranks go on by random reads.
+        Returns whether the superbatch is read by packs; otherwise all ranks go on by random reads.
         """
         if not self._agreed:
             self.agree(0, 0)
-        if self._end_of_round is None:
+        if self._end is None:
             return False
         self.wait_for(lambda: True)
         return True
@@ -171,7 +171,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
     def drop(self) -> None:
         """Drop what was sampled ahead, and end. Idempotent.
 
-        Not called close, because the stream of each round closes what it reads from.
+        Not called close, because the stream of each superbatch closes what it reads from.
         """
         self._ended, self._failed = True, None
         self._waiting.clear()

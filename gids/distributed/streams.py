@@ -52,7 +52,7 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
     """The minibatches of an epoch with their features, where sampling is collective.
 
     By random reads, all ranks sample equally far ahead, so that they exchange in the same order: a rank with
-    less memory has a shorter window, but takes part. By packs, each round of steps has a stream of its own.
+    less memory has a shorter window, but takes part. By packs, each superbatch has a stream of its own.
     """
 
     def __init__(self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
@@ -102,17 +102,17 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
         """The first step that is known, with its features; or why some rank could not read its rows."""
 
     def _begin(self) -> None:
-        """Begin the next round, or to read all that is left by random reads. Collective."""
+        """Begin the next superbatch, or to read all that is left by random reads. Collective."""
         steps = self._steps
         if self._rows is not None:
-            next(self._rows, None)  # the round before ends, and is counted
+            next(self._rows, None)  # the superbatch before ends, and is counted
             self._rows.close()
         steps.sample_ahead(1)
         if not steps.known:
             return
         packs = self._features_of.agree_on_packs()
         if packs:
-            steps.begin_round()
+            steps.begin_superbatch()
         self._attach(steps if packs else None)
         self._first = self._read_next()  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):

@@ -30,9 +30,9 @@ MEMORY = 32 << 20
 
 @contextlib.contextmanager
 def small_packs(
-    *, pack_bytes: int = 300_000, round_steps: int | None = None, early: int = 4
+    *, pack_bytes: int = 300_000, together: int | None = None, early: int = 4
 ) -> Iterator[pytest.MonkeyPatch]:
-    """Packs of little memory; rounds of so many steps, of which `early` are sampled before all agree."""
+    """Packs of little memory; superbatches of `together` steps. Ranks agree after `early` of them."""
     share = PackBudget.share
 
     def less(*args: Any) -> PackPlan | None:
@@ -45,8 +45,8 @@ def small_packs(
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", early)
         patch.setattr(packed, "EARLY", early)
-        if round_steps is not None:
-            patch.setattr(steps, "MOST_MINIBATCHES", round_steps + 1)
+        if together is not None:
+            patch.setattr(steps, "MOST_MINIBATCHES", together + 1)
         yield patch
 
 
@@ -116,14 +116,14 @@ def check_packs(found: Mapping[str, Any], epochs: int) -> None:
 
 
 def compare_all(cases: list[tuple[Any, ...]], reads: str) -> list[float]:
-    """compare() by packs. By case: packs of a round."""
+    """compare() by packs. By case: packs of a superbatch."""
     told = []
-    for dataset, whole, kind, arguments, options, pack_bytes, round_steps in cases:
-        with small_packs(pack_bytes=pack_bytes, round_steps=round_steps):
+    for dataset, whole, kind, arguments, options, pack_bytes, together in cases:
+        with small_packs(pack_bytes=pack_bytes, together=together):
             found = compare(dataset, whole, kind, arguments, {**options, "reads": reads})
         check_packs(found, 2)
         packs = found["stats"]["packs"]
-        assert packs["superbatches"] >= 2 * -(-found["steps"] // (round_steps or found["steps"]))
+        assert packs["superbatches"] >= 2 * -(-found["steps"] // (together or found["steps"]))
         told.append(packs["packs"] / packs["superbatches"])
     return told
 
@@ -147,7 +147,7 @@ def disk_is_full_on_one_rank(
     """Rank 1's disk is full, in one way after the other. By way: minibatches by packs, and superbatches."""
     told = []
     for of, method, turn in faults:
-        with small_packs(round_steps=9) as patch:
+        with small_packs(together=9) as patch:
             if dist.get_rank() == 1:
                 fail_at(patch, of, method, turn)
             found = compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"})
@@ -172,8 +172,8 @@ def scratch_is_small_on_one_rank(
 
 
 def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str, Any]:
-    """reads="auto", where random reads are cheaper on rank 1: at once, or when a round is sampled."""
-    with small_packs(round_steps=9) as patch:
+    """reads="auto", where random reads are cheaper on rank 1: at once, or when a superbatch is sampled."""
+    with small_packs(together=9) as patch:
         patch.setattr(feature_loader, "LEAST_BYTES", 0)
         patch.setattr(feature_loader.FeatureLoader, "may_use_packs", _always_large)
         patch.setattr(pack_reads.PackReads, "choose_early", lambda *_: not late and dist.get_rank() == 1)
@@ -268,7 +268,7 @@ def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> Non
         loader = gids.NodeLoader(alone, **arguments)
         expected = list(loader)
     for stop in stops:
-        with small_packs(round_steps=9):
+        with small_packs(together=9):
             with gids.distributed.open(dataset, memory=MEMORY, reads="pack", queue_depth=16) as source:
                 first = gids.NodeLoader(source, **arguments)
                 epoch = iter(first)

@@ -74,7 +74,7 @@ def test_minibatches_are_those_of_one_process(
         (parts, whole, "NodeLoader", cooperative, {}, 1_000_000, None),
     ]
     packs = ranks.run(size, programs.compare_all, cases[3:] if size == 1 else cases, "pack")
-    assert max(packs[0]) > 2, "several packs"
+    assert size > 1 or sum(n > 1 for n in packs[0]) >= 3, "the memory holds a part of the rows"
 
 
 def test_a_part_without_rows_of_a_type(ranks: RankPool, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_random_reads_of_one_rank_are_those_of_all(data: Datasets, ranks: RankPo
         assert told[rank]["minibatches"] == (9 if late else 0)
 
 
-def test_a_run_resumes_in_a_round(data: Datasets, ranks: RankPool) -> None:
+def test_a_run_resumes_in_a_superbatch(data: Datasets, ranks: RankPool) -> None:
     ranks.run(2, programs.resume, data.whole, FLOATS, [1, 12])
 
 
