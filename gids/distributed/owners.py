@@ -40,20 +40,27 @@ class HashOwners:
         self.count, self._block, self._positions = count, block, positions
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        at = ids if self._positions is None else self._positions[ids]
-        mixed = (at // self._block).astype(np.uint64) * _PRIME
+        mixed = (_at(ids, self._positions) // self._block).astype(np.uint64) * _PRIME
         return ((mixed >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
 
 
 class RangeOwners:
-    """Each owner has successive ids, equally many but for blocks of `block` ids, which have one owner."""
+    """Each owner has successive ids, equally many but for blocks of `block` ids, which have one owner.
 
-    def __init__(self, count: int, ids: int, block: int = 1) -> None:
-        self.count, self._block = count, block
+    positions: as of HashOwners.
+    """
+
+    def __init__(self, count: int, ids: int, block: int = 1, positions: np.ndarray | None = None) -> None:
+        self.count, self._block, self._positions = count, block, positions
         self._blocks = max(1, -(-ids // block))
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        return ids // self._block * self.count // self._blocks
+        found: np.ndarray = _at(ids, self._positions) // self._block * self.count // self._blocks
+        return found
+
+
+def _at(ids: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
+    return ids if positions is None else positions[ids].astype(np.int64, copy=False)
 
 
 def split(owners: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -200,7 +200,7 @@ class GroupSource(Source):
         """
         count, block = self.group.size, max((t.rows_per_page for t in tables), default=1)
         if self._owned_by == "range":
-            return RangeOwners(count, ids, block)
+            return RangeOwners(count, ids, block, order)
         if self.options.reads != "random" and tables:
             widest = max(tables, key=lambda t: t.row_bytes)
             rows = min(_SWEPT_BYTES // widest.row_bytes, ids // (count * _LEAST_BLOCKS))
@@ -360,6 +360,8 @@ def open(
         _check_arguments(owners, replicas, bulk, options, everyone.size)
         local = _open_part(Path(dataset), everyone.rank // replicas, everyone.size // replicas, options)
         said["dataset"] = _identity(local.store)
+        if owners == "heat":
+            said["heat"] = {ntype: local.store.heat_methods(ntype) for ntype in local.store.node_types}
     except Exception as raised:
         error = raised
     try:
@@ -400,14 +402,15 @@ def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -
     mine = path / part_name(index)
     source = loader_source.open(mine, **options)
     part = source.store.part
+    if part is not None and (part.index, part.count) == (index, count):
+        return source
+    source.close()
     if part is None or part.index != index:
         raise FormatError(f"{mine} is not part {index}: partition the dataset again")
-    if part.count != count:
-        raise ValueError(
-            f"{path} has {part.count} parts, for {count} ranks (ranks / replicas): start as many ranks as "
-            "there are parts, times replicas, or partition the dataset again"
-        )
-    return source
+    raise ValueError(
+        f"{path} has {part.count} parts, for {count} ranks (ranks / replicas): start as many ranks as "
+        "there are parts, times replicas, or partition the dataset again"
+    )
 
 
 def _identity(store: FeatureStore) -> str:

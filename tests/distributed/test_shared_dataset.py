@@ -11,7 +11,7 @@ from datasets import random_in_edges
 from programs import compare_with_one_process, measure_nothing
 from rank_pool import RankPool
 
-from gids.distributed.owners import HashOwners
+from gids.distributed.owners import HashOwners, RangeOwners
 from gids.distributed.place import place
 from gids.distributed.placed import PlacedOwners
 from gids.store.names import Relation
@@ -49,6 +49,17 @@ def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool
     assert ranks.run(3, measure_nothing, one) == [
         mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
     ]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_rows_of_a_page_have_one_owner(ordered: bool) -> None:
+    order = np.random.default_rng(2).permutation(NODES).astype(np.uint32) if ordered else None
+    ids = np.arange(NODES)
+    pages = (ids if order is None else order.astype(np.int64)) // 10
+    for owners in (HashOwners(3, 10, order), RangeOwners(3, NODES, 10, order)):
+        found = owners.of(ids)
+        assert set(found) == {0, 1, 2}
+        assert len(set(zip(pages, found, strict=True))) == NODES // 10
 
 
 def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
