@@ -10,6 +10,9 @@ MADV_RANDOM. Every side runs in a fresh process with a cold page cache and, if p
 features, page cache included, beside what sampling needs. torch and DGL load a few minibatches only. Their
 epoch is extrapolated from the second half of these, when the page cache is full. 64 rows of every minibatch
 are compared with the table. Settings: row size, memory as a share of the features, seeds per minibatch.
+
+If fio is installed, it measures the disk's long reads and writes just before each side by packs. The side's
+seconds are then printed as a multiple of max(bytes / these rates, CPU seconds / cores).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +47,8 @@ from gids.store import FeatureStore, Table
 OURS = ("random", "pack", "sweep", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
+FIO = "fio --name=x --ioengine=io_uring --direct=1 --bs=256k --iodepth=32 --time_based --output-format=json"
+FIO_SECONDS, FIO_BYTES = 4, 2 << 30
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
 SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
 
@@ -63,6 +69,14 @@ class Setting:
         """Of all minibatches. If the side loaded fewer, each of the others takes run["late_s"]."""
         run = self.runs.get(side)
         return None if run is None else run["seconds"] + (self.batches - run["batches"]) * run["late_s"]
+
+    def over_bound(self, side: str) -> float | None:
+        """Seconds, over the least that disk or cores take; None if the disk was not measured."""
+        run = self.runs[side]
+        if not run.get("disk") or not run["written_bytes"] or run["read_bytes"] is None:
+            return None
+        disk_s = run["read_bytes"] / run["disk"]["read"] + run["written_bytes"] / run["disk"]["write"]
+        return float(run["seconds"] / max(disk_s, run["cpu_s"] / (os.cpu_count() or 1)))
 
     def rows_per_s(self, side: str) -> float | None:
         seconds = self.seconds(side)
@@ -97,6 +111,7 @@ class Setting:
             "regret": self.regret(),
             "seconds": {side: self.seconds(side) for side in self.runs},
             "rows_per_s": {side: self.rows_per_s(side) for side in self.runs},
+            "over_bound": {side: self.over_bound(side) for side in self.runs},
             "runs": self.runs,
             "missing": self.missing,
         }
@@ -184,6 +199,9 @@ def measure(
             "scratch": str(args.scratch or ""),
             "limited": not no_limit,
         }
+        disk = None
+        if side in ("pack", "auto") and shutil.which("fio"):
+            disk = disk_rates(Path(table.shard_paths[0]), args.scratch or path)
         gids.io.drop_page_cache(path)
         with ExitStack() as stack:
             group = None if no_limit else stack.enter_context(MemoryGroup("gids-packs"))
@@ -192,10 +210,23 @@ def measure(
             except FreshProcessError as error:
                 setting.missing[side] = error.reason
                 continue
+        setting.runs[side]["disk"] = disk
         print(line(setting, side), flush=True)
         save()  # a killed run keeps what was measured
         if choices := setting.runs[side]["choices"]:
             print(f"    {describe_choices(choices)}", flush=True)
+
+
+def disk_rates(shard: Path, folder: Path) -> dict[str, float]:
+    """Bytes per second of long reads of a shard, and of long writes to a new file in a folder, by fio."""
+    rates = {}
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        for kind, path, size in (("read", shard, shard.stat().st_size), ("write", file.name, FIO_BYTES)):
+            job = [f"--rw={kind}", f"--filename={path}", f"--size={size}", f"--runtime={FIO_SECONDS}"]
+            command = [*FIO.split(), *job, *(["--readonly"] if kind == "read" else [])]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rates[kind] = float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"])
+    return rates
 
 
 def line(setting: Setting, side: str) -> str:
@@ -212,6 +243,8 @@ def line(setting: Setting, side: str) -> str:
         f"first after {run['first_s']:.2f} s",
         f"CPU {run['cpu_s']:.2f} s",
     ]
+    if bound := setting.over_bound(side):
+        cells.append(f"{bound:.2f} x the least that disk and cores take")
     if run["batches"] < setting.batches:
         cells.append(f"EXTRAPOLATED from {run['batches']} of {setting.batches} minibatches")
     return "  ".join(cells)
