@@ -351,7 +351,7 @@ class PackReads:
             for t in space.tables:
                 histogram = (sampled.pages.get(t.name) or counts).histogram()
                 seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
-        return seconds
+        return float(seconds)
 
     def _learn(self) -> None:
         """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
