@@ -64,7 +64,8 @@ def test_errors_have_one_line(dataset, tmp_path, capsys):
 
 def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
     program = (
-        "import sys, threading\n"
+        "import signal, sys, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background processes ignore SIGINT
         "from gids.cli import main\n"
         "from gids.write.partition import run\n"
         "def wait(*_, **__):\n"

@@ -324,7 +324,7 @@ CASES = {
         file("a.npy", shaped(f"(0, {1 << 47}, {1 << 47})")),
         "larger than any file",
     ),
-    ".npy: rows of no bytes": (file("a.npy", shaped("(1000000, 0)")), "rows of 0 bytes"),
+    ".npy: rows of no bytes": (file("a.npy", shaped("(1000000, 0)")), "rows have 0 bytes"),
     ".npy: 33 dimensions": (file("a.npy", shaped((1,) * 33)), "33 dimensions"),
     ".npy: a type of a terabyte": (
         file("a.npy", shaped("(1,)", "'<U1000000000'")),

@@ -118,7 +118,7 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path):
             "'n' has 3 nodes in one part of the source and 2000 in another",
         ),
         (lambda w: w.write_table("node", "n", "k", torch.zeros(())), "single number"),
-        (lambda w: w.write_table("node", "n", "k", torch.zeros(3, 0)), "table 'n.k': rows of 0 bytes"),
+        (lambda w: w.write_table("node", "n", "k", torch.zeros(3, 0)), "table 'n.k': rows have 0 bytes"),
         (
             lambda w: w.write_table("node", "n", "k", torch.zeros(3, dtype=torch.int16)),
             "cannot hold int16: cast",
