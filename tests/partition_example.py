@@ -13,6 +13,7 @@ from gids.store import FeatureStore
 from gids.store.part import part_paths
 from gids.write import DatasetWriter, edge_list
 from gids.write.heat_writer import write_heat
+from gids.write.partition import partition
 
 PAPERS, AUTHORS, CITED, WRITTEN = 700, 130, 4000, 1500
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -61,6 +62,23 @@ def write_rich_dataset(path: Path, *, heterogeneous: bool = True, seed: int = 0)
         writer.write_split("paper", "test", torch.arange(600, 650))
     write_heat(path, "sampled", {"paper": rng.random(PAPERS)})
     return path
+
+
+class Datasets:
+    """A dataset, and its parts by their number."""
+
+    def __init__(self, folder: Path, *, heterogeneous: bool = False) -> None:
+        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=heterogeneous)
+        self._folder = folder
+
+    def parts(self, count: int) -> Path:
+        out = self._folder / f"parts-{count}"
+        if not out.exists():
+            partition(self.whole, out, count)
+        return out
+
+    def tables(self, kind: str | None = None) -> list[str]:
+        return [t.name for t in FeatureStore(self.whole).tables.values() if kind in (None, t.kind)]
 
 
 def open_parts(out: Path) -> list[FeatureStore]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from full_disk import fail_at
 from programs import check_cooperative, differences
 
 import gids.distributed
 from gids.distributed import steps
 from gids.loader import feature_loader, pack_reads, packed
-from gids.packs import PackBudget, PackPlan, ScratchFull, Superbatch
+from gids.packs import PackBudget, PackPlan, Superbatch
 from gids.sampler import Neighbor
 
 Fault = tuple[type, str, int]
@@ -48,21 +48,6 @@ def small_packs(
         if together is not None:
             patch.setattr(steps, "MOST_MINIBATCHES", together + 1)
         yield patch
-
-
-def fail_at(patch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:
-    """The method finds the disk full, from the turn-th call on."""
-    original: Callable[..., Any] = getattr(of, name)
-    calls = 0
-
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= turn:
-            raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
-        return original(self, *args, **options)
-
-    patch.setattr(of, name, method)
 
 
 def compare(

@@ -7,27 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from partition_example import AUTHORS, PAPERS, write_rich_dataset
+from partition_example import AUTHORS, PAPERS, Datasets
 from programs import compare_with_one_process
 from rank_pool import RankError, RankPool
 
 from gids.sampler import Labor, Ladies, Neighbor
-from gids.store import FeatureStore
-from gids.write.partition import partition
-
-
-class Datasets:
-    """A dataset, and its parts by their number."""
-
-    def __init__(self, folder: Path, *, heterogeneous: bool) -> None:
-        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=heterogeneous)
-        self._folder = folder
-
-    def parts(self, count: int) -> Path:
-        out = self._folder / f"parts-{count}"
-        if not out.exists():
-            partition(self.whole, out, count)
-        return out
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +33,10 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def tables_of(path: Path, kind: str | None = None) -> list[str]:
-    store = FeatureStore(path)
-    return [t.name for t in store.tables.values() if kind in (None, t.kind)]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["fanouts", "Labor", "Ladies", "bidirectional"])
 def test_one_type(one: Datasets, ranks: RankPool, name: str, size: int) -> None:
-    tables = tables_of(one.whole, "node" if name == "bidirectional" else None)
+    tables = one.tables("node" if name == "bidirectional" else None)
     arguments = {
         "seeds": SEEDS["paper"],
         "sampler": SAMPLERS[name],
@@ -77,7 +56,7 @@ def test_several_types(several: Datasets, ranks: RankPool, name: str, size: int)
     arguments = {
         "seeds": SEEDS,
         "sampler": SAMPLERS[name],
-        "tables": tables_of(several.whole),
+        "tables": several.tables(),
         "batch_size": 20,
         "shuffle": True,
     }

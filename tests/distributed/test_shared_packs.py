@@ -9,12 +9,11 @@ import pack_programs as programs
 import pytest
 import torch
 from datasets import CITES, WRITES, random_in_edges
-from partition_example import AUTHORS, PAPERS, open_parts, write_rich_dataset
+from partition_example import AUTHORS, PAPERS, Datasets, open_parts
 from rank_pool import RankPool
 
 from gids.packs import Scratch, Spool, Superbatch
 from gids.sampler import Ladies
-from gids.store import FeatureStore
 from gids.store.part import part_name
 from gids.write import DatasetWriter
 from gids.write.partition import partition
@@ -24,23 +23,6 @@ ARGUMENTS: dict[str, Any] = {"seeds": SEEDS, "sampler": [3, 4], "batch_size": 8,
 FLOATS = ARGUMENTS | {"tables": ["paper.float32", "paper.by_row"]}
 LADIES = Ladies([30, 20])
 TIMEOUT_S = 3.0
-
-
-class Datasets:
-    """A dataset, and its parts by their number."""
-
-    def __init__(self, folder: Path, *, heterogeneous: bool = False) -> None:
-        self.whole = write_rich_dataset(folder / "whole.gids", heterogeneous=heterogeneous)
-        self._folder = folder
-
-    def parts(self, count: int) -> Path:
-        out = self._folder / f"parts-{count}"
-        if not out.exists():
-            partition(self.whole, out, count)
-        return out
-
-    def tables(self, kind: str | None = None) -> list[str]:
-        return [t.name for t in FeatureStore(self.whole).tables.values() if kind in (None, t.kind)]
 
 
 @pytest.fixture(scope="module")

@@ -6,34 +6,19 @@ import errno
 import os
 import resource
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import fail_at
 from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
 from gids.loader.sampling import EpochSampling
-from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch
+from gids.packs import PackMachine, Scratch, Spool, Superbatch
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:
-    """The method finds the disk full, from the turn-th call on."""
-    original: Callable[..., Any] = getattr(of, name)
-    calls = 0
-
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= turn:
-            raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(of, name, method)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
