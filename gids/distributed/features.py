@@ -254,14 +254,7 @@ class OwnFeatures(RankFeatures):
         error: Exception | None,
         number: int,
     ) -> Step[T]:
-        """Take part in the exchange by which ranks learn of errors of others."""
-
-        def check() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            return [[] for _ in range(self.group.size)]
-
-        self.group.exchange(check, [], number)
+        self.group.share_error(error, number)
         assert minibatch is not None
         ids = ids_of(minibatch)
         rows = [self.rows_of(self.tables[names[0]], ids[names[0]]) for names in self.alike]

@@ -190,6 +190,16 @@ class Group(ByReference):
         self._run(lambda: dist.all_gather_object(values, value, group=self._control))
         return values
 
+    def share_error(self, error: Exception | None, tag: int) -> None:
+        """Raise this rank's error, or RankError if another rank has one. Collective. tag: see exchange()."""
+
+        def check() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            return [[] for _ in range(self.size)]
+
+        self.exchange(check, [], tag)
+
     def on_this_machine(self, offers: Sequence[Any]) -> MachineRanks:
         """The ranks of this machine that offer what this one does. offers: of all ranks, by offer()."""
         key = f"{self._key}/machine/{next_number('machines')}"

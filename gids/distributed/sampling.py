@@ -82,13 +82,7 @@ class GroupSampling:
             if group.failures > failures:  # sample_layer() raised it, on all ranks
                 raise
             error = raised
-
-        def check() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            return [[] for _ in range(group.size)]
-
-        group.exchange(check, [], step_tag(epoch, first))
+        group.share_error(error, step_tag(epoch, first))
         return made
 
     def sample_layer(

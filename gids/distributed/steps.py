@@ -26,7 +26,7 @@ log = logging.getLogger("gids")
 
 _POLL_S = 0.005
 _LONGEST_WAIT_S = 10.0
-"""A rank that prepares its packs lets the others know so often that it still runs, or more often."""
+"""A rank that prepares its packs tells the others at least this often that it still runs."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ class OwnStream(LockstepStream[T]):
 
 
 def _told(error: Exception) -> Any:
-    """An error as other ranks are told of it."""
+    """What this rank tells the others of its error."""
     if not isinstance(error, StorageError):
         return f"{type(error).__name__}: {error}"
     what = (error.strerror or "").partition(": ")[0]

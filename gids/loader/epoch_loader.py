@@ -317,8 +317,8 @@ class EpochLoader(Closing, ABC):
         """The counters of FeatureLoader.stats(); ``memory`` also has the sampler and the topology.
 
         ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
-        memory-mapped. What the ranks of a machine share counts at the rank that allocated it, and nowhere
-        else. ``"topology on the device"``. Both include the weights of edges. ``"sampler"``: host and device
+        memory-mapped. Memory that the ranks of a machine share is counted only by the rank that allocated
+        it. ``"topology on the device"``. Both include the weights of edges. ``"sampler"``: host and device
         memory, without the minibatches that count as ``"window"``. After close(), the counters as they were
         then.
         """

@@ -30,8 +30,8 @@ def bidirectional_layer(
 ) -> list[Block]:
     """The blocks of a bidirectional subgraph, by relation: edges in the order of (destination, source).
 
-    layers: the sampled blocks, by relation. node_counts: by type. Of several equal edges, one is
-    kept, preferably a relation's own. An edge and its reverse have the same id.
+    layers: the sampled blocks, by relation. node_counts: by type. If edges are equal, one is kept,
+    preferably a relation's own. An edge and its reverse have the same id.
     """
     edges = {}
     for r, relation in enumerate(topology.relations):
