@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -243,15 +243,16 @@ class PackReads:
         """
         if self.options.reads != "auto":
             return False
-        layouts = self._layouts(sampled, host.take_memory(), host, ("sweep", "pack"), overlap)
+        layouts = self._layouts(sampled, host.take_memory(), host, overlap)
         random_s, sweep_s = self.random_s(sampled, host), self._sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
-        wins = "pack" in layouts and random_s <= _CLEARLY * (layouts["pack"].predicted_s - sweep_s)
+        kept_s = min((of.predicted_s for way, of in layouts.items() if way != "sweep"), default=0.0)
+        wins = random_s <= _CLEARLY * (kept_s - sweep_s)
         if count is not None and not self._slower:
             most_s = max(times * random_s, self.consumer_s * count)  # more minibatches hit more often
             wins = wins or not _pays(max(sweep_s, self.consumer_s * count), most_s)
         if wins:
-            predicted = {way: layout.predicted_s for way, layout in layouts.items()} | {"random": random_s}
+            predicted = self._corrected(layouts) | {"random": random_s}
             self._record("random", sampled, predicted, times)
             self.only_random = _CHEAPER
         return wins
@@ -267,15 +268,12 @@ class PackReads:
         count: minibatches of the epoch that are left; if random reads win, they read all of them.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
-        memory_bytes, reads = host.take_memory(), self.options.reads
-        ways: tuple[Way, ...] = ("sweep", "pack") if reads == "auto" else (reads,)  # type: ignore[assignment]
-        layouts = self._layouts(sampled, memory_bytes, host, ways, not sampled.last)
+        memory_bytes = host.take_memory()
+        layouts = self._layouts(sampled, memory_bytes, host, not sampled.last)
         self._learn()
-        predicted: dict[str, float] = {
-            way: layout.predicted_s * self._slower.get(way, 1.0) for way, layout in layouts.items()
-        }
-        best = min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
-        if reads == "auto":
+        predicted = self._corrected(layouts)
+        best = _cheapest(layouts)
+        if self.options.reads == "auto":
             random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
             predicted["random"] = random_s
             if best is not None and not _pays(predicted[best.way], random_s):
@@ -283,26 +281,25 @@ class PackReads:
         elif best is None:
             raise MemoryBudgetError(self._too_little(sampled, memory_bytes, host))
         times = max(1.0, (count or 0) / len(sampled.spool)) if best is None else 1.0
-        self._record("random" if best is None else best.way, sampled, predicted, times)
+        self._record(best or "random", sampled, predicted, times)
         if best is None:
             self.only_random = _CHEAPER
             return None
         self._make_machine(sampled, memory_bytes, host)
         return best
 
-    def choose_again(
-        self, sampled: SampledAhead[Any], host: PackHost, way: Way, resident: Resident
-    ) -> Layout | None:
+    def choose_again(self, sampled: SampledAhead[Any], resident: Resident) -> Layout | None:
         """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
         assert self.machine is not None
         room = self.machine.output_rows
         larger = any(rows > room[name] for name, rows in sampled.rows.items())
         if larger or sampled.minibatch_bytes > self._room_bytes:
             return None
-        layout = self._work(sampled, self.machine.plan).choose((way,), resident).get(way)
+        layouts = self._work(sampled, self.machine.plan).choose(self._ways, resident)
+        layout = _cheapest(layouts)
         if layout is not None:
             self._learn()
-            self._record(way, sampled, {way: layout.predicted_s * self._slower.get(way, 1.0)})
+            self._record(layout, sampled, self._corrected(layouts))
         return layout
 
     def give_up(self, reason: str) -> None:
@@ -363,13 +360,23 @@ class PackReads:
             slower = self._slower.get(way, 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"][way])
             self._slower[way] = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
 
+    def _corrected(self, layouts: Mapping[Way, Layout]) -> dict[str, float]:
+        """Predicted seconds by way."""
+        return {way: layout.predicted_s * self._slower.get(way, 1.0) for way, layout in layouts.items()}
+
     def _record(
-        self, way: str, sampled: SampledAhead[Any], predicted: Mapping[str, float], times: float = 1.0
+        self,
+        chosen: Layout | Literal["random"],
+        sampled: SampledAhead[Any],
+        predicted: Mapping[str, float],
+        times: float = 1.0,
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
+        way, swept = ("random", []) if chosen == "random" else (chosen.way, sorted(chosen.swept))
         self.choices.append(
             {
                 "way": way,
+                "swept": swept,
                 "minibatches": round(len(sampled.spool) * times),
                 "returned": 0,
                 "superbatches": 0,
@@ -380,18 +387,26 @@ class PackReads:
             }
         )
         found = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
-        log.info("%d minibatches by %s reads: predicted %s", self.choices[-1]["minibatches"], way, found)
+        of = f" (sweeps of {', '.join(swept)})" if way == "mixed" else ""
+        log.info(
+            "%d minibatches by %s reads%s: predicted %s", self.choices[-1]["minibatches"], way, of, found
+        )
 
     def _layouts(
         self,
         sampled: SampledAhead[Any],
         memory_bytes: int,
         host: PackHost,
-        ways: Sequence[Way],
         overlap: bool,
     ) -> dict[Way, Layout]:
         plan = self._plan(sampled, memory_bytes, host, overlap)
-        return {} if plan is None else self._work(sampled, plan).choose(ways)
+        return {} if plan is None else self._work(sampled, plan).choose(self._ways)
+
+    @property
+    def _ways(self) -> tuple[Way, ...]:
+        """Those that may be chosen, beside random reads."""
+        reads = self.options.reads
+        return ("sweep", "pack", "mixed") if reads == "auto" else (cast(Way, reads),)
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
         return Work(
@@ -479,6 +494,10 @@ class PackReads:
             f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
             f"memory={also} to gids.open(), use smaller minibatches, or reads='random'."
         )
+
+
+def _cheapest(layouts: Mapping[Way, Layout]) -> Layout | None:
+    return min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
 
 
 def _pays(packed_s: float, random_s: float) -> bool:

@@ -328,7 +328,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             ahead.sample(-(-2 * (ahead.most - len(ahead.spool)) // max(1, left)))
         elif self._next is None and not self._tried_next and len(ahead.spool):
             self._tried_next = True
-            layout = packs.choose_again(ahead, self._host, superbatch.layout.way, superbatch.layout.resident)
+            layout = packs.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
                 self._next = self._make(layout, 0, fill_resident=False)
         coming = self._next

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gids import _core
 from gids.packs.costs import DiskRates
@@ -18,7 +18,11 @@ from gids.packs.memory import ALIGNMENT, PackPlan
 from gids.packs.spaces import Space
 from gids.packs.spool import Spool
 
-Way = Literal["sweep", "pack"]
+if TYPE_CHECKING:
+    from gids.store import Table
+
+Way = Literal["sweep", "pack", "mixed"]
+"""Mixed: by sweeps for some tables, from scratch for the others."""
 
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
@@ -46,11 +50,12 @@ class Resident:
 class Layout:
     """The cheapest cut for a way of reading, and its predicted seconds for all spooled minibatches.
 
-    packs: (minibatch after its last one, rows of each space) of each. lists: row lists of each space, by
-    pack, of the first packs; superbatches take them.
+    swept: tables that are read by a sweep for each pack. packs: (minibatch after its last one, rows of each
+    space) of each. lists: row lists of each space, by pack, of the first packs; superbatches take them.
     """
 
     way: Way
+    swept: frozenset[str]
     resident: Resident
     packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
@@ -73,12 +78,13 @@ class Work:
     consumer_s: float = 0.0
 
     def choose(self, ways: Sequence[Way], resident: Resident | None = None) -> dict[Way, Layout]:
-        """The cheapest layout for each way; a way is left out if a minibatch does not fit in a pack.
+        """The cheapest layout for each way; a way is left out if a minibatch does not fit in a pack, and
+        "mixed" if all tables are read best in the same way.
 
         resident: the rows that must stay. None: those of the cheapest share.
         """
         if not self.rates.write_bytes_per_s:
-            ways = [way for way in ways if way != "pack"]
+            ways = [way for way in ways if way == "sweep"]
         trials = [self._trial(resident)] if resident is not None else self._trials()
         best = fitting = trials
         if len(trials) > 1:
@@ -92,20 +98,15 @@ class Work:
             whole = [trial for trial in self._whole(fitting) if trial.fits]
         lists = {trial: dict(enumerate(trial.cutter.take_lists())) for trial in whole}
         found: dict[Way, Layout] = {}
-        for way in ways if whole else ():
-            trial = self._best(way, whole, 1)
-            seconds = self._seconds(way, trial, 1)
-            found[way] = Layout(way, trial.resident, trial.packs(), seconds, lists[trial])
+        for way, (seconds, swept, trial) in self._best(ways, whole, 1).items():
+            found[way] = Layout(way, swept, trial.resident, trial.packs(), seconds, lists[trial])
         return found
 
     def _promising(self, ways: Sequence[Way], trials: Sequence[_Trial], times: float) -> list[_Trial]:
         """The best trial for each way, without ways that are far slower than another one."""
-        if not trials:
-            return []
-        best = {way: self._best(way, trials, times) for way in ways}
-        seconds = {way: self._seconds(way, trial, times) for way, trial in best.items()}
-        most = _FAR_SLOWER * min(seconds.values(), default=0.0)
-        return list(dict.fromkeys(trial for way, trial in best.items() if seconds[way] <= most))
+        best = self._best(ways, trials, times).values()
+        most = _FAR_SLOWER * min((seconds for seconds, _, _ in best), default=0.0)
+        return list(dict.fromkeys(trial for seconds, _, trial in best if seconds <= most))
 
     def _whole(self, trials: Iterable[_Trial], *, lists: bool = False) -> list[_Trial]:
         """Trials like these that cut all minibatches."""
@@ -118,38 +119,66 @@ class Work:
         return [of.histogram() for of in self.counts]
 
     @cached_property
-    def _sweep_s(self) -> float:
-        wanted = [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
-        return sweep_seconds(self.spaces, wanted, self.rates)
+    def _wanted(self) -> list[int]:
+        """Rows of each space that any minibatch wants."""
+        return [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
 
-    def _seconds(self, way: Way, trial: _Trial, times: float) -> float:
-        """Predicted seconds for `times` as many minibatches as the trial has cut."""
+    def _price(self, way: Way, trial: _Trial, times: float) -> tuple[float, frozenset[str]] | None:
+        """Predicted seconds for `times` as many minibatches as were cut, and the tables that are swept.
+
+        None for "mixed" if no table, or every table, is better swept.
+        """
+        rates, cut = self.rates, trial.packs()
+        packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
+        first_s = next_s = written = 0.0  # before the first pack is in memory, and later
+        swept = set()
+        for s, space in enumerate(self.spaces):
+            for t in space.tables:
+                resident_s = _table_seconds(t, len(trial.resident.rows[s]), rates)
+                packs_s = times * sum(_table_seconds(t, rows[s], rates) for _, rows in cut)
+                once_s = _table_seconds(t, self._wanted[s], rates)
+                nbytes = packed[s] * t.row_bytes
+                kept_s = nbytes / max(1.0, rates.write_bytes_per_s) + nbytes / rates.read_bytes_per_s
+                if way == "sweep" or (way == "mixed" and resident_s + packs_s < once_s + kept_s):
+                    swept.add(t.name)
+                    first_s += resident_s
+                    next_s += packs_s
+                else:
+                    first_s += self._sweeps(trial, packed, times) * once_s
+                    written += nbytes
+        if way == "mixed" and not (swept and written):
+            return None
+        first_s += written / max(1.0, rates.write_bytes_per_s)
+        next_s += (written + self.spool.bytes_written) / rates.read_bytes_per_s
+        return first_s + max(next_s, self.consumer_s), frozenset(swept)
+
+    def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
+        """Sweeps to scratch for all packs, which have so many rows of each space."""
         cut = trial.packs()
-        packs = times * len(cut)
-        if way == "sweep":
-            swept_s = times * sum(sweep_seconds(self.spaces, rows, self.rates) for _, rows in cut)
-            resident_s = sweep_seconds(self.spaces, list(map(len, trial.resident.rows)), self.rates)
-            return max(swept_s + resident_s, self.consumer_s)
-        of_packs = [sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
-        packed = times * sum(n * space.row_bytes for n, space in zip(of_packs, self.spaces, strict=True))
-        lists = times * sum(
-            n * _list_row_bytes(n / max(1, len(cut)) / max(1, space.row_count))
-            for n, space in zip(of_packs, self.spaces, strict=True)
+        nbytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
+        lists = sum(
+            n * _list_row_bytes(n / times / max(1, len(cut)) / max(1, space.row_count))
+            for n, space in zip(packed, self.spaces, strict=True)
         )
         most_packs = self.plan.most_packs(self.plan.write_bytes(trial.resident.pack_bytes))
-        sweeps = max(
+        return max(
             1,
-            math.ceil(packs / most_packs),
-            math.ceil(packed / max(1, self.scratch_bytes)),
+            math.ceil(times * len(cut) / most_packs),
+            math.ceil(nbytes / max(1, self.scratch_bytes)),
             math.ceil(lists / max(1, trial.resident.lists_bytes)),
         )
-        writing_s = packed / self.rates.write_bytes_per_s
-        reading_s = (packed + self.spool.bytes_written) / self.rates.read_bytes_per_s
-        seconds: float = sweeps * self._sweep_s + writing_s + max(reading_s, self.consumer_s)
-        return seconds
 
-    def _best(self, way: Way, trials: Sequence[_Trial], times: float) -> _Trial:
-        return min(trials, key=lambda trial: self._seconds(way, trial, times))
+    def _best(
+        self, ways: Sequence[Way], trials: Sequence[_Trial], times: float
+    ) -> dict[Way, tuple[float, frozenset[str], _Trial]]:
+        """The cheapest trial for each way that is possible: its seconds, and the tables that are swept."""
+        found: dict[Way, tuple[float, frozenset[str], _Trial]] = {}
+        for way in ways:
+            for trial in trials:
+                price = self._price(way, trial, times)
+                if price is not None and (way not in found or price[0] < found[way][0]):
+                    found[way] = (*price, trial)
+        return found
 
     @property
     def _padding(self) -> int:
@@ -207,11 +236,14 @@ class _Trial:
 
 def sweep_seconds(spaces: Sequence[Space], rows: Sequence[int], rates: DiskRates) -> float:
     """Of one sweep for so many rows of each space, about."""
-    total = 0
-    for wanted, space in zip(rows, spaces, strict=True):
-        for t in space.tables:
-            total += min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes))
-    return total / rates.read_bytes_per_s
+    pairs = zip(rows, spaces, strict=True)
+    return sum(_table_seconds(t, wanted, rates) for wanted, space in pairs for t in space.tables)
+
+
+def _table_seconds(table: Table, rows: int, rates: DiskRates) -> float:
+    """Of one sweep for so many rows of a table, about."""
+    nbytes = min(table.page_count * table.page_bytes, rows * (table.page_bytes + rates.gap_bytes))
+    return float(nbytes / rates.read_bytes_per_s)
 
 
 def _list_row_bytes(density: float) -> float:

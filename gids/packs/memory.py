@@ -147,7 +147,7 @@ class PackBudget:
             "outputs": _OUTPUTS * self._output_bytes(rows),
             "minibatches": minibatches * (minibatch_bytes + 4 * sum(rows.values())),
             "row sets": (_SETS + (SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
-            "sweep": PIECES * self._piece_bytes + (2 if overlap else 1) * READS * self._read_bytes,
+            "sweep": (2 if overlap else 1) * (PIECES * self._piece_bytes + READS * self._read_bytes),
         }
         if overlap:
             purposes["counts"] = self._counts_bytes

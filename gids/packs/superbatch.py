@@ -96,12 +96,13 @@ class _BadRows:
 
 @dataclass
 class _Pack:
-    """lists: RowList of each space. at: offset in scratch. parts: offset of each table's rows in the pack."""
+    """lists: RowList of each space. parts: offset of each table's rows in the pack. at, nbytes: what is in
+    scratch."""
 
     end: int
     lists: list[Any]
-    at: int
     parts: dict[str, int]
+    at: int
     nbytes: int
 
 
@@ -126,12 +127,15 @@ class Superbatch:
     ) -> None:
         self._machine, self._spool, self.layout = machine, spool, layout
         self._first_half = 0
-        self._scratch = scratch if layout.way == "pack" else None
+        self._packed = [t for t in machine.tables if t.name not in layout.swept]
+        self._swept = [t for t in machine.tables if t.name in layout.swept]
+        self._scratch = scratch if self._packed else None
         self._fill_resident = fill_resident
         begin = layout.packs[first_pack - 1][0] if first_pack else 0
         self.next = self.first = begin
+        self._space = {t.name: s for s, space in enumerate(machine.spaces) for t in space.tables}
         self._resident = layout.resident.rows
-        self._resident_parts, resident_bytes = self._parts(self._resident)
+        self._resident_parts, resident_bytes = self._parts(self._resident, machine.tables)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
         # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
@@ -141,16 +145,12 @@ class Superbatch:
         self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, outputs_bytes)
         most_packs = machine.plan.most_packs(self._write_bytes) if self._scratch else len(layout.packs)
         for number, (end, rows) in enumerate(layout.packs[first_pack : first_pack + most_packs], first_pack):
-            nbytes = sum(
-                align_up(n * t.row_bytes, ALIGNMENT)
-                for n, space in zip(rows, machine.spaces, strict=True)
-                for t in space.tables
-            )
-            if self._scratch is not None and self._packs and at + nbytes > room_bytes:
+            nbytes = sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in self._packed)
+            if self._packs and at + nbytes > room_bytes:
                 break
             lists = layout.lists.pop(number, None) or self._lists_of(begin, end)
-            parts, nbytes = self._parts(lists)
-            self._packs.append(_Pack(end, lists, at, parts, nbytes))
+            parts, _ = self._parts(lists, [*self._packed, *self._swept])
+            self._packs.append(_Pack(end, lists, parts, at, nbytes))
             at, begin = at + nbytes, end
             lists_bytes -= sum(of.nbytes for of in lists)
             if lists_bytes <= 0:
@@ -227,9 +227,11 @@ class Superbatch:
                 self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
             )
             targets = {
-                t.name: [(pack.lists[s], None, pack.at + pack.parts[t.name]) for pack in self._packs]
-                for s, space in enumerate(machine.spaces)
-                for t in space.tables
+                t.name: [
+                    (pack.lists[self._space[t.name]], None, pack.at + pack.parts[t.name])
+                    for pack in self._packs
+                ]
+                for t in self._packed
             }
             self._sweep = self._start_sweep(self._with_resident(targets), writer)
             self._writer = writer
@@ -309,9 +311,10 @@ class Superbatch:
             for one in bad:
                 self._lose(*one)
             self.bytes_read += pack.nbytes + (0 if self._current else self._resident_nbytes)
-        else:
+        if self._swept:
             swept = self._sweeps.pop(self._current).wait()
-            self._finished(swept, self._bad_in_pack, resident=self._current == 0)
+            self._finished(swept, self._bad_in_pack, resident=self._scratch is None and self._current == 0)
+        if self._scratch is None:
             self._sets = rows.sets_of(pack.lists)
         if not self._resident_sets:
             self._resident_sets = rows.keep(self._resident)
@@ -331,25 +334,22 @@ class Superbatch:
             if index == 0 and self._resident_nbytes:
                 extents.insert(0, Extent(0, 0, self._resident_nbytes))
             self._loads[index] = self._source.load(extents, pack.lists, half)
+        if not self._swept:
             return
         targets = {
-            t.name: [(pack.lists[s], machine.rows.swept, at + pack.parts[t.name])]
-            for s, space in enumerate(machine.spaces)
-            for t in space.tables
+            t.name: [(pack.lists[self._space[t.name]], machine.rows.swept, at + pack.parts[t.name])]
+            for t in self._swept
         }
-        self._sweeps[index] = self._start_sweep(self._with_resident(targets) if index == 0 else targets, None)
+        first = index == 0 and self._scratch is None
+        self._sweeps[index] = self._start_sweep(self._with_resident(targets) if first else targets, None)
 
     def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not self._fill_resident:
             return targets
-        for s, space in enumerate(self._machine.spaces):
-            for t in space.tables:
-                part = (
-                    _core.RowList.create(self._resident[s]),
-                    self._machine.rows.swept,
-                    self._resident_parts[t.name],
-                )
-                targets[t.name].append(part)
+        for t in self._machine.tables:
+            rows = _core.RowList.create(self._resident[self._space[t.name]])
+            part = (rows, self._machine.rows.swept, self._resident_parts[t.name])
+            targets.setdefault(t.name, []).append(part)
         return targets
 
     def _start_sweep(self, targets: dict[str, list[Any]], writer: Any) -> Any:
@@ -364,7 +364,7 @@ class Superbatch:
                     shard_count=len(t.shard_paths),
                     first_file=first_file,
                     checksums=np.asarray(t.checksums()) if machine.check_crc else None,
-                    targets=targets[t.name],
+                    targets=targets.get(t.name, []),
                 )
             )
             first_file += len(t.shard_paths)
@@ -390,12 +390,12 @@ class Superbatch:
                 of.insert(rows, resident)
         return [_core.RowList.create(of) for of in self._machine.found]
 
-    def _parts(self, sets: Sequence[Any]) -> tuple[dict[str, int], int]:
+    def _parts(self, sets: Sequence[Any], tables: Sequence[Table]) -> tuple[dict[str, int], int]:
+        """Where each table's rows begin if they are in this order, and the bytes of all. sets: by space."""
         parts, at = {}, 0
-        for of, space in zip(sets, self._machine.spaces, strict=True):
-            for t in space.tables:
-                parts[t.name] = at
-                at += align_up(len(of) * t.row_bytes, ALIGNMENT)
+        for t in tables:
+            parts[t.name] = at
+            at += align_up(len(sets[self._space[t.name]]) * t.row_bytes, ALIGNMENT)
         return parts, at
 
     def _finished(self, result: dict[str, Any], bad: dict[str, list[_BadRows]], *, resident: bool) -> None:

@@ -140,6 +140,7 @@ bool Sweep::wait_for(u32 timeout_ms) {
 
 void Sweep::run() noexcept {
   const u64 begun = io::now_ns();
+  if (!writer_) priority_->begin_urgent();
   try {
     for (const TableSweep& table : tables_) {
       if (stop_.load(std::memory_order_relaxed)) break;
@@ -154,6 +155,8 @@ void Sweep::run() noexcept {
   if (writer_) {
     const int failed = writer_->finish();
     if (!error_) error_ = failed;
+  } else {
+    priority_->end_urgent();
   }
   if (!error_ && stop_.load(std::memory_order_relaxed)) error_ = ECANCELED;
   busy_ns_ = io::now_ns() - begun;
@@ -224,7 +227,7 @@ void Sweep::sweep(const TableSweep& table) {
     while (more && reading.size() < kMostPieces && !stopped()) {
       coming.memory = room_for(coming.bytes);
       if (!coming.memory) break;
-      priority_->yield(stop_);
+      if (writer_) priority_->yield(stop_);
       submit(coming);
       reading.push_back(std::exchange(coming, Piece()));
       more = next_piece(coming);

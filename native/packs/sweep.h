@@ -22,7 +22,7 @@
 
 namespace gids::packs {
 
-// Who may read the disk: a sweep waits between two pieces while a pack that is due is being read.
+// Who may read the disk: a sweep to scratch waits between two pieces while a pack that is due is being read or swept.
 class Priority {
  public:
   void begin_urgent();
