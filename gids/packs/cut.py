@@ -6,7 +6,7 @@ Called with a sampled superbatch. Tries several shares of resident rows and take
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,16 +86,18 @@ class Work:
         if not self.rates.write_bytes_per_s:
             ways = [way for way in ways if way == "sweep"]
         trials = [self._trial(resident)] if resident is not None else self._trials()
-        best = fitting = trials
-        if len(trials) > 1:
-            tried = min(len(self.spool), _TRIED)
-            self._cut(trials, tried)
-            fitting = [trial for trial in trials if trial.fits]
-            times = len(self.spool) / max(1, tried)
-            best = self._promising(ways, fitting, times)
-        whole = self._whole(best, lists=True)
-        if not all(trial.fits for trial in whole):  # a later minibatch is larger than the first ones
-            whole = [trial for trial in self._whole(fitting) if trial.fits]
+        tried = min(len(self.spool), _TRIED)
+        self._cut(trials, tried)
+        fitting, whole = [trial for trial in trials if trial.fits], list[_Trial]()
+        while fitting:
+            best = self._promising(ways, fitting, len(self.spool) / max(1, tried))
+            whole = [self._trial(of.resident, lists=True) for of in best]
+            self._cut(whole, len(self.spool))
+            small = [of for of, trial in zip(best, whole, strict=True) if not trial.fits]
+            if not small:
+                break
+            # A later minibatch is larger than the first ones.
+            fitting, whole = [trial for trial in fitting if trial not in small], []
         lists = {trial: dict(enumerate(trial.cutter.take_lists())) for trial in whole}
         found: dict[Way, Layout] = {}
         for way, (seconds, swept, trial) in self._best(ways, whole, 1).items():
@@ -107,12 +109,6 @@ class Work:
         best = self._best(ways, trials, times).values()
         most = _FAR_SLOWER * min((seconds for seconds, _, _ in best), default=0.0)
         return list(dict.fromkeys(trial for seconds, _, trial in best if seconds <= most))
-
-    def _whole(self, trials: Iterable[_Trial], *, lists: bool = False) -> list[_Trial]:
-        """Trials like these that cut all minibatches."""
-        whole = [self._trial(of.resident, lists=lists) for of in trials]
-        self._cut(whole, len(self.spool))
-        return whole
 
     @cached_property
     def _histograms(self) -> list[list[int]]:
