@@ -236,3 +236,20 @@ def test_each_table_is_read_in_its_cheapest_way(path: Path, monkeypatch: pytest.
     assert choice["swept"] == ["author.feat", "paper.feat", "paper.text"]
     assert choice["returned"] == choice["minibatches"] == len(one)
     assert choice["predicted_s"]["mixed"] == min(choice["predicted_s"].values())
+
+
+def test_a_later_minibatch_is_larger_than_those_that_cuts_are_tried_on(
+    path: Path, rows: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many resident rows are best for the first minibatches; then a pack has no room for the last one."""
+    cut_small(monkeypatch, pack_bytes=1 << 20)
+    batches = [torch.arange(i, i + 1000, 10) for i in range(40)]
+    batches.append(torch.arange(1100, 2000))
+    with open_source(path, "pack") as source, gids.FeatureLoader(source, ["paper.text"]) as loader:
+        stream = loader.attach(batches, lambda ids: {"paper.text": ids}, count=len(batches))
+        for expected, (ids, features) in zip(batches, stream, strict=True):
+            assert torch.equal(ids, expected)
+            assert torch.equal(features["paper.text"], rows["paper.text"][ids])
+        (choice,) = loader.stats()["packs"]["choices"]
+    assert choice["returned"] == len(batches)
+    assert choice["resident_rows"] == 0
