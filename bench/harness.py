@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ T = TypeVar("T")
 
 DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
 PAGE_BYTES = 4096
+_FIO = "fio --name=x --ioengine=io_uring --direct=1 --bs=256k --iodepth=32 --time_based --output-format=json"
+_FIO_SECONDS, _FIO_BYTES = 4, 2 << 30
 _OPTIONS: dict[str, dict[str, Any]] = {
     "dir": {
         "type": Path,
@@ -38,6 +42,23 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "rounds": {"type": int, "default": 7, "help": "rounds of alternating sides (default: 7)"},
     "seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
 }
+
+
+def disk_rates(shard: Path, folder: Path) -> dict[str, float] | None:
+    """Bytes per second by fio; None if it is not installed.
+
+    "read": long reads of a shard; "write": long writes to a new file in a folder.
+    """
+    if not shutil.which("fio"):
+        return None
+    rates = {}
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        for kind, path, size in (("read", shard, shard.stat().st_size), ("write", file.name, _FIO_BYTES)):
+            job = [f"--rw={kind}", f"--filename={path}", f"--size={size}", f"--runtime={_FIO_SECONDS}"]
+            command = [*_FIO.split(), *job, *(["--readonly"] if kind == "read" else [])]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rates[kind] = float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"])
+    return rates
 
 
 def make_parser(description: str | None, *options: str) -> argparse.ArgumentParser:

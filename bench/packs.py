@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import integers, make_parser, write_json
+from harness import disk_rates, integers, make_parser, write_json
 
 import gids.io
 from gids.cli import main as gids_command
@@ -47,8 +46,6 @@ from gids.store import FeatureStore, Table
 OURS = ("random", "pack", "sweep", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
-FIO = "fio --name=x --ioengine=io_uring --direct=1 --bs=256k --iodepth=32 --time_based --output-format=json"
-FIO_SECONDS, FIO_BYTES = 4, 2 << 30
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
 SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
 
@@ -199,9 +196,8 @@ def measure(
             "scratch": str(args.scratch or ""),
             "limited": not no_limit,
         }
-        disk = None
-        if side in ("pack", "auto") and shutil.which("fio"):
-            disk = disk_rates(Path(table.shard_paths[0]), args.scratch or path)
+        packed = side in ("pack", "auto")
+        disk = disk_rates(Path(table.shard_paths[0]), args.scratch or path) if packed else None
         gids.io.drop_page_cache(path)
         with ExitStack() as stack:
             group = None if no_limit else stack.enter_context(MemoryGroup("gids-packs"))
@@ -215,18 +211,6 @@ def measure(
         save()  # a killed run keeps what was measured
         if choices := setting.runs[side]["choices"]:
             print(f"    {describe_choices(choices)}", flush=True)
-
-
-def disk_rates(shard: Path, folder: Path) -> dict[str, float]:
-    """Bytes per second of long reads of a shard, and of long writes to a new file in a folder, by fio."""
-    rates = {}
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        for kind, path, size in (("read", shard, shard.stat().st_size), ("write", file.name, FIO_BYTES)):
-            job = [f"--rw={kind}", f"--filename={path}", f"--size={size}", f"--runtime={FIO_SECONDS}"]
-            command = [*FIO.split(), *job, *(["--readonly"] if kind == "read" else [])]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            rates[kind] = float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"])
-    return rates
 
 
 def line(setting: Setting, side: str) -> str:
