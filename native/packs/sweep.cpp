@@ -119,6 +119,7 @@ Sweep::Sweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
         throw std::invalid_argument("the writer has fewer buffers than a sweep's targets need");
     }
   }
+  if (!writer_) urgent_.emplace(priority_);
   thread_ = io::start_thread("gids-sweep", [this] { run(); });
 }
 
@@ -140,7 +141,6 @@ bool Sweep::wait_for(u32 timeout_ms) {
 
 void Sweep::run() noexcept {
   const u64 begun = io::now_ns();
-  if (!writer_) priority_->begin_urgent();
   try {
     for (const TableSweep& table : tables_) {
       if (stop_.load(std::memory_order_relaxed)) break;
@@ -155,11 +155,10 @@ void Sweep::run() noexcept {
   if (writer_) {
     const int failed = writer_->finish();
     if (!error_) error_ = failed;
-  } else {
-    priority_->end_urgent();
   }
   if (!error_ && stop_.load(std::memory_order_relaxed)) error_ = ECANCELED;
   busy_ns_ = io::now_ns() - begun;
+  urgent_.reset();
   std::lock_guard lock(mutex_);
   ended_ = true;
   cv_.notify_all();

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -34,6 +35,18 @@ class Priority {
   std::mutex mutex_;
   std::condition_variable cv_;
   u32 urgent_ = 0;
+};
+
+// Something urgent, from construction to destruction.
+class Urgent {
+ public:
+  explicit Urgent(std::shared_ptr<Priority> priority) : priority_(std::move(priority)) { priority_->begin_urgent(); }
+  ~Urgent() { priority_->end_urgent(); }
+  Urgent(const Urgent&) = delete;
+  Urgent& operator=(const Urgent&) = delete;
+
+ private:
+  std::shared_ptr<Priority> priority_;
 };
 
 // Where the rows of one pack, or the resident rows, go: one after the other to memory, or from `offset` on to the
@@ -94,6 +107,7 @@ class Sweep {
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Writer> writer_;
   std::shared_ptr<Priority> priority_;
+  std::optional<Urgent> urgent_;  // while rows go to memory
   std::vector<TableSweep> tables_;
   const SweepOptions options_;
   HugeArray<std::byte> memory_;

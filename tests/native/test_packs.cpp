@@ -710,17 +710,25 @@ void test_a_cancelled_sweep_does_not_write_what_waits(const Large& large) {
   CHECK(dropped);
 }
 
-void test_a_sweep_waits_for_urgent_reads(const Large& large) {
-  Bytes memory(large.table.rows.size());
+void test_a_sweep_to_scratch_waits_for_urgent_reads_and_for_sweeps_to_memory(const Large& large) {
+  Bytes first(large.table.rows.size()), second(first.size());
+  File file("scratch");
   auto priority = std::make_shared<Priority>();
-  priority->begin_urgent();
-  Sweep sweep(engine_of(large.path), nullptr, priority, {large.to_memory(memory.data())}, kSmallPieces);
-  CHECK(!sweep.wait_for(250));
-  CHECK(std::all_of(memory.begin(), memory.end(), [](std::byte b) { return b == std::byte{0}; }));
-  priority->end_urgent();
-  wait(sweep);
-  CHECK_EQUAL(sweep.error(), 0);
-  CHECK(memory == large.table.rows);
+  auto read = std::make_unique<packs::Urgent>(priority);
+  auto writer = std::make_shared<Writer>(file.fd, 1, 4, 1 << 20);
+  Sweep to_scratch(engine_of(large.path), writer, priority, {large.to_memory(first.data())}, kSmallPieces);
+  CHECK(!to_scratch.wait_for(250));
+  CHECK(std::all_of(first.begin(), first.end(), [](std::byte b) { return b == std::byte{0}; }));
+  {
+    Sweep to_memory(engine_of(large.path), nullptr, priority, {large.to_memory(second.data())}, kSmallPieces);
+    read.reset();
+    priority->yield(std::atomic<bool>(false));  // returns when the sweep to memory has ended
+    CHECK(second == large.table.rows);
+    wait(to_memory);
+  }
+  wait(to_scratch);
+  CHECK_EQUAL(to_scratch.error(), 0);
+  CHECK(first == large.table.rows);
 }
 
 void test_what_a_sweep_refuses(const Large& large) {
@@ -928,7 +936,7 @@ int main(int argc, char** argv) {
   test_a_full_disk_ends_the_sweep(large);
   test_a_sweep_that_is_cancelled_ends_soon(large, random);
   test_a_cancelled_sweep_does_not_write_what_waits(large);
-  test_a_sweep_waits_for_urgent_reads(large);
+  test_a_sweep_to_scratch_waits_for_urgent_reads_and_for_sweeps_to_memory(large);
   test_what_a_sweep_refuses(large);
   test_an_engine_that_is_closed_ends_the_sweep(large);
   test_a_pack_is_read_and_lost_bytes_are_named(large, random);
