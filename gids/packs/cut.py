@@ -126,6 +126,7 @@ class Work:
         """
         rates, cut = self.rates, trial.packs()
         packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
+        sweeps = self._sweeps(trial, packed, times)
         first_s = next_s = written = 0.0  # before the first pack is in memory, and later
         swept = set()
         for s, space in enumerate(self.spaces):
@@ -140,7 +141,7 @@ class Work:
                     first_s += resident_s
                     next_s += packs_s
                 else:
-                    first_s += self._sweeps(trial, packed, times) * once_s
+                    first_s += sweeps * once_s
                     written += nbytes
         if way == "mixed" and not (swept and written):
             return None
