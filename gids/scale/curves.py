@@ -134,7 +134,7 @@ def measure(
     )
     seeds = _Seeds(choose_seeds(store, setting.seeds), topology, setting.seed)
     if not len(seeds):
-        raise ValueError(f"{store.name} has no nodes, so that there are no seeds: give another dataset")
+        raise ValueError(f"{store.name} has no nodes, so there are no seeds: give another dataset")
     tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
     ranks = {n: rank_of_pages(store, t) for n, t in tables.items()} if setting.policy == "static" else {}
     points: list[Point] = []

@@ -160,7 +160,7 @@ def test_a_dataset_without_nodes_is_refused(tmp_path: Path, run: Run) -> None:
         relation = ("paper", "cites", "paper")
         writer.write_graph(relation, np.zeros(1, np.int64), np.zeros(0, np.int64), num_src=0)
     said = run(tmp_path / "empty.gids", "--seeds", "all", *QUICK, status=2)
-    assert "empty.gids has no nodes, so that there are no seeds" in said
+    assert "empty.gids has no nodes, so there are no seeds" in said
 
 
 def test_several_node_types(typed: Path, run: Run, tmp_path: Path) -> None:
