@@ -22,6 +22,9 @@ from gids.store.geometry import div_ceil
 _PROBE_S = 0.05
 """Seconds that each of the three measurements takes at most, about."""
 
+_STEADY_S = 0.4
+"""The same where bursts must not count: the limit of a control group lets the bytes of 0.1 s pass at once."""
+
 _READ_BYTES = 256 << 10
 """Of a request, as in a sweep."""
 
@@ -34,19 +37,21 @@ _LEAST_MARKS = 6
 _READING = 4
 """Long reads in flight."""
 
-_MOST_READ_BYTES = 256 << 20
-_MOST_WRITTEN_BYTES = 64 << 20
+_MOST_READ_BYTES = 4 << 30
+_SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class DiskRates:
     """random_reads_per_s: of pages of page_bytes at the loader's queue depth. write_bytes_per_s: 0 without
-    scratch."""
+    scratch. steady: whether long reads and writes were measured past a burst.
+    """
 
     page_bytes: int
     random_reads_per_s: float
     read_bytes_per_s: float
     write_bytes_per_s: float
+    steady: bool = False
 
     @property
     def gap_bytes(self) -> int:
@@ -65,21 +70,25 @@ def measure_rates(
     depth: int,
     direct: bool,
     engine: str,
+    steady: bool = False,
 ) -> DiskRates:
     """The rates of the disks of these files and of scratch. Blocks for about 0.2 s, once per disk.
 
-    Nothing else should run meanwhile: short measurements beside busy threads are far too low.
+    steady: if they were measured for 0.2 s only, measure them again for about 1 s. Nothing else should run
+    meanwhile: short measurements beside busy threads are far too low.
     Raises OSError for a file that cannot be opened or read.
     """
     devices = frozenset(os.stat(path).st_dev for path in paths)
     on = None if scratch is None else os.stat(scratch.directory).st_dev
     key = (devices, on, page_bytes, depth, direct, engine)
-    if key not in _known:
+    known = _known.get(key)
+    if known is None or (steady and not known.steady):
         found = DiskRates(
             page_bytes,
             _random_reads_per_s(paths, page_bytes, depth, direct, engine),
-            _long_reads_per_s(paths, direct, engine),
-            0.0 if scratch is None else _writes_per_s(scratch),
+            _long_reads_per_s(paths, direct, engine, steady),
+            0.0 if scratch is None else _writes_per_s(scratch, steady),
+            steady,
         )
         if scratch is not None and not found.write_bytes_per_s:
             return found  # the disk is full, or fails: not for ever
@@ -110,17 +119,19 @@ def _random_reads_per_s(
         return done / (time.perf_counter() - begun)
 
 
-def _long_reads_per_s(paths: Sequence[str | os.PathLike[str]], direct: bool, kind: str) -> float:
+def _long_reads_per_s(
+    paths: Sequence[str | os.PathLike[str]], direct: bool, kind: str, steady: bool
+) -> float:
     """Bytes per second of ascending reads, from a random place on."""
     with open_engine(paths, kind, depth=32, direct=direct, max_read_bytes=_READ_BYTES) as engine:
         memory, priority = _core.PackMemory.create(_READING * _LONG), _core.Priority.create()
         reading: deque[tuple[_core.PackRead, int]] = deque()
-        marks = _Marks()
+        marks = _Marks(steady)
         for i, (file, at, nbytes) in enumerate(_pieces([os.path.getsize(path) for path in paths])):
             if len(reading) == _READING:
                 _wait(reading, marks)
             if i == 2 * _READING:  # the first reads are slower
-                marks = _Marks()
+                marks = _Marks(steady)
             if marks.enough:
                 break
             read = _core.PackRead(engine.native, priority, file, at, memory, i % _READING * _LONG, nbytes)
@@ -140,7 +151,8 @@ def _wait(reading: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
 class _Marks:
     """When how many bytes were read or written."""
 
-    def __init__(self) -> None:
+    def __init__(self, steady: bool) -> None:
+        self._steady = steady
         self._at = [(time.perf_counter(), 0)]
 
     def add(self, nbytes: int) -> None:
@@ -148,10 +160,19 @@ class _Marks:
 
     @property
     def enough(self) -> bool:
-        return len(self._at) > _LEAST_MARKS and self._at[-1][0] - self._at[0][0] > _PROBE_S
+        least_s = _STEADY_S if self._steady else _PROBE_S
+        return len(self._at) > _LEAST_MARKS and self._at[-1][0] - self._at[0][0] > least_s
 
     def rate(self) -> float:
-        """Bytes per second of the faster half: another program may have stopped the disk in the other one."""
+        """Bytes per second of the faster half: another program may have stopped the disk in the other one.
+
+        If steady: without the first quarter of the time.
+        """
+        if self._steady:
+            (first, _), (last, _) = self._at[0], self._at[-1]
+            later = [mark for mark in self._at if mark[0] >= first + (last - first) / 4]
+            (begun, before), (end, after) = later[0], later[-1]
+            return (after - before) / (end - begun) if end > begun else 0.0
         middle, rates = len(self._at) // 2, [0.0]
         for half in (self._at[: middle + 1], self._at[middle:]):
             (begun, before), (end, after) = half[0], half[-1]
@@ -173,18 +194,18 @@ def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield file, piece * _LONG, min(_LONG, sizes[file] - piece * _LONG)
 
 
-def _writes_per_s(scratch: Scratch) -> float:
-    """0 if scratch cannot be written."""
+def _writes_per_s(scratch: Scratch, steady: bool) -> float:
+    """Bytes per second. 0 if scratch cannot be written."""
     file = scratch.open()
     try:
-        _reserve(file, min(_MOST_WRITTEN_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
+        _reserve(file, min(_SCRATCH_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
         data = mmap.mmap(-1, _LONG)
         data[:] = os.urandom(len(data))  # a disk may recognize zeros
-        marks, at = _Marks(), 0
-        while at < file.nbytes and not marks.enough:
+        marks, at = _Marks(steady), 0
+        while not marks.enough:
             count = os.pwrite(file.fd, memoryview(data)[: file.nbytes - at], at)
             marks.add(count)
-            at += count
+            at = (at + count) % file.nbytes
         return marks.rate()
     except (OSError, ScratchFull):
         return 0.0
