@@ -62,7 +62,7 @@ _WORTH_S = 1.0
 _WORTH = 0.9
 """Packs must take at most this share of the time of random reads, and several superbatches of that of one."""
 
-_BURST = 3.0
+_BURST = 2.0
 """A disk with a limit may be so many times slower than a short measurement says."""
 
 _IDLE = 0.2

@@ -22,8 +22,11 @@ from gids.store.geometry import div_ceil
 _PROBE_S = 0.05
 """Seconds that each of the three measurements takes at most, about."""
 
-_STEADY_S = 0.4
+_STEADY_S = 0.3
 """The same where bursts must not count: the limit of a control group lets the bytes of 0.1 s pass at once."""
+
+_AGREE = 1.5
+"""If one half of a measurement is so many times faster than the other one, it takes _STEADY_S."""
 
 _READ_BYTES = 256 << 10
 """Of a request, as in a sweep."""
@@ -149,7 +152,7 @@ def _wait(reading: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
 
 
 class _Marks:
-    """When how many bytes were read or written."""
+    """When how many bytes were read or written. steady: measure past a burst, even if none is seen."""
 
     def __init__(self, steady: bool) -> None:
         self._steady = steady
@@ -160,25 +163,30 @@ class _Marks:
 
     @property
     def enough(self) -> bool:
-        least_s = _STEADY_S if self._steady else _PROBE_S
-        return len(self._at) > _LEAST_MARKS and self._at[-1][0] - self._at[0][0] > least_s
+        if len(self._at) <= _LEAST_MARKS or self._seconds <= _PROBE_S:
+            return False
+        slow, fast = sorted(self._halves())
+        return self._seconds > _STEADY_S or (not self._steady and fast <= _AGREE * slow)
 
     def rate(self) -> float:
-        """Bytes per second of the faster half: another program may have stopped the disk in the other one.
+        """Bytes per second of the faster half, or, of a long measurement, of all but the first quarter."""
+        if self._seconds <= _STEADY_S:
+            return max(self._halves())
+        begun = self._at[0][0] + self._seconds / 4
+        return _rate([mark for mark in self._at if mark[0] >= begun])
 
-        If steady: without the first quarter of the time.
-        """
-        if self._steady:
-            (first, _), (last, _) = self._at[0], self._at[-1]
-            later = [mark for mark in self._at if mark[0] >= first + (last - first) / 4]
-            (begun, before), (end, after) = later[0], later[-1]
-            return (after - before) / (end - begun) if end > begun else 0.0
-        middle, rates = len(self._at) // 2, [0.0]
-        for half in (self._at[: middle + 1], self._at[middle:]):
-            (begun, before), (end, after) = half[0], half[-1]
-            if end > begun:
-                rates.append((after - before) / (end - begun))
-        return max(rates)
+    @property
+    def _seconds(self) -> float:
+        return self._at[-1][0] - self._at[0][0]
+
+    def _halves(self) -> tuple[float, float]:
+        middle = len(self._at) // 2
+        return _rate(self._at[: middle + 1]), _rate(self._at[middle:])
+
+
+def _rate(marks: Sequence[tuple[float, int]]) -> float:
+    (begun, before), (end, after) = marks[0], marks[-1]
+    return (after - before) / (end - begun) if end > begun else 0.0
 
 
 def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:

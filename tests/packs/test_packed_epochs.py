@@ -200,7 +200,7 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
 
 @pytest.mark.parametrize(
     ("reads_per_s", "slower", "way", "times"),
-    [(1e4, 1.0, "pack", 1), (1e4, 3.0, "random", 1), (1e2, 3.0, "pack", 0)],
+    [(1.6e4, 1.0, "pack", 1), (1.6e4, 3.0, "random", 1), (1e2, 3.0, "pack", 0)],
 )
 def test_a_close_choice_is_made_again_with_steady_rates(
     path: Path, monkeypatch: pytest.MonkeyPatch, reads_per_s: float, slower: float, way: str, times: int
