@@ -335,6 +335,10 @@ class BufferPool:
 
         room: expected size of later requests. A request of more than half of it gets a buffer of this size.
         """
+    def keep(self, bytes: int) -> None:
+        """Keep idle buffers as long as they and those in use take at most so many bytes."""
+    @property
+    def idle_bytes(self) -> int: ...
     @property
     def taken_bytes(self) -> int: ...
     @property

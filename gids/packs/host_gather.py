@@ -44,6 +44,10 @@ class HostGather:
         found: int = self._pool.peak_bytes
         return found
 
+    def close(self) -> None:
+        """Give the memory back that no features are in. Idempotent."""
+        self._pool.keep(0)
+
     def gather(
         self, table: Table, rows: Rows, holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]]
     ) -> torch.Tensor:

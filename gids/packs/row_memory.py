@@ -137,7 +137,9 @@ class HostRows(RowMemory):
         }
 
     def close(self) -> None:
-        """Features in use keep their memory; the packs' goes with the last reference."""
+        """See RowMemory.close(). Features in use keep their memory."""
+        self.swept.discard(0, self.swept.nbytes)
+        self.host.close()
 
 
 class _HostSource:

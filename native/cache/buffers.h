@@ -49,6 +49,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     return buffer;
   }
 
+  void keep(size_t bytes) {
+    std::lock_guard lock(mutex_);
+    keep_bytes_ = bytes;
+    trim(0);
+  }
   size_t taken_bytes() const { return locked(taken_bytes_); }
   size_t idle_bytes() const { return locked(idle_bytes_); }
   size_t peak_bytes() const { return locked(peak_bytes_); }
@@ -86,7 +91,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   mutable std::mutex mutex_;
-  const size_t keep_bytes_;
+  size_t keep_bytes_;
   size_t taken_bytes_ = 0, idle_bytes_ = 0, peak_bytes_ = 0;
   std::multimap<size_t, HugeArray<std::byte>> idle_;
 };

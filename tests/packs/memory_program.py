@@ -1,4 +1,6 @@
-"""What the children of test_packs_memory.py do: `memory_program.py DATASET READS MEMORY SUPERBATCH`.
+"""What the children of test_packs_memory.py do: `memory_program.py DATASET READS MEMORY SUPERBATCH [anew]`.
+
+anew: with long minibatches, and resident rows that each superbatch chooses anew.
 
 Prints as JSON: anonymous memory of the process before the loader, and the most while it is used; the loader's
 statistics; a checksum of the rows.
@@ -26,10 +28,13 @@ def anonymous_bytes() -> int:
     raise AssertionError("no RssAnon in /proc/self/status")
 
 
-BATCH_SIZE = 150
 dataset, reads, memory, superbatch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+anew = "anew" in sys.argv
+batch_size = 1000 if anew else 150
 packed.EARLY = 2
 pack_reads.PackReads.superbatch_size = lambda *_: superbatch  # type: ignore[method-assign]
+if anew:
+    pack_reads.PackReads.choose_again = lambda *_: None  # type: ignore[method-assign]
 torch.set_num_threads(2)
 ended = threading.Event()
 most = 0
@@ -44,8 +49,8 @@ def watch() -> None:
 with gids.open(dataset, reads=reads, memory=memory) as source:  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     rows = source.store.table("paper.feat").row_count
-    seeds = torch.randperm(rows, generator=generator)[: 24 * BATCH_SIZE]
-    loader = gids.NodeLoader(source, seeds, [5, 5], batch_size=BATCH_SIZE, shuffle=True)
+    seeds = torch.randperm(rows, generator=generator)[: 24 * batch_size]
+    loader = gids.NodeLoader(source, seeds, [5, 5], batch_size=batch_size, shuffle=True)
     before = anonymous_bytes()
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

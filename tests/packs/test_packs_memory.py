@@ -32,8 +32,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(large: Path, reads: str, memory: int, superbatch: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", PROGRAM, large, reads, memory, superbatch]
+def run(large: Path, reads: str, memory: int, superbatch: int, *more: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", PROGRAM, large, reads, memory, superbatch, *more]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -65,3 +65,14 @@ def test_the_process_stays_within_the_memory_that_is_listed(large: Path) -> None
         assert found["most"] - found["before"] <= listed + (64 << 20)
         checksums.add(found["checksum"])
     assert len(checksums) == 1
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_superbatch_is_free_before_the_next_one_takes_its_own(large: Path) -> None:
+    memory = ROWS * DIM * 4 // 2
+    found = run(large, "pack", memory, 12, "anew")
+    assert [choice["minibatches"] for choice in found["choices"]] == [12, 12, 12, 12]
+    used = found["most"] - found["before"]
+    print(found)
+    assert used >= memory // 2
+    assert used <= sum(found["memory"].values()) + (64 << 20)
