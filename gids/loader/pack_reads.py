@@ -35,6 +35,7 @@ from gids.packs import (
     Way,
     Work,
     find_scratch,
+    hottest_rows,
     measure_rates,
     sweep_seconds,
 )
@@ -204,18 +205,20 @@ class PackReads:
         rates = self.rates()
         return 1 / max(1.0, rates.write_bytes_per_s) + 1 / rates.read_bytes_per_s
 
-    def superbatch_size(self, sampled: SampledAhead[Any], known: int | None, sample_s: float) -> int:
+    def superbatch_size(
+        self, sampled: SampledAhead[Any], host: PackHost, known: int | None, sample_s: float
+    ) -> int:
         """Minibatches of a superbatch. sampled: the first EARLY ones. sample_s: seconds to sample them.
         known: minibatches of the epoch.
 
         While the first superbatch is sampled and swept nothing is trained. Later ones are prepared while the
         one before is trained, but each costs a sweep, and the memory for it. So many superbatches that all
         takes the least time; one if more do not pay. If the consumer's time is not known yet: so many that
-        the first minibatch comes soon.
+        the first minibatch comes soon, if they hardly take longer.
         """
         count, rates = known or _UNKNOWN_COUNT, self.rates()
         times = count / max(1, len(sampled.spool))
-        packed = times * sampled.wanted_bytes
+        packed = times * self._packed_bytes(sampled, host)
         sweep_s = self._sweep_s(sampled)
         write_s = packed / max(1.0, rates.write_bytes_per_s)
 
@@ -231,7 +234,8 @@ class PackReads:
             best = min(numbers, key=seconds)
             parts = best if seconds(best) <= _WORTH * seconds(1) else 1
         else:
-            parts = next((n for n in numbers if start_s(n) <= _SOON_S), numbers[-1])
+            cheap = [n for n in numbers if _WORTH * seconds(n) <= seconds(1)]
+            parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
         if parts == 1 and known is not None:
             return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
@@ -260,6 +264,13 @@ class PackReads:
             self._record("random", sampled, predicted, times)
             self.only_random = _CHEAPER
         return wins
+
+    def _packed_bytes(self, sampled: SampledAhead[Any], host: PackHost) -> int:
+        """Of the rows of the sampled minibatches, if those that fill half of the memory stay resident."""
+        memory_bytes = host.take_memory() if self._device is None else self._device.memory_bytes
+        histograms = [counts.histogram() for counts in sampled.counts]
+        _, packed = hottest_rows(histograms, sampled.spaces, memory_bytes // 2)
+        return sum(n * space.row_bytes for n, space in zip(packed, sampled.spaces, strict=True))
 
     def _sweep_s(self, sampled: SampledAhead[Any]) -> float:
         pairs = zip(sampled.counts, sampled.spaces, strict=True)

@@ -242,7 +242,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             try:
                 size = sampled.most
                 if together.overlap:
-                    size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
+                    sample_s = self._seconds["sample"] - before
+                    size = self._packs.superbatch_size(sampled, self._host, self._count, sample_s)
                 overlap = together.overlap and (self._count is None or size <= self._count)
                 early = self._packs.choose_early(sampled, self._host, self._count, overlap)
                 wanted = 0 if early else min(wanted, size)

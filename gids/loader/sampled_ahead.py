@@ -43,9 +43,9 @@ class SampledAhead(Generic[T]):
 
     Attributes: spool; spaces, and counts of each; pages: counts of each table's pages, if asked for; rows:
     the most that a minibatch reads of each table; minibatch_bytes: memory of the largest minibatch; largest:
-    ids of the minibatch that reads the most bytes; wanted_bytes: sum of each minibatch's distinct rows. most:
-    minibatches that it shall have. held: minibatches that were sampled and do not go into the spool, nor do
-    those after them; reason: why. end: why the source has no more, or None.
+    ids of the minibatch that reads the most bytes. most: minibatches that it shall have. held: minibatches
+    that were sampled and do not go into the spool, nor do those after them; reason: why. end: why the source
+    has no more, or None.
 
     base: number of minibatches before this superbatch. again: samples the minibatches from a number on once
     more; None: it cannot. keep_s: seconds to write and read a byte of a minibatch, so that it need not be
@@ -88,7 +88,7 @@ class SampledAhead(Generic[T]):
         self.pages: dict[str, _core.Counts] = {}
         self.rows: dict[str, int] = {}
         self.largest: Ids = {}
-        self.minibatch_bytes = self.wanted_bytes = self._largest_bytes = 0
+        self.minibatch_bytes = self._largest_bytes = 0
         self.held: list[T] = []
         self.reason = ""
         self.end: BaseException | None = None
@@ -255,7 +255,7 @@ class SampledAhead(Generic[T]):
     def _count(self, rows: Sequence[Rows]) -> None:
         """Count the rows and pages of a minibatch."""
         for counts, space, of_space in zip(self.counts, self.spaces, rows, strict=True):
-            self.wanted_bytes += counts.add(of_space) * space.row_bytes
+            counts.add(of_space)
             for t in space.tables:
                 if t.name in self.pages:
                     self.pages[t.name].add(of_space // np.uint32(t.rows_per_page))

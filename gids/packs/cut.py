@@ -200,7 +200,7 @@ class Work:
     def _trials(self) -> list[_Trial]:
         found: dict[tuple[int, ...], _Trial] = {}
         for share in _SHARES[: self.plan.trials]:
-            rows, packed = _hottest(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
+            rows, packed = hottest_rows(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
             held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
             lists = sum(
                 n * _list_row_bytes(n / max(1, len(self.spool)) / max(1, space.row_count))
@@ -257,10 +257,13 @@ def _list_row_bytes(density: float) -> float:
     return 1.0 + (1 - min(1.0, density)) ** 128 + (1 - min(1.0, density)) ** 16384
 
 
-def _hottest(
+def hottest_rows(
     histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int
 ) -> tuple[list[int], list[int]]:
-    """Rows of each space, the most wanted of all, that fit in nbytes; and how often the others are wanted."""
+    """Rows of each space, the most wanted of all, that fit in nbytes; and how often the others are wanted.
+
+    histograms: rows of each space that 0, 1, 2, … minibatches want.
+    """
     rows = [0] * len(spaces)
     others = [sum(count * n for count, n in enumerate(histogram)) for histogram in histograms]
     for count in range(max(map(len, histograms)) - 1, 0, -1):

@@ -225,6 +225,31 @@ def test_a_close_choice_is_made_again_with_steady_rates(
     assert choice["way"] == way
 
 
+@pytest.mark.parametrize(
+    ("soon_s", "read_rate", "superbatches"),
+    [
+        (1e6, 1e10, 1),
+        (0.0, 1e10, 8),  # a sweep takes no time
+        (0.0, 1e3, 1),  # an epoch takes as long as its sweeps
+    ],
+)
+def test_the_first_minibatch_comes_soon_if_that_costs_little(
+    path: Path, monkeypatch: pytest.MonkeyPatch, soon_s: float, read_rate: float, superbatches: int
+) -> None:
+    rates = DiskRates(4096, 1e4, read_rate, 1e6)
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
+    monkeypatch.setattr(pack_reads, "_LEAST_SUPERBATCH", 1)
+    monkeypatch.setattr(pack_reads, "_SOON_S", soon_s)
+    monkeypatch.setattr(packed, "EARLY", 4)
+    with open_source(path, "random") as random, open_source(path, "pack") as source:
+        one, other = open_loader(random, batch_size=8), open_loader(source, batch_size=8)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+        packs = other.stats()["packs"]
+    print(packs, len(one))
+    assert packs["superbatches"] == superbatches
+
+
 def test_predictions_are_corrected_by_what_superbatches_took(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
