@@ -63,9 +63,6 @@ _WORTH_S = 1.0
 _WORTH = 0.9
 """Packs must take at most this share of the time of random reads, and several superbatches of that of one."""
 
-_BURST = 2.0
-"""A disk with a limit may be so many times slower than a short measurement says."""
-
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
 
@@ -187,8 +184,8 @@ class PackReads:
             self._looked = True
         return self._scratch
 
-    def rates(self, *, steady: bool = False) -> DiskRates:
-        """Of the disk, for pages of the table with most bytes. steady: measured for about 1 s."""
+    def rates(self) -> DiskRates:
+        """Of the disk, for pages of the table with most bytes."""
         table = max(self.tables, key=lambda t: t.page_count * t.page_bytes)
         return measure_rates(
             [path for t in self.tables for path in t.shard_paths],
@@ -197,7 +194,6 @@ class PackReads:
             depth=self.options.queue_depth,
             direct=self.options.direct,
             engine=self.options.engine,
-            steady=steady,
         )
 
     def keep_s(self) -> float:
@@ -283,17 +279,13 @@ class PackReads:
         count: minibatches of the epoch that are left; if random reads win, they read all of them.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
-        memory_bytes, random_s = host.take_memory(), math.inf
+        memory_bytes = host.take_memory()
         layouts = self._layouts(sampled, memory_bytes, host, not sampled.last)
         self._learn()
+        predicted = self._corrected(layouts)
         best = _cheapest(layouts)
         if self.options.reads == "auto":
             random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
-            if best is not None and not self._slower and _close(best.predicted_s, random_s):
-                layouts = self._priced_again(layouts, sampled, memory_bytes, host)
-                best = _cheapest(layouts)
-        predicted = self._corrected(layouts)
-        if self.options.reads == "auto":
             predicted["random"] = random_s
             if best is not None and not _pays(predicted[best.way], random_s):
                 best = None
@@ -421,17 +413,6 @@ class PackReads:
         plan = self._plan(sampled, memory_bytes, host, overlap)
         return {} if plan is None else self._work(sampled, plan).choose(self._ways)
 
-    def _priced_again(
-        self, layouts: Mapping[Way, Layout], sampled: SampledAhead[Any], memory_bytes: int, host: PackHost
-    ) -> dict[Way, Layout]:
-        """The layouts with prices by rates that are measured for longer."""
-        self.rates(steady=True)
-        plan = self._plan(sampled, memory_bytes, host, not sampled.last)
-        assert plan is not None
-        work = self._work(sampled, plan)
-        priced = {way: work.priced(layout) for way, layout in layouts.items()}
-        return {way: layout for way, layout in priced.items() if layout is not None}
-
     @property
     def _ways(self) -> tuple[Way, ...]:
         """Those that may be chosen, beside random reads."""
@@ -533,11 +514,6 @@ def _cheapest(layouts: Mapping[Way, Layout]) -> Layout | None:
 def _pays(packed_s: float, random_s: float) -> bool:
     """Whether packs save enough time."""
     return packed_s <= _WORTH * random_s and random_s - packed_s >= _WORTH_S
-
-
-def _close(packed_s: float, random_s: float) -> bool:
-    """Whether packs save enough time, but would not if the disk were slower than a short measurement says."""
-    return _pays(packed_s, random_s) and not _pays(_BURST * packed_s, random_s)
 
 
 def _room(of: int) -> int:

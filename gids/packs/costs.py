@@ -19,14 +19,17 @@ from gids.io import open_engine
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 from gids.store.geometry import div_ceil
 
-_PROBE_S = 0.05
-"""Seconds that each of the three measurements takes at most, about."""
+_RANDOM_S = 0.05
+"""Seconds that random reads are measured."""
 
-_STEADY_S = 0.3
-"""The same where bursts must not count: the limit of a control group lets the bytes of 0.1 s pass at once."""
+_LONG_S = 0.2
+"""Seconds that long reads, and writes, are measured. Less would not show the limit of a control group, which
+lets the bytes of 0.1 s pass at full speed."""
 
-_AGREE = 1.5
-"""If one half of a measurement is so many times faster than the other one, it takes _STEADY_S."""
+_UNEVEN_S = 0.3
+"""The same if one half of the bytes came _UNEVEN times as fast as the other one."""
+
+_UNEVEN = 1.5
 
 _READ_BYTES = 256 << 10
 """Of a request, as in a sweep."""
@@ -41,20 +44,18 @@ _READING = 4
 """Long reads in flight."""
 
 _MOST_READ_BYTES = 4 << 30
-_SCRATCH_BYTES = 64 << 20
+_SCRATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class DiskRates:
     """random_reads_per_s: of pages of page_bytes at the loader's queue depth. write_bytes_per_s: 0 without
-    scratch. steady: whether long reads and writes were measured past a burst.
-    """
+    scratch."""
 
     page_bytes: int
     random_reads_per_s: float
     read_bytes_per_s: float
     write_bytes_per_s: float
-    steady: bool = False
 
     @property
     def gap_bytes(self) -> int:
@@ -73,25 +74,21 @@ def measure_rates(
     depth: int,
     direct: bool,
     engine: str,
-    steady: bool = False,
 ) -> DiskRates:
-    """The rates of the disks of these files and of scratch. Blocks for about 0.2 s, once per disk.
+    """The rates of the disks of these files and of scratch. Blocks for about 0.5 s, once per disk.
 
-    steady: if they were measured for 0.2 s only, measure them again for about 1 s. Nothing else should run
-    meanwhile: short measurements beside busy threads are far too low.
+    Nothing else should run meanwhile: short measurements beside busy threads are far too low.
     Raises OSError for a file that cannot be opened or read.
     """
     devices = frozenset(os.stat(path).st_dev for path in paths)
     on = None if scratch is None else os.stat(scratch.directory).st_dev
     key = (devices, on, page_bytes, depth, direct, engine)
-    known = _known.get(key)
-    if known is None or (steady and not known.steady):
+    if key not in _known:
         found = DiskRates(
             page_bytes,
             _random_reads_per_s(paths, page_bytes, depth, direct, engine),
-            _long_reads_per_s(paths, direct, engine, steady),
-            0.0 if scratch is None else _writes_per_s(scratch, steady),
-            steady,
+            _long_reads_per_s(paths, direct, engine),
+            0.0 if scratch is None else _writes_per_s(scratch),
         )
         if scratch is not None and not found.write_bytes_per_s:
             return found  # the disk is full, or fails: not for ever
@@ -116,25 +113,23 @@ def _random_reads_per_s(
 
         read()  # what happens once is not measured
         done, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < _PROBE_S:
+        while time.perf_counter() - begun < _RANDOM_S:
             read()
             done += count
         return done / (time.perf_counter() - begun)
 
 
-def _long_reads_per_s(
-    paths: Sequence[str | os.PathLike[str]], direct: bool, kind: str, steady: bool
-) -> float:
+def _long_reads_per_s(paths: Sequence[str | os.PathLike[str]], direct: bool, kind: str) -> float:
     """Bytes per second of ascending reads, from a random place on."""
     with open_engine(paths, kind, depth=32, direct=direct, max_read_bytes=_READ_BYTES) as engine:
         memory, priority = _core.PackMemory.create(_READING * _LONG), _core.Priority.create()
         reading: deque[tuple[_core.PackRead, int]] = deque()
-        marks = _Marks(steady)
+        marks = _Marks()
         for i, (file, at, nbytes) in enumerate(_pieces([os.path.getsize(path) for path in paths])):
             if len(reading) == _READING:
                 _wait(reading, marks)
             if i == 2 * _READING:  # the first reads are slower
-                marks = _Marks(steady)
+                marks = _Marks()
             if marks.enough:
                 break
             read = _core.PackRead(engine.native, priority, file, at, memory, i % _READING * _LONG, nbytes)
@@ -152,10 +147,9 @@ def _wait(reading: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
 
 
 class _Marks:
-    """When how many bytes were read or written. steady: measure past a burst, even if none is seen."""
+    """When how many bytes were read or written."""
 
-    def __init__(self, steady: bool) -> None:
-        self._steady = steady
+    def __init__(self) -> None:
         self._at = [(time.perf_counter(), 0)]
 
     def add(self, nbytes: int) -> None:
@@ -163,14 +157,14 @@ class _Marks:
 
     @property
     def enough(self) -> bool:
-        if len(self._at) <= _LEAST_MARKS or self._seconds <= _PROBE_S:
+        if len(self._at) <= _LEAST_MARKS or self._seconds <= _LONG_S:
             return False
         slow, fast = sorted(self._halves())
-        return self._seconds > _STEADY_S or (not self._steady and fast <= _AGREE * slow)
+        return self._seconds > _UNEVEN_S or fast <= _UNEVEN * slow
 
     def rate(self) -> float:
         """Bytes per second of the faster half, or, of a long measurement, of all but the first quarter."""
-        if self._seconds <= _STEADY_S:
+        if self._seconds <= _UNEVEN_S:
             return max(self._halves())
         begun = self._at[0][0] + self._seconds / 4
         return _rate([mark for mark in self._at if mark[0] >= begun])
@@ -202,14 +196,14 @@ def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield file, piece * _LONG, min(_LONG, sizes[file] - piece * _LONG)
 
 
-def _writes_per_s(scratch: Scratch, steady: bool) -> float:
+def _writes_per_s(scratch: Scratch) -> float:
     """Bytes per second. 0 if scratch cannot be written."""
     file = scratch.open()
     try:
         _reserve(file, min(_SCRATCH_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
         data = mmap.mmap(-1, _LONG)
         data[:] = os.urandom(len(data))  # a disk may recognize zeros
-        marks, at = _Marks(steady), 0
+        marks, at = _Marks(), 0
         while not marks.enough:
             count = os.pwrite(file.fd, memoryview(data)[: file.nbytes - at], at)
             marks.add(count)

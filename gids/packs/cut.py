@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Way = Literal["sweep", "pack", "mixed"]
 """Mixed: by sweeps for some tables, from scratch for the others."""
-
-Packs = tuple[tuple[int, tuple[int, ...]], ...]
-"""(minibatch after its last one, rows of each space) of each pack."""
 
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
@@ -53,14 +50,14 @@ class Resident:
 class Layout:
     """The cheapest cut for a way of reading, and its predicted seconds for all spooled minibatches.
 
-    swept: tables that are read by a sweep for each pack. lists: row lists of each space, by pack, of the
-    first packs; superbatches take them.
+    swept: tables that are read by a sweep for each pack. packs: (minibatch after its last one, rows of each
+    space) of each. lists: row lists of each space, by pack, of the first packs; superbatches take them.
     """
 
     way: Way
     swept: frozenset[str]
     resident: Resident
-    packs: Packs
+    packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
     lists: dict[int, list[_core.RowList]] = field(default_factory=dict)
 
@@ -107,11 +104,6 @@ class Work:
             found[way] = Layout(way, swept, trial.resident, trial.packs(), seconds, lists[trial])
         return found
 
-    def priced(self, layout: Layout) -> Layout | None:
-        """A layout that was cut for other rates, with the price of these; None for "mixed" as in choose()."""
-        price = self._price(layout.way, layout.resident, layout.packs, 1)
-        return None if price is None else replace(layout, predicted_s=price[0], swept=price[1])
-
     def _promising(self, ways: Sequence[Way], trials: Sequence[_Trial], times: float) -> list[_Trial]:
         """The best trial for each way, without ways that are far slower than another one."""
         best = self._best(ways, trials, times).values()
@@ -127,21 +119,19 @@ class Work:
         """Rows of each space that any minibatch wants."""
         return [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
 
-    def _price(
-        self, way: Way, resident: Resident, cut: Packs, times: float
-    ) -> tuple[float, frozenset[str]] | None:
+    def _price(self, way: Way, trial: _Trial, times: float) -> tuple[float, frozenset[str]] | None:
         """Predicted seconds for `times` as many minibatches as were cut, and the tables that are swept.
 
         None for "mixed" if no table, or every table, is better swept.
         """
-        rates = self.rates
+        rates, cut = self.rates, trial.packs()
         packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
-        sweeps = self._sweeps(resident, cut, packed, times)
+        sweeps = self._sweeps(trial, packed, times)
         first_s = next_s = written = 0.0  # before the first pack is in memory, and later
         swept = set()
         for s, space in enumerate(self.spaces):
             for t in space.tables:
-                resident_s = _table_seconds(t, len(resident.rows[s]), rates)
+                resident_s = _table_seconds(t, len(trial.resident.rows[s]), rates)
                 packs_s = times * sum(_table_seconds(t, rows[s], rates) for _, rows in cut)
                 once_s = _table_seconds(t, self._wanted[s], rates)
                 nbytes = packed[s] * t.row_bytes
@@ -159,19 +149,20 @@ class Work:
         next_s += (written + self.spool.bytes_written) / rates.read_bytes_per_s
         return first_s + max(next_s, self.consumer_s), frozenset(swept)
 
-    def _sweeps(self, resident: Resident, cut: Packs, packed: Sequence[float], times: float) -> int:
+    def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
         """Sweeps to scratch for all packs, which have so many rows of each space."""
+        cut = trial.packs()
         nbytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
         lists = sum(
             n * _list_row_bytes(n / times / max(1, len(cut)) / max(1, space.row_count))
             for n, space in zip(packed, self.spaces, strict=True)
         )
-        most_packs = self.plan.most_packs(self.plan.write_bytes(resident.pack_bytes))
+        most_packs = self.plan.most_packs(self.plan.write_bytes(trial.resident.pack_bytes))
         return max(
             1,
             math.ceil(times * len(cut) / most_packs),
             math.ceil(nbytes / max(1, self.scratch_bytes)),
-            math.ceil(lists / max(1, resident.lists_bytes)),
+            math.ceil(lists / max(1, trial.resident.lists_bytes)),
         )
 
     def _best(
@@ -181,7 +172,7 @@ class Work:
         found: dict[Way, tuple[float, frozenset[str], _Trial]] = {}
         for way in ways:
             for trial in trials:
-                price = self._price(way, trial.resident, trial.packs(), times)
+                price = self._price(way, trial, times)
                 if price is not None and (way not in found or price[0] < found[way][0]):
                     found[way] = (*price, trial)
         return found
@@ -236,7 +227,7 @@ class _Trial:
         """Whether every minibatch fits in a pack."""
         return self.cutter.largest_bytes <= self.most_bytes
 
-    def packs(self) -> Packs:
+    def packs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
 
 

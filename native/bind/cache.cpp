@@ -357,7 +357,6 @@ void bind_cache(nb::module_& m) {
            "uint8[bytes]. The buffer returns to the pool with the last view of it. room: see the header.")
       .def("keep", &BufferPool::keep, "bytes"_a, "Keeps so many bytes from now on.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
-      .def_prop_ro("idle_bytes", &BufferPool::idle_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
   nb::class_<Planner>(m, "Planner", "The metadata of a cache, without pages.")

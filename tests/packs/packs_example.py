@@ -108,8 +108,8 @@ def sweep_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where packs are asked for, sweep some tables, other ones for each layout, and pack the rest."""
     price, rng = cut.Work._price, np.random.default_rng(0)
 
-    def mixed(work: cut.Work, way: str, *args: Any) -> Any:
-        seconds, _ = price(work, "pack", *args)  # type: ignore[misc]
+    def mixed(work: cut.Work, way: str, trial: Any, times: float) -> Any:
+        seconds, _ = price(work, "pack", trial, times)  # type: ignore[misc]
         tables = [t.name for space in work.spaces for t in space.tables]
         return seconds, frozenset(name for name in tables if rng.random() < 0.5)
 

@@ -199,33 +199,6 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
 
 
 @pytest.mark.parametrize(
-    ("reads_per_s", "slower", "way", "times"),
-    [(1.6e4, 1.0, "pack", 1), (1.6e4, 3.0, "random", 1), (1e2, 3.0, "pack", 0)],
-)
-def test_a_close_choice_is_made_again_with_steady_rates(
-    path: Path, monkeypatch: pytest.MonkeyPatch, reads_per_s: float, slower: float, way: str, times: int
-) -> None:
-    measured = []
-
-    def rates(*_: Any, steady: bool = False, **options: Any) -> DiskRates:
-        measured.append(steady)
-        long = 1e8 / slower if any(measured) else 1e8
-        return DiskRates(4096, reads_per_s, long, long, steady)
-
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
-    monkeypatch.setattr(pack_reads, "_WORTH_S", 0.0)
-    monkeypatch.setattr(pack_reads.PackReads, "_ways", ("pack",))
-    monkeypatch.setattr(pack_reads, "measure_rates", rates)
-    with open_source(path, "random") as random, open_source(path, "auto", 2_700_000) as auto:
-        one, other = open_loader(random, batch_size=8), open_loader(auto, batch_size=8)
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-        (choice,) = other.stats()["packs"]["choices"]
-    assert measured.count(True) == times
-    assert choice["way"] == way
-
-
-@pytest.mark.parametrize(
     ("soon_s", "read_rate", "superbatches"),
     [
         (1e6, 1e10, 1),
