@@ -108,8 +108,6 @@ class RowMemory(ABC):
 class HostRows(RowMemory):
     """nbytes: for the resident rows and two packs."""
 
-    swept: _core.PackMemory
-
     def __init__(self, host: HostGather, nbytes: int) -> None:
         self.host = host
         self.swept = _core.PackMemory.create(nbytes)
@@ -119,7 +117,7 @@ class HostRows(RowMemory):
         return self.host.peak_bytes
 
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        return _HostSource(engine, priority, file, self.swept)
+        return _HostSource(engine, priority, file, self._memory)
 
     def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
         return [of.to_set() for of in lists]
@@ -128,25 +126,34 @@ class HostRows(RowMemory):
         return list(resident)
 
     def discard(self, at: int, nbytes: int) -> None:
-        self.swept.discard(at, nbytes)
+        self._memory.discard(at, nbytes)
 
     def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
+        memory = self._memory
         return {
-            table.name: self.host.gather(table, rows, [(of, self.swept, at) for of, at in holders])
+            table.name: self.host.gather(table, rows, [(of, memory, at) for of, at in holders])
             for table, rows, holders in wanted
         }
 
     def close(self) -> None:
-        """See RowMemory.close(). Features in use keep their memory."""
-        self.swept.discard(0, self.swept.nbytes)
+        """See RowMemory.close(). Features in use keep their memory, as does a gather in another thread."""
+        self.swept = None
         self.host.close()
+
+    @property
+    def _memory(self) -> _core.PackMemory:
+        if self.swept is None:
+            raise ValueError("the memory of packs was given back")
+        return self.swept
 
 
 class _HostSource:
     def __init__(self, engine: Engine, priority: _core.Priority, file: int, memory: _core.PackMemory) -> None:
-        self._engine, self._priority, self._file, self._memory = engine, priority, file, memory
+        self._engine, self._priority, self._file = engine, priority, file
+        self._memory: _core.PackMemory | None = memory
 
     def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
+        assert self._memory is not None
         reads = [
             _core.PackRead(self._engine.native, self._priority, self._file, offset, self._memory, at, nbytes)
             for offset, at, nbytes in extents
@@ -154,7 +161,8 @@ class _HostSource:
         return _HostLoad(reads, extents, lists)
 
     def close(self) -> None:
-        """Nothing is open beside the engine."""
+        """See PackSource.close(). Nothing is open beside the engine."""
+        self._memory = None
 
 
 class _HostLoad:
