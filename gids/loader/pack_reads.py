@@ -60,8 +60,11 @@ _LOOKAHEAD_GAIN = 0.9
 _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
 
-_WORTH = 0.9
-"""Packs must take at most this share of the time of random reads, and several superbatches of that of one."""
+_WORTH = 0.97
+"""Packs must take at most this share of the time of random reads. When it is known, they are sampled and cut."""
+
+_HARDLY_LONGER = 0.9
+"""Several superbatches take hardly longer than one if one takes at least this share of their time."""
 
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
@@ -228,9 +231,9 @@ class PackReads:
         numbers = range(1, _MOST_SUPERBATCHES + 1)
         if self.consumer_s:
             best = min(numbers, key=seconds)
-            parts = best if seconds(best) <= _WORTH * seconds(1) else 1
+            parts = best if seconds(best) <= _HARDLY_LONGER * seconds(1) else 1
         else:
-            cheap = [n for n in numbers if _WORTH * seconds(n) <= seconds(1)]
+            cheap = [n for n in numbers if _HARDLY_LONGER * seconds(n) <= seconds(1)]
             parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
         if parts == 1 and known is not None:
             return count + 1  # so that the end of the minibatches is known too
