@@ -61,7 +61,7 @@ _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
 
 _WORTH = 0.97
-"""Packs must take at most this share of the time of random reads. When it is known, they are sampled and cut."""
+"""Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
 
 _HARDLY_LONGER = 0.9
 """Several superbatches take hardly longer than one if one takes at least this share of their time."""
