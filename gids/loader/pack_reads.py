@@ -63,8 +63,8 @@ _WORTH_S = 1.0
 _WORTH = 0.97
 """Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
 
-_HARDLY_LONGER = 0.9
-"""Several superbatches take hardly longer than one if one takes at least this share of their time."""
+_ALIKE = 0.9
+"""Two numbers of superbatches are equally good if one takes at least this share of the other's time."""
 
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
@@ -231,9 +231,9 @@ class PackReads:
         numbers = range(1, _MOST_SUPERBATCHES + 1)
         if self.consumer_s:
             best = min(numbers, key=seconds)
-            parts = best if seconds(best) <= _HARDLY_LONGER * seconds(1) else 1
+            parts = best if seconds(best) <= _ALIKE * seconds(1) else 1
         else:
-            cheap = [n for n in numbers if _HARDLY_LONGER * seconds(n) <= seconds(1)]
+            cheap = [n for n in numbers if _ALIKE * seconds(n) <= seconds(1)]
             parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
         if parts == 1 and known is not None:
             return count + 1  # so that the end of the minibatches is known too

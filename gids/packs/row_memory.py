@@ -117,7 +117,7 @@ class HostRows(RowMemory):
         return self.host.peak_bytes
 
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        return _HostSource(engine, priority, file, self._memory)
+        return _HostSource(engine, priority, file, self)
 
     def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
         return [of.to_set() for of in lists]
@@ -126,10 +126,10 @@ class HostRows(RowMemory):
         return list(resident)
 
     def discard(self, at: int, nbytes: int) -> None:
-        self._memory.discard(at, nbytes)
+        self.memory.discard(at, nbytes)
 
     def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
-        memory = self._memory
+        memory = self.memory
         return {
             table.name: self.host.gather(table, rows, [(of, memory, at) for of, at in holders])
             for table, rows, holders in wanted
@@ -141,28 +141,27 @@ class HostRows(RowMemory):
         self.host.close()
 
     @property
-    def _memory(self) -> _core.PackMemory:
+    def memory(self) -> _core.PackMemory:
+        """Of the resident rows and packs. Raises ValueError after close()."""
         if self.swept is None:
-            raise ValueError("the memory of packs was given back")
+            raise ValueError("this loader is closed: make a new one")
         return self.swept
 
 
 class _HostSource:
-    def __init__(self, engine: Engine, priority: _core.Priority, file: int, memory: _core.PackMemory) -> None:
-        self._engine, self._priority, self._file = engine, priority, file
-        self._memory: _core.PackMemory | None = memory
+    def __init__(self, engine: Engine, priority: _core.Priority, file: int, rows: HostRows) -> None:
+        self._engine, self._priority, self._file, self._rows = engine, priority, file, rows
 
     def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        assert self._memory is not None
+        memory = self._rows.memory
         reads = [
-            _core.PackRead(self._engine.native, self._priority, self._file, offset, self._memory, at, nbytes)
+            _core.PackRead(self._engine.native, self._priority, self._file, offset, memory, at, nbytes)
             for offset, at, nbytes in extents
         ]
         return _HostLoad(reads, extents, lists)
 
     def close(self) -> None:
-        """See PackSource.close(). Nothing is open beside the engine."""
-        self._memory = None
+        """Nothing is open beside the engine."""
 
 
 class _HostLoad:

@@ -355,7 +355,7 @@ void bind_cache(nb::module_& m) {
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
       .def("take", &take, "bytes"_a, "room"_a = 0,
            "uint8[bytes]. The buffer returns to the pool with the last view of it. room: see the header.")
-      .def("keep", &BufferPool::keep, "bytes"_a, "Keeps so many bytes from now on.")
+      .def("keep", &BufferPool::keep, "bytes"_a, "Changes keep_bytes.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
