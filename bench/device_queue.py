@@ -40,7 +40,11 @@ BAR = 0.9
 
 def build(folder: Path) -> ctypes.CDLL:
     """The host threads, with the queue's sources, as optimised as the wheel."""
-    sources = [HERE / "device_queue.cpp", *sorted((NATIVE / "io").glob("*.cpp")), NATIVE / "store/crc32c.cpp"]
+    sources = [
+        HERE / "device_queue.cpp",
+        *sorted(NATIVE.glob("io/*.cpp")),
+        *sorted(NATIVE.glob("store/*.cpp")),
+    ]
     library = folder / "device_queue.so"
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-fPIC", "-shared", "-pthread"]
     command += [f"-I{NATIVE}", f"-I{NATIVE / 'include'}", *map(str, sources), "-o", str(library)]

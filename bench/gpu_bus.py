@@ -51,7 +51,7 @@ SMALL = BusSizes(nbytes=1 << 16, blocks=(1, 3), repeats=1, streams=3, wait_s=0.5
 def pinned(device: Device, nbytes: int) -> Iterator[tuple[np.ndarray, int]]:
     """Host memory as int64 words, and its address on the device."""
     memory = np.frombuffer(host_memory(nbytes), np.int64)
-    with device.map_host(memory.ctypes.data, nbytes) as mapping:
+    with device.map_host(memory.ctypes.data, nbytes, memory=memory) as mapping:
         yield memory, mapping.device_address
 
 

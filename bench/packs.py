@@ -5,7 +5,7 @@
     python bench/packs.py --dataset papers.gids --memory-shares 1/4 --batch-sizes 256
 
 Loads minibatches of a synthetic graph, without training. Sides: gids with reads="random" (the window and its
-cache), "pack", "sweep" and "auto"; torch.index_select and DGL's DataLoader on the mapped table, advised
+cache), "pack" and "auto"; torch.index_select and DGL's DataLoader on the mapped table, advised
 MADV_RANDOM. Every side runs in a fresh process with a cold page cache and, if permitted, the same memory for
 features, page cache included, beside what sampling needs. torch and DGL load a few minibatches only. Their
 epoch is extrapolated from the second half of these, when the page cache is full. 64 rows of every minibatch
@@ -43,7 +43,7 @@ from gids.measure.sides import why_no_limit
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
-OURS = ("random", "pack", "sweep", "auto")
+OURS = ("random", "pack", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
@@ -92,7 +92,7 @@ class Setting:
 
     def regret(self) -> float | None:
         """Seconds of the chosen way over those of the fastest one; None if a way was not measured."""
-        ways = {way: s for way in OURS[:3] if (s := self.seconds(way)) is not None}
+        ways = {way: s for way in OURS[:2] if (s := self.seconds(way)) is not None}
         if "auto" not in self.runs or self.chosen not in ways:
             return None
         return ways[self.chosen] / min(ways.values())

@@ -22,7 +22,6 @@ from plotting import COLOURS, MARKERS, save_plot
 
 _TITLES = {
     "random": "random reads (window)",
-    "sweep": "sweep",
     "pack": "pack",
     "auto": "auto",
     "torch": "torch, MADV_RANDOM",

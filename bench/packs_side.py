@@ -57,7 +57,7 @@ def dgl_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: tor
 
 
 SIDES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("random", "pack", "sweep", "auto"), gids_rows),
+    **dict.fromkeys(("random", "pack", "auto"), gids_rows),
     "torch": torch_rows,
     "dgl": dgl_rows,
 }

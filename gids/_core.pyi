@@ -6,6 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 # native/bind/store.cpp
+def map_file(fd: int, nbytes: int, path: str) -> tuple[NDArray[np.uint8], int]:
+    """The first bytes of a file, mapped for reading: uint8[nbytes], and a duplicate of fd.
+
+    The duplicate is open while the array lives. path: for errors."""
+
+class MapGuard:
+    """Of a with statement: reads of mapped files that fail raise StorageError at its end.
+
+    Guards the reads of this thread, in the block."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, error: object, value: object, traceback: object) -> None: ...
+
 def crc32c(pages: NDArray[np.uint8]) -> NDArray[np.uint32]:
     """CRC32C of each page. pages: uint8[n, page_bytes], C order. Returns uint32[n]."""
 
@@ -226,6 +240,7 @@ def open_engine(
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,
+    descriptors: list[int] = ...,
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
 def why_no_uring() -> str: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same type, shape and bits, NaNs included."""
     a, b = (t.cpu().clone(memory_format=torch.contiguous_format) for t in (a, b))
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def damage(file: Path, data: bytes, offset: int = 0) -> None:
+    """Write bytes to a file as a failing disk changes them: its times stay. offset: below 0 from the end."""
+    times = os.stat(file)
+    with open(file, "r+b") as opened:
+        opened.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
+        opened.write(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def save_arrays(folder: Path, **arrays: np.ndarray) -> None:

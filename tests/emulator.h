@@ -109,6 +109,7 @@ template <class T> struct SystemRef : private LocalRef<T> {
 struct Parameter {
   u32 bytes;
   char kind;    // 'p'ointer, 'i'nteger, 'f'loating point or 's'truct
+  bool reads;   // a pointer to const
   u32 pointee;  // bytes of what a pointer points to; 0 for void
 };
 struct Kernel {
@@ -119,14 +120,14 @@ struct Kernel {
 };
 
 template <class T> constexpr Parameter describe() {
+  using Pointee = std::remove_pointer_t<T>;
   u32 pointee = 0;
-  if constexpr (std::is_pointer_v<T> && !std::is_void_v<std::remove_pointer_t<T>>)
-    pointee = sizeof(std::remove_pointer_t<T>);
+  if constexpr (std::is_pointer_v<T> && !std::is_void_v<Pointee>) pointee = sizeof(Pointee);
   const char kind = std::is_pointer_v<T>          ? 'p'
                     : std::is_integral_v<T>       ? 'i'
                     : std::is_floating_point_v<T> ? 'f'
                                                   : 's';
-  return {sizeof(T), kind, pointee};
+  return {sizeof(T), kind, std::is_const_v<Pointee>, pointee};
 }
 
 template <class... T> constexpr Parameter parameters[] = {describe<T>()..., {}};

@@ -56,7 +56,12 @@ SOURCES = Sources(NATIVE)
 
 
 class _Parameter(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_uint32), ("kind", ctypes.c_char), ("pointee", ctypes.c_uint32)]
+    _fields_ = [
+        ("bytes", ctypes.c_uint32),
+        ("kind", ctypes.c_char),
+        ("reads", ctypes.c_bool),
+        ("pointee", ctypes.c_uint32),
+    ]
 
 
 class _Kernel(ctypes.Structure):
@@ -76,6 +81,15 @@ class Unit:
         table = (_Kernel * count).in_dll(library, "emulated_kernels")
         self._library, self._launch = library, launch
         self._kernels = {kernel.name.decode(): kernel for kernel in table}
+
+    def writes(self, kernel: str, args: Sequence[Argument]) -> list[torch.Tensor]:
+        """The tensors that a kernel may write to: those that are no pointers to const."""
+        parameters = self._kernels[kernel].parameters
+        return [
+            arg
+            for position, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor) and not parameters[position].reads
+        ]
 
     def prepare(
         self, kernel: str, blocks: int, threads: int, waiting: int, values: list[tuple[Argument, int, int]]
@@ -221,20 +235,6 @@ class EmulatedStream:
         pass
 
 
-class EmulatedMapping(Mapping):
-    def __init__(self, address: int, nbytes: int, mapped: dict[int, int]) -> None:
-        self.device_address = address
-        self._mapped = mapped
-        for start, size in mapped.items():
-            if start < address + nbytes and address < start + size:
-                raise RuntimeError(f"host memory at {address:#x} is already mapped")
-        mapped[address] = nbytes
-
-    def close(self) -> None:
-        self._mapped.pop(self.device_address, None)
-        self._mapped = {}
-
-
 class EmulatedDevice(Device):
     """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
 
@@ -252,8 +252,9 @@ class EmulatedDevice(Device):
         can_wait_value: bool = True,
         limit_s: float = 60.0,
         total_bytes: int = 8 << 30,
+        index: int = 0,
     ) -> None:
-        self.torch_device = torch.device("cpu")
+        self.torch_device, self.index = torch.device("cpu"), index
         self.name = "emulated"
         self.sm_count = 2
         self.can_wait_value = can_wait_value
@@ -281,13 +282,22 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         check_grid(kernel, blocks, threads)
         values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
-        run = _builder().unit(unit).prepare(kernel, blocks, threads, self.sm_count, values)
+        built = _builder().unit(unit)
+        run = built.prepare(kernel, blocks, threads, self.sm_count, values)
+        self.check_order(kernel, stream, [arg for arg in args if isinstance(arg, torch.Tensor)])
         self.memory.collect()
         self.launches.append(kernel)
         self._seed += 1
         # Memory that torch allocated by itself is not poisoned when it is released: it is kept for the work.
         kept = [arg for arg in args if isinstance(arg, torch.Tensor) and not self.memory.owns(arg)]
         stream.put(partial(_run_kernel, run, self._seed, self.limit_s, kept))
+        self.note_written(stream, built.writes(kernel, args))
+
+    def check_order(self, what: str, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
+        """Called before work of a stream uses these tensors. Here all work before it is done."""
+
+    def note_written(self, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
+        """Called after work was enqueued that writes to these tensors."""
 
     def preload(self, *units: str) -> None:
         for unit in units:
@@ -308,9 +318,13 @@ class EmulatedDevice(Device):
         finally:
             self._stream = before
 
-    def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
         check_host_range(address, nbytes)
-        return EmulatedMapping(address, nbytes, self.mapped)
+        for start, size in self.mapped.items():
+            if start < address + nbytes and address < start + size:
+                raise RuntimeError(f"host memory at {address:#x} is already mapped")
+        self.mapped[address] = nbytes
+        return Mapping(address, memory, partial(self.mapped.pop, address, None))
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         assert isinstance(stream, EmulatedStream)
@@ -336,12 +350,16 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         self.check_mapped(f"copy of {to.nbytes} bytes", address, to.nbytes)
         self.launches.append("copy_from_host")
+        self.check_order("copy_from_host", stream, [to])
         stream.put(partial(ctypes.memmove, to.data_ptr(), address, to.nbytes))
+        self.note_written(stream, [to])
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, EmulatedEvent]:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
         kept = (copy, None if self.memory.owns(tensor) else tensor)
+        self.check_order("to_host", self._stream, [tensor])
         self._stream.put(partial(_copy, copy.data_ptr(), tensor.data_ptr(), tensor.nbytes, kept))
+        self.note_written(self._stream, [copy])
         return copy, self._stream.record_event()
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
@@ -360,7 +378,9 @@ class EmulatedDevice(Device):
         if sizes.numel() == 0:
             return torch.empty(shape, dtype=dtype)
         buffer = self.memory.take(sizes.numel() * dtype.itemsize, self._stream, zeroed=zeroed)
-        return torch.frombuffer(buffer, dtype=dtype).view(sizes)
+        tensor = torch.frombuffer(buffer, dtype=dtype).view(sizes)
+        self.note_written(self._stream, [tensor])
+        return tensor
 
     def trim(self) -> None:
         self.memory.trim()

@@ -6,6 +6,10 @@ streams run in every order that events allow, and as late as the host allows. Th
 
 torch's current stream is torch's CPU: waiting for an event blocks. Inside use(), torch's own work first waits
 for the stream.
+
+The device knows which work each stream, and the host, has waited for. A kernel, a copy or a function of torch
+that uses a tensor raises RuntimeError unless it waited for the work that writes the tensor, also if that work
+happens to be done.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import ctypes
 import random
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +42,13 @@ _WITHOUT_MEMORY = {"__get__", "__len__", "data_ptr", "dim", "element_size", "emp
 _WITHOUT_MEMORY |= {"size", "storage_offset", "stride", "unbind", "untyped_storage", "view"}
 _WITHOUT_MEMORY |= {"_record_function_enter_new", "_record_function_exit._RecordFunction"}
 
+_BLOCKING = {"cpu", "tolist", "item", "numpy", "equal", "nonzero", "unique"}
+_BLOCKING |= {"__bool__", "__int__", "__float__", "__index__", "__array__"}
+"""What torch does that blocks the host until the current stream is done."""
+
+Clock = dict["LateStream", int]
+"""The work that comes before something else: of each stream, the number of its first pieces."""
+
 
 class LateEvent(EmulatedEvent):
     """passed: settable; an event that belongs to no stream passes when it is set."""
@@ -44,12 +56,16 @@ class LateEvent(EmulatedEvent):
     def __init__(self, device: LateDevice) -> None:
         self._device = device
         self.passed = False
+        self.after: Clock = {}
 
     def synchronize(self) -> None:
         self._device.run_until(lambda: self.passed)
+        merge(self._device.seen, self.after)
 
     def query(self) -> bool:
         self._device.progress()
+        if self.passed:
+            merge(self._device.seen, self.after)
         return self.passed
 
 
@@ -62,9 +78,13 @@ class LateStream(EmulatedStream):
         self._device = device
         self.queue: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
         """The work, and whether it may be done now."""
+        self.after: Clock = {self: 0}
+        """What comes before its next work."""
 
     def put(self, work: Callable[[], object], may_run: Callable[[], bool] = lambda: True) -> None:
         self._device.memory.collect()
+        merge(self.after, self._device.seen)
+        self.after[self] += 1
         self.queue.append((work, may_run))
         self._device.progress()
 
@@ -75,18 +95,34 @@ class LateStream(EmulatedStream):
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
         self.put(lambda: None, lambda: event.passed)
+        if isinstance(event, LateEvent):
+            merge(self.after, event.after)
 
     def record_event(self) -> LateEvent:
         event = LateEvent(self._device)
         self.put(partial(setattr, event, "passed", True))
+        event.after = dict(self.after)
         return event
 
     def synchronize(self) -> None:
         self.record_event().synchronize()
 
+    def run(self) -> None:
+        """Do its work so far, so that torch can work. It does not count as waited for by the host."""
+        event = self.record_event()
+        self._device.run_until(lambda: event.passed)
+
 
 class CpuStream(EmulatedStream):
     """torch's: work there is done when it is enqueued, after what it waits for."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+
+    @property
+    def after(self) -> Clock:
+        """What comes before its next work."""
+        return self._device.seen
 
     def wait_stream(self, stream: Stream) -> None:
         stream.synchronize()
@@ -98,12 +134,17 @@ class CpuStream(EmulatedStream):
 class LateDevice(EmulatedDevice):
     """lazy: chance that enqueueing does no work; with 1, only the host's waits do (default: by the seed).
 
+    torch's functions are checked until close(): all of this thread, and those inside use() in any thread.
     close() does all work; AssertionError when something went wrong on a stream.
+
+    seen: the work that the host has waited for, in any thread.
     """
 
     def __init__(self, seed: int, *, lazy: float | None = None, **options: Any) -> None:
         super().__init__(seed, **{"limit_s": 20.0} | options)
-        self._default: EmulatedStream = CpuStream()
+        self._default: EmulatedStream = CpuStream(self)
+        self.seen: Clock = {}
+        self._written: dict[int, Clock] = {}  # what each tensor on the device must wait for, by its memory
         self._streams: list[LateStream] = []
         self._random = random.Random(seed)
         self._lazy = self._random.choice((0.2, 0.7, 1.0)) if lazy is None else lazy
@@ -111,6 +152,8 @@ class LateDevice(EmulatedDevice):
         self._done = 0  # pieces of work
         self._errors: list[BaseException] = []
         self._working = threading.RLock()
+        self._checks = _InOrder(self, self._default)
+        self._checks.__enter__()
 
     def new_stream(self, priority: int = COPY_PRIORITY) -> LateStream:
         self._streams.append(LateStream(self))
@@ -152,7 +195,32 @@ class LateDevice(EmulatedDevice):
         finally:
             self._stream = before
 
+    def check_order(self, what: str, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
+        assert isinstance(stream, LateStream | CpuStream)
+        for tensor in tensors:
+            for writer, number in self._written.get(_memory_of(tensor), {}).items():
+                if max(stream.after.get(writer, 0), self.seen.get(writer, 0)) < number:
+                    raise RuntimeError(
+                        f"{what} uses a tensor, {tensor.dtype}{list(tensor.shape)}, that another stream may "
+                        "still write: wait for that stream first"
+                    )
+
+    def note_written(self, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not (memory := _memory_of(tensor)):
+                continue
+            if memory not in self._written:
+                self._written[memory] = {}
+                weakref.finalize(tensor.untyped_storage(), self._written.pop, memory, None)
+            if isinstance(stream, LateStream):
+                self._written[memory][stream] = stream.after[stream]
+
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the device, as far as is known: a kernel or a stream has written to it."""
+        return _memory_of(tensor) in self._written
+
     def close(self) -> None:
+        self._checks.__exit__(None, None, None)
         self.run_until(lambda: not any(stream.queue for stream in self._streams))
         assert not self._errors, self._errors
 
@@ -176,7 +244,7 @@ class LateDevice(EmulatedDevice):
 
 
 class _InOrder(TorchFunctionMode):
-    """torch's work waits for what is enqueued on its stream."""
+    """torch's work waits for what is enqueued on its stream, and uses no tensor that it does not wait for."""
 
     def __init__(self, device: LateDevice, stream: EmulatedStream) -> None:
         super().__init__()
@@ -185,11 +253,52 @@ class _InOrder(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         none = name in _WITHOUT_MEMORY
         none |= name == "__getitem__" and not isinstance(args[1], torch.Tensor)
         none |= name == "contiguous" and args[0].is_contiguous()
         # Inside a nested use() of another stream, that stream's mode comes first.
-        if self._device.current_stream() is self._its_stream and not none:
-            self._its_stream.synchronize()
-        return function(*args, **(kwargs or {}))
+        if none or self._device.current_stream() is not self._its_stream:
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._run(name, function, args, kwargs)
+
+    def _run(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device, stream = self._device, self._its_stream
+        here = [tensor for tensor in _tensors((args, kwargs)) if device.is_here(tensor)]
+        device.check_order(f"torch's {name}()", stream, here)
+        if isinstance(stream, LateStream):
+            stream.run()
+        result = function(*args, **kwargs)
+        if name in _BLOCKING or (name == "to" and "cpu" in (*args, *kwargs.values())):
+            if isinstance(stream, LateStream):
+                merge(device.seen, stream.after)
+            # "cuda" and "cpu" are one device here: a copy to the host would be the tensor itself.
+            return result.clone() if here and name in ("cpu", "to") else result
+        if here and isinstance(stream, LateStream):
+            stream.after[stream] += 1
+            in_place = name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+            device.note_written(stream, [*_tensors(result), *here[: int(in_place)]])
+        return result
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, dict):
+        yield from _tensors(list(item.values()))
+    elif isinstance(item, list | tuple):
+        for part in item:
+            yield from _tensors(part)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory, which views share; 0 for an empty one."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().data_ptr()
+
+
+def merge(clock: Clock, other: Clock) -> None:
+    for stream, number in other.items():
+        clock[stream] = max(clock.get(stream, 0), number)

@@ -13,7 +13,7 @@ import pytest
 import gids
 
 ROOT = Path(gids.__file__).parent
-BASE = {"closing", "errors", "sizes", "_core", "dgl_finder"}
+BASE = {"closing", "errors", "sizes", "stored_file", "_core", "dgl_finder"}
 STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
@@ -26,6 +26,7 @@ ALLOWED = {
     "closing": set(),
     "errors": set(),
     "sizes": set(),
+    "stored_file": {"errors"},
     "store": STORE,
     "write": STORE | {"write"},
     "convert": STORE | {"write", "convert"},
@@ -111,3 +112,26 @@ def test_public_names_are_listed_and_can_be_imported() -> None:
     assert set(dir(gids)) == {*gids.__all__, *PUBLIC, "__version__", "open"}
     with pytest.raises(AttributeError, match="has no attribute 'quickest'"):
         gids.quickest  # noqa: B018
+
+
+COPIES = {"cuda/device.py", "write/table_writer.py"}
+"""What may copy a tensor to the host by itself: on_host(), and the writer, which knows no device."""
+
+
+def copies_to_host(source: Path) -> list[int]:
+    """The lines on which a file calls a tensor's cpu(), or to("cpu")."""
+    return [
+        call.lineno
+        for call in ast.walk(ast.parse(source.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and (call.func.attr == "cpu" or (call.func.attr == "to" and "'cpu'" in map(ast.unparse, call.args)))
+    ]
+
+
+def test_only_on_host_copies_tensors_to_the_host() -> None:
+    lines = {path.relative_to(ROOT).as_posix(): copies_to_host(path) for path in sorted(ROOT.rglob("*.py"))}
+    found = {name: numbers for name, numbers in lines.items() if numbers}
+    assert found.keys() == COPIES, (
+        f"{found}: use gids.cuda.on_host(), which waits for the stream that makes the tensor"
+    )

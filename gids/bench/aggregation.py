@@ -78,7 +78,7 @@ def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
     with _loader(store, table, run) as loader:
         (_, features), *_ = loader.attach([ids], lambda ids: {table.name: ids})
     mapped = copy(table).read_rows(ids)  # a copy, so that the map ends here: mapped pages stay in memory
-    same = features[table.name].cpu().view(torch.uint8).equal(mapped.view(torch.uint8))
+    same = cuda.on_host(features[table.name]).view(torch.uint8).equal(mapped.view(torch.uint8))
     if not same:
         raise FormatError(
             f"engine {run.engine!r} reads rows of {table.name!r} that differ from the mapped file; "

@@ -92,7 +92,7 @@ def add_allow_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-READS = ("auto", "random", "sweep", "pack")
+READS = ("auto", "random", "pack")
 """The values of reads= of gids.open(), which this module must not import."""
 
 
@@ -104,7 +104,7 @@ def add_reads(parser: argparse.ArgumentParser) -> None:
         choices=READS,
         default="auto",
         help="how gids reads: one read per missing page (random), many minibatches by one pass over the "
-        "table (sweep; pack: through a scratch file), or the fastest by prediction (default: auto)",
+        "table, through a scratch file (pack), or the faster one by prediction (default: auto)",
     )
     add(
         "--scratch",

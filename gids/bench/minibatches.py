@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from gids import cuda
 from gids.heat import choose_seeds
 from gids.loader.node_loader import NodeLoader
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
@@ -79,7 +80,7 @@ def input_nodes(minibatch: Minibatch, ntype: str) -> torch.Tensor:
     nodes = minibatch.input_nodes
     if isinstance(nodes, dict):
         nodes = nodes.get(ntype, torch.empty(0, dtype=torch.int64))
-    return nodes.cpu()
+    return cuda.on_host(nodes)
 
 
 def counts(minibatch: Minibatch) -> tuple[int, int]:

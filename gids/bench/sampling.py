@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids import cuda
 from gids.bench import arguments, text
 from gids.bench.report import Figure, Report
 from gids.bench.session import Session
@@ -143,13 +144,13 @@ def verify(minibatch: Minibatch) -> None:
     def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
         nodes = minibatch.input_nodes
         found = nodes[ntype] if isinstance(nodes, dict) else nodes
-        return np.asarray(found.cpu().numpy())
+        return np.asarray(cuda.on_host(found).numpy())
 
     for block in blocks_of(minibatch):
         source, _, destination = block.relation
         graph = block.graph
-        src, dst = (ends.cpu().numpy() for ends in block.coo())
-        positions = block.positions.cpu().numpy()
+        src, dst = (cuda.on_host(ends).numpy() for ends in block.coo())
+        positions = cuda.on_host(block.positions).numpy()
         if not (positions >= 0).any():
             continue  # the edges of random walks are not in the graph
         begin = graph.indptr[nodes_of(destination)[dst]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from gids import _core
@@ -67,6 +68,12 @@ def bounce_pool_bytes(
 ) -> int:
     """Bytes of the bounce pool of that engine, before it is opened."""
     return queue_depth * longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
+
+
+def row_orders(tables: Iterable[TableShape]) -> dict[str, int]:
+    """The memory of orders that were read to compare their checksums. Others are mapped, and take none."""
+    orders = [t.order for t in tables if t.order is not None and not isinstance(t.order, np.memmap)]
+    return {"row orders": sum(order.nbytes for order in orders)} if orders else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +149,7 @@ class HostBudget(Budget):
             "outputs": self._output_bytes(sizes) * outputs,
             "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
             "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
+            **row_orders(tables),
         }
 
     def share(self, sizes: Sizes) -> MemoryPlan:
@@ -220,7 +228,10 @@ def _sum(by_name: Mapping[str, int]) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that this process may still use: the machine's, or its control group's if that is less."""
+    """Memory that this process may still use: the machine's, or its control group's if that is less.
+
+    Pages of files in memory count as available, as they can be dropped.
+    """
     with open("/proc/meminfo") as f:
         meminfo = dict(line.split(":") for line in f)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
@@ -230,8 +241,18 @@ def available_bytes() -> int:
         except OSError:
             continue  # the root has no limit file; a container sees only its own part of the tree
         if limit != "max":
-            available = min(available, max(0, int(limit) - usage))
+            available = min(available, max(0, int(limit) - max(0, usage - _file_bytes(group))))
     return available
+
+
+def _file_bytes(group: Path) -> int:
+    """Bytes of pages of files, without shared memory, that count as usage of a group and those below it."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    prefix = "total_" if "total_inactive_file" in stat else ""  # of version 1
+    return sum(int(stat.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
 
 
 def _memory_groups() -> Iterator[tuple[Path, str, str]]:

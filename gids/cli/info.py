@@ -49,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
 def describe(store: FeatureStore) -> dict[str, Any]:
     """Describe a dataset, as JSON; sizes in bytes. Reads the manifest and the headers of files."""
     from gids.cli.page_sizes import explain_pages
-    from gids.store.files import read_manifest
 
-    manifest = read_manifest(store.path)
+    manifest = store.locate.read_manifest()
     return {
         "path": str(store.path),
         **({} if store.part is None else {"part": asdict(store.part)}),

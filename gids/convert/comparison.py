@@ -12,6 +12,7 @@ import torch
 
 from gids.convert.source import Source
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.feature_store import FeatureStore
 from gids.store.quantize import scales_of
 from gids.store.rows import Rows, read_range
@@ -57,9 +58,11 @@ def _compare_table(table: Table, rows: Rows, on_bytes: Callable[[int], None]) ->
     width = max(table.row_bytes, math.prod(table.shape) * rows.dtype.itemsize, 1)
     for start, stored in table.scan(max(1, _BLOCK_BYTES // width)):
         expected = read_range(rows, start, start + len(stored))
-        magnitudes = torch.where(torch.isfinite(expected), expected, 0).to(torch.float32).abs()
-        maxima = torch.maximum(maxima, magnitudes.reshape(len(stored), -1).amax(0))
-        bounds = None if narrowing is None else _bounds(narrowing, table, expected, magnitudes)
+        bounds = None
+        if narrowing is not None:
+            magnitudes = torch.where(torch.isfinite(expected), expected, 0).to(torch.float32).abs()
+            maxima = torch.maximum(maxima, magnitudes.reshape(len(stored), -1).amax(0))
+            bounds = _bounds(narrowing, table, expected, magnitudes)
         wrong = _differ(expected, stored, bounds)
         if bool(wrong.any()) and not first:
             where, was = first_place(expected, wrong, start)
@@ -93,9 +96,7 @@ def _bounds(
 
 def _differ(expected: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
     """A mask of the values that differ, or differ by more than bounds."""
-    wide = torch.promote_types(expected.dtype, rows.dtype)  # may round whole numbers; the way back does not
-    equal = (expected.to(wide) == rows.to(wide)) & (expected == rows.to(expected.dtype))
-    same = equal | ((expected != expected) & (rows != rows))
+    same = equal_values(expected, rows) | (torch.isnan(expected) & torch.isnan(rows))
     if bounds is None:
         return ~same
     error = (expected.to(torch.float64) - rows.to(torch.float64)).abs()

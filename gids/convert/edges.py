@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from gids.convert.damage import MAX_MESSAGE_CHARS, shortened
 from gids.convert.packed_rows import PackedRows
 from gids.convert.source import Source
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, check_ids
 from gids.store.dtypes import is_whole
+from gids.store.names import Relation
 from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks, read_range
 from gids.write.edges import Edges, EdgeSource, edge_list
 
+_SOURCES = ("src", "source", "src_id", "u", "from")
+_DESTINATIONS = ("dst", "destination", "target", "dst_id", "v", "to")
 BLOCK_BYTES = 8 << 20
 """Size of the blocks in which readers scan an array."""
 
@@ -102,6 +106,29 @@ def count_by_edges(source: Source, ends: Iterable[tuple[str, Rows]]) -> None:
         source.notes.append(
             f"{ntype!r} nodes have no features and no count: assuming {count} nodes (the largest id plus 1)"
         )
+
+
+def add_weights(source: Source, relation: Relation, weights: Rows) -> None:
+    """Add the values of an adjacency matrix as table `weight`, unless all are 1. In the order of edge ids."""
+    if any(bool((block != 1).any()) for _, block in blocks(weights, BLOCK_BYTES)):
+        source.add_edge_table(relation, "weight", weights)
+
+
+def end_columns(names: Sequence[str], what: str) -> tuple[int, int]:
+    """The positions of the columns of sources and destinations. what: has these columns, in messages.
+
+    Raises FormatError unless exactly one column has a name of sources and one of destinations, in any case.
+    """
+    ends = []
+    for known in (_SOURCES, _DESTINATIONS):
+        positions = [i for i, name in enumerate(names) if name.casefold() in known]
+        if len(positions) != 1:
+            raise FormatError(
+                f"{what} have the columns {shortened(', '.join(names), MAX_MESSAGE_CHARS)}; exactly one must "
+                f"be named {' or '.join(known)}"
+            )
+        ends += positions
+    return ends[0], ends[1]
 
 
 def _described(rows: Rows) -> str:

@@ -23,12 +23,13 @@ from gids.store.rows import GeneratedRows, Rows, TensorRows, blocks, read_range
 def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
     """Labels that are classes, as int64[n] with -1 for negatives and NaN. Returns other labels unchanged.
 
-    Labels of shape (n,) or (n, 1) are classes if their type is whole, if their values are whole or NaN with
-    at least one NaN, or if the format says so (are_classes). Raises FormatError for a fraction among classes.
+    Labels of shape (n,) or (n, 1) are classes if their type is whole, if they are whole floats from -1 on of
+    which one or more is NaN or -1, or if the format says so (are_classes). Raises FormatError for a fraction
+    among classes.
     """
     if len(labels.shape) == 2 and labels.shape[1] == 1:
         labels = column_of(labels, 0)
-    if len(labels.shape) != 1:
+    if len(labels.shape) != 1 or labels.dtype.is_complex:
         return labels
     if labels.dtype.is_floating_point and not are_classes and not _are_classes_with_gaps(labels):
         return labels
@@ -52,14 +53,14 @@ def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
 
 
 def _are_classes_with_gaps(labels: Rows) -> bool:
-    """Whether there is a NaN, and all other values are whole and -1 or more."""
+    """Whether one value or more is NaN or -1, and all others are whole and 0 or more."""
     gaps = False
     for _, block in blocks(labels, BLOCK_BYTES):
         missing = torch.isnan(block)
         values = block[~missing]
         if bool(((values != values.floor()) | (values < -1) | torch.isinf(values)).any()):
             return False
-        gaps = gaps or bool(missing.any())
+        gaps = gaps or bool(missing.any()) or bool((values == -1).any())
     return gaps
 
 
@@ -129,8 +130,8 @@ def _ones(mask: Rows, what: str) -> Rows:
 def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[str, Rows]:
     """Split the nodes that have a label at random. Each part is sorted.
 
-    fractions: of train, val and test; their sum is at most 1. A label below 0 or NaN means no label. The
-    result depends on labels, fractions and seed only, not on the machine.
+    fractions: of train, val and test; their sum is at most 1. A whole number below 0, or NaN, means no label.
+    The result depends on labels, fractions and seed only, not on the machine.
     """
     if len(fractions) != len(SPLITS) or min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
         raise FormatError(f"--split needs three fractions with a sum of at most 1 (got {list(fractions)})")

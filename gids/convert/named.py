@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import Found, open_npy, open_npz, open_raw
-from gids.convert.edges import BLOCK_BYTES, edge_rows
+from gids.convert.edges import add_weights, edge_rows
 from gids.convert.source import LABELS, InEdges, Source, numbers, row_count
 from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
-from gids.store.rows import Rows, blocks
+from gids.store.rows import Rows
 from gids.write.edges import out_edges
 
 _SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
@@ -66,8 +66,7 @@ class NamedArrays:
                 continue
             if found.kind and (found.kind == "complex" or name in _FEATURES):
                 raise FormatError(f"{name!r} of {where} is {found.why}: cast it, or give --skip {name}")
-            notes = source.warnings if found.kind not in ("", "text") else source.notes
-            notes.append(f"left out {name!r} of {where}: {found.why}")
+            source.leave_out(f"{name!r} of {where}", found.why)
 
     def split_off(self, belongs: Callable[[str], bool]) -> NamedArrays:
         """Move the arrays whose name belongs to a new NamedArrays."""
@@ -106,9 +105,7 @@ class NamedArrays:
     def reject_all(self) -> None:
         """Note the arrays that belong to no node type or relation."""
         for name, _ in self.rest():
-            self._source.notes.append(
-                f"left out {self.describe(name)}: it belongs to no node type or relation"
-            )
+            self._source.leave_out(self.describe(name), "it belongs to no node type or relation")
 
     def read_nodes(self, ntype: str) -> None:
         """Take the number, labels and splits of a node type; all other arrays are its features."""
@@ -162,8 +159,7 @@ class NamedArrays:
         self._source.add_nodes(relation[0], num_src, self.describe("adj_shape"))
         self._source.add_nodes(relation[2], num_dst, self.describe("adj_shape"))
         self._source.graphs[relation] = out_edges(indptr, indices, num_dst=num_dst)
-        if any(bool((block != 1).any()) for _, block in blocks(weights, BLOCK_BYTES)):
-            self._source.add_edge_table(relation, "weight", weights)
+        add_weights(self._source, relation, weights)
 
     def learn_destinations(self, relation: Relation) -> None:
         """Set the number of destination nodes from indptr."""

@@ -18,7 +18,7 @@ from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.convert.times import describe_times
 from gids.errors import FormatError
-from gids.store.dtypes import table_dtype
+from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
@@ -188,6 +188,8 @@ def _write(
             )
     for ntype, found in source.labels.items():
         labels = normalised(found)
+        if found.dtype.is_floating_point and not labels.dtype.is_floating_point:
+            say(f"labels of {ntype!r} are whole numbers with gaps: stored as int64, -1 for no label")
         writer.write_labels(ntype, labels)
         if ntype not in source.splits and options.split is not None:
             drawn = source.splits[ntype] = random_split(labels, options.split, options.seed)
@@ -312,9 +314,15 @@ def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
 
 
 def _layout(table: TableSource, options: Options, pages: PageSizes, shard_count: int) -> Geometry:
-    itemsize, scale = _dtype(table, options).itemsize, _scale(table, options)
-    page_bytes = pages.of(table.kind, stored_row_bytes(table.rows.shape[1:], itemsize, scale))
-    return stored_geometry(table.rows.shape, itemsize, scale, page_bytes=page_bytes, shard_count=shard_count)
+    dtype, scale = _dtype(table, options), _scale(table, options)
+    page_bytes = pages.of(table.kind, stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale))
+    try:
+        dtype_name(dtype)
+        return stored_geometry(
+            table.rows.shape, dtype.itemsize, scale, page_bytes=page_bytes, shard_count=shard_count
+        )
+    except FormatError as error:
+        raise FormatError(f"table {table.name!r}: {error}") from None
 
 
 def _work_bytes(source: Source, options: Options, pages: PageSizes) -> Iterator[int]:

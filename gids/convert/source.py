@@ -66,9 +66,9 @@ class Source:
 
     nodes: number of nodes per type, as far as known. splits: node type -> "train", "val" or "test" -> node
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
-    node type and relation, edges in the order of their ids. notes: sentences about what was found and left
-    out; warnings: sentences that --quiet prints too. skip: names of arrays to leave out; skipped: those that
-    were found.
+    node type and relation, edges in the order of their ids. notes: sentences about what was found;
+    warnings: sentences that --quiet prints too, such as about what was left out. skip: names of arrays to
+    leave out; skipped: those that were found.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -84,6 +84,10 @@ class Source:
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
     _counted_by: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Warn that a part of the source is not in the dataset."""
+        self.warnings.append(f"left out {what}: {why}")
 
     def skips(self, name: str) -> bool:
         """Whether the user wants this array left out. Remembers that it was found."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,12 +19,14 @@ import numpy as np
 import torch
 
 from gids.convert.damage import message_of, parsing, shown
+from gids.convert.edges import column_of, end_columns
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
-from gids.store.rows import FileRows
+from gids.store.rows import FileRows, Rows
 from gids.write.space import check_space
 
 MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
+MAX_COLUMNS = 100  # of numbers of two types; a text may be read once for each
 MAX_WORDS_CHARS = 1 << 20  # in a file of names
 _PIECE_BYTES = 1 << 16
 _PACKED_BYTES = 1 << 15
@@ -30,34 +34,96 @@ _ZERO_BYTES = 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 _BLOCK_CHARS = 4 << 20
 _MAX_IDLE_LINES = 1_000_000  # in a row without a number
+_QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole field
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
+
+
+class _Fractions(FormatError):
+    """Numbers with fractions in columns of whole numbers."""
+
+    def __init__(self, message: str, columns: Collection[int]) -> None:
+        super().__init__(message)
+        self.columns = columns
 
 
 def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> FileRows:
     """The numbers of a text file as rows[lines, columns], in a file in scratch.
 
-    Columns are separated by commas, tabs or spaces; `#` begins a comment; a first line of words is a header.
-    dtype: default int64 if all numbers are whole, else float32. Raises FormatError for lines of another
-    length, text that is not a number, a number that dtype cannot hold, and a damaged .gz file.
+    Columns are separated by commas, tabs or spaces; numbers may be in double quotes; `#` begins a comment; a
+    first line of words is a header. dtype: default int64 if all numbers are whole, else float32. Raises
+    FormatError for lines of another length, text that is not a number, a number that dtype cannot hold, and
+    a damaged .gz file.
     """
-    kinds = [dtype] if dtype is not None else [torch.int64, torch.float32]
-    target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
-    for kind in kinds:
-        shape = _parse(path, target, kind, give_up=kind is not kinds[-1])
-        if shape is not None:
-            return FileRows(target, shape, kind)
-    raise AssertionError("the last kind never gives up")
+    target = _target(path, scratch)
+    try:
+        kind = dtype or torch.int64
+        return FileRows(target, _parse(path, target, _numpy_type(kind)), kind)
+    except _Fractions:
+        if dtype is not None:
+            raise
+    return FileRows(target, _parse(path, target, np.dtype(np.float32)), torch.float32)
 
 
-def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tuple[int, int] | None:
-    """Write the numbers. Returns their shape, or None if they are not whole and give_up is set."""
-    kind = np.dtype(str(dtype).removeprefix("torch."))
+def read_columns(path: Path, scratch: Path) -> list[Rows]:
+    """The columns of a text file, as read_text reads it: int64, or float64 if a column has fractions."""
+    target, floats = _target(path, scratch), frozenset[int]()
+    while True:
+        try:
+            shape = _parse(path, target, np.dtype(np.int64), floats)
+            break
+        except _Fractions as error:
+            floats |= frozenset(error.columns)
+    kinds = [torch.float64 if i in floats else torch.int64 for i in range(shape[1])]
+    return [column_of(FileRows(target, shape, kind), i) for i, kind in enumerate(kinds)]
+
+
+def read_pairs(path: Path, scratch: Path) -> FileRows:
+    """The edges of a text file, int64[lines, 2], for formats without headers: sources are first.
+
+    Raises FormatError for a header that says otherwise.
+    """
+    names, is_comment = header_of(path)
+    if names and not is_comment and end_columns(names, f"the edges of {path}") != (0, 1):
+        raise FormatError(f"{path} has the columns {', '.join(names)}; the first must be the sources")
+    pairs = read_text(path, scratch, torch.int64)
+    if pairs.shape[1] != 2:
+        raise FormatError(f"{path} has {pairs.shape[1]} columns; edges must have 2")
+    return pairs
+
+
+def header_of(path: Path) -> tuple[list[str], bool]:
+    """The names in the first line, or those in the comment before the first numbers; whether it is a comment.
+
+    There may be none, and a name may be empty.
+    """
+    comment = ""
+    with open_text(path) as file:
+        for line in islice(file, _MAX_IDLE_LINES):
+            if _has_numbers(line):
+                return (_fields(line), False) if _is_words(line) else (_fields(comment), True)
+            comment = line.strip().lstrip("#") or comment
+    return [], False
+
+
+def _target(path: Path, scratch: Path) -> Path:
+    return scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
+
+
+def _numpy_type(dtype: torch.dtype) -> np.dtype[np.generic]:
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def _parse(
+    path: Path, target: Path, dtype: np.dtype[np.generic], floats: Collection[int] = ()
+) -> tuple[int, int]:
+    """Write the numbers and return their shape. floats: columns that are float64, the others being int64.
+
+    Raises _Fractions for columns of whole numbers with fractions.
+    """
     rows, columns = 0, 0
     with open(target, "wb") as out:
         for first, lines in _blocks_of_lines(path):
-            if give_up and any(_NOT_WHOLE.search(line) for line in lines if _has_numbers(line)):
-                return None
-            values = _numbers(path, first, lines, kind)
+            values = _numbers(path, first, lines, dtype, floats)
             if columns not in (0, values.shape[1]):
                 raise FormatError(
                     f"{path} has {values.shape[1]} columns from line {first} on, but {columns} before"
@@ -71,34 +137,75 @@ def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tu
     return rows, columns
 
 
-def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic]) -> np.ndarray:
-    kept = [line for line in lines if _has_numbers(line)]
-    delimiter = "," if "," in kept[0] else None
+def _numbers(
+    path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic], floats: Collection[int]
+) -> np.ndarray:
+    kept = [_QUOTED.sub(r"\1", line) if '"' in line else line for line in lines if _has_numbers(line)]
+    delimiter = "," if "," in kept[0].partition("#")[0] else None
+    kinds = dtype
+    if floats:
+        columns = len(_fields(kept[0]))
+        if columns > MAX_COLUMNS:
+            raise FormatError(
+                f"{path} has {columns} columns, some with fractions; the limit is {MAX_COLUMNS}"
+            )
+        kinds = np.dtype([(f"c{i}", np.float64 if i in floats else dtype) for i in range(columns)])
     try:
-        return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
-    except ValueError as error:
-        where = _first_bad_line(lines, first, dtype, delimiter)
-        raise FormatError(f"{path}, {where or f'lines from {first} on: {message_of(error)}'}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # for "1.5" as a whole number, which becomes 1
+            found = np.loadtxt(kept, kinds, comments="#", delimiter=delimiter, ndmin=1 if floats else 2)
+    except (ValueError, DeprecationWarning) as error:
+        raise _fault(path, first, lines, dtype, floats) or FormatError(
+            f"{path}, lines from {first} on: {message_of(error)}"
+        ) from None
+    parts = [found[name] for name in found.dtype.names] if found.dtype.names else [found]
+    if any(np.isinf(part).any() for part in parts if part.dtype.kind == "f"):  # also for 1e400
+        fault = _fault(path, first, lines, dtype, floats)
+        if fault is not None:
+            raise fault
+    return found.view(dtype).reshape(len(found), -1) if floats else found
 
 
-def _first_bad_line(
-    lines: list[str], first: int, dtype: np.dtype[np.generic], delimiter: str | None
-) -> str | None:
-    """A description of the first line with another number of columns or text that is not a number."""
+def _fault(
+    path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic], floats: Collection[int]
+) -> FormatError | None:
+    """The error for the first line with another number of columns or a number that is not of its type."""
     columns = 0
     for number, line in enumerate(lines, first):
         if not _has_numbers(line):
             continue
-        fields = line.partition("#")[0].strip().split(delimiter)
+        fields = _fields(line)
         columns = columns or len(fields)
         if len(fields) != columns:
-            return f"line {number}: {len(fields)} columns, but {columns} before"
-        for field in fields:
-            try:
-                dtype.type(field.strip())
-            except (ValueError, OverflowError):
-                return f"line {number}: could not convert {shown(field.strip())} to {dtype}"
+            return FormatError(f"{path}, line {number}: {len(fields)} columns, but {columns} before")
+        kinds = [np.dtype(np.float64) if i in floats else dtype for i in range(columns)]
+        wrong = [i for i, field in enumerate(fields) if not _is_exact(field, kinds[i])]
+        if wrong:
+            column = wrong[0]
+            fault = f"{path}, line {number}: could not convert {shown(fields[column])} to {kinds[column]}"
+            are_fractions = all(kinds[i].kind == "i" and _is_fraction(fields[i]) for i in wrong)
+            return _Fractions(fault, wrong) if are_fractions else FormatError(fault)
     return None
+
+
+def _is_fraction(field: str) -> bool:
+    return _is_number(field) and _NOT_WHOLE.search(field) is not None
+
+
+def _is_exact(field: str, kind: np.dtype[np.generic]) -> bool:
+    """Whether a text is a number that is in the range of a type."""
+    try:
+        with np.errstate(over="ignore"):
+            value = kind.type(field)
+    except (ValueError, OverflowError):
+        return False
+    return bool(np.isfinite(value)) or "n" in field.lower()  # nan and inf, but not 1e400
+
+
+def _fields(line: str) -> list[str]:
+    """The fields of a line, without quotes and comment."""
+    text = line.partition("#")[0].strip()
+    return [field.strip().strip('"') for field in text.split("," if "," in text else None)]
 
 
 def _has_numbers(line: str) -> bool:
@@ -126,7 +233,7 @@ def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _is_words(line: str) -> bool:
-    fields = [f for f in re.split(r"[\s,]+", line.strip()) if f]
+    fields = [field for field in _fields(line) if field]
     return bool(fields) and not any(map(_is_number, fields))
 
 
@@ -154,9 +261,9 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
     with open_file(path) as file, parsing(path, "is damaged or truncated"):
         lines = _BoundedLines(_Gunzip(file) if path.suffix == ".gz" else file, path)
         try:
-            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="ascii")
+            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise FormatError(f"{path} is not text") from None
+            raise FormatError(f"{path} is not text in UTF-8") from None
 
 
 class _BoundedLines(io.BufferedIOBase):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from gids.cuda.device import Argument, Device, Event, MadeOn, Mapping, Stream
+    from gids.cuda.device import Argument, Device, Event, MadeOn, Mapping, Stream, on_host
 
-__all__ = ["Argument", "Device", "Event", "MadeOn", "Mapping", "Stream", "open_device"]
+__all__ = ["Argument", "Device", "Event", "MadeOn", "Mapping", "Stream", "on_host", "open_device"]
 
 
 def open_device(device: str | torch.device | None = "cuda") -> Device:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class CudaDevice(Device):
         context = ctypes.c_void_p()
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)  # until the process ends
         self._context = context
-        self.torch_device = torch.device("cuda", index)
+        self.torch_device, self.index = torch.device("cuda", index), index
         self.name = name.value.decode(errors="replace")
         self.sm_count = driver.attribute(handle.value, libcuda.MULTIPROCESSOR_COUNT)
         parts = (libcuda.PCI_DOMAIN, libcuda.PCI_BUS, libcuda.PCI_DEVICE)
@@ -129,7 +129,7 @@ class CudaDevice(Device):
         with torch.cuda.device(self.torch_device), torch.cuda.stream(stream):  # type: ignore[arg-type]
             yield
 
-    def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
         check_host_range(address, nbytes)
         flags = libcuda.REGISTER_PORTABLE | libcuda.REGISTER_DEVICEMAP
         if read_only and self._can_map_read_only:
@@ -145,7 +145,7 @@ class CudaDevice(Device):
             except CudaError:
                 self._driver.call("cuMemHostUnregister", address)
                 raise
-        return _CudaMapping(self, address, mapped.value)
+        return Mapping(mapped.value, memory, partial(self._unmap, address))
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         if not self._can_wait:
@@ -187,10 +187,14 @@ class CudaDevice(Device):
         )
         return max(0, reserved - used - parts)
 
-    def unmap(self, address: int) -> None:
-        """Undo map_host(). Called by the mapping that it returned."""
-        with self._in_context():
-            self._driver.call("cuMemHostUnregister", address)
+    def _unmap(self, address: int) -> None:
+        """Undo map_host()."""
+        try:
+            with self._in_context():
+                self._driver.call("cuMemHostUnregister", address)
+        except CudaError as error:
+            if error.status != libcuda.DEINITIALIZED:  # CUDA has ended, and released everything
+                raise
 
     def _kernel(self, unit: str, kernel: str) -> _Kernel:
         kernels = self._units.get(unit) or self._load(unit)
@@ -246,26 +250,6 @@ class CudaDevice(Device):
             yield
         finally:
             self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(current))
-
-
-class _CudaMapping(Mapping):
-    def __init__(self, device: CudaDevice, address: int, device_address: int) -> None:
-        self.device_address = device_address
-        self._device: CudaDevice | None = device
-        self._address = address
-        self._pid = os.getpid()
-
-    def close(self) -> None:
-        device, self._device = self._device, None
-        if device is None or os.getpid() != self._pid:  # a forked child has neither CUDA nor the memory
-            return
-        try:
-            device.unmap(self._address)
-        except CudaError as error:
-            if (
-                error.status != libcuda.DEINITIALIZED
-            ):  # at the end of the process CUDA has released everything
-                raise
 
 
 def _handle(stream: Any) -> int:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import collections.abc
 import mmap
+import os
 import sys
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, overload
 
 import numpy as np
 import torch
@@ -56,24 +59,72 @@ class Stream(Protocol):
 
 
 class MadeOn(dict[str, torch.Tensor]):
-    """Tensors by name that are complete when `stream` has done its work so far."""
+    """Tensors by name that a stream of a device makes. They are complete after the event `made`.
 
-    def __init__(self, tensors: collections.abc.Mapping[str, torch.Tensor], stream: Stream) -> None:
-        super().__init__(tensors)
-        self.stream = stream
-
-
-class Mapping(ABC):
-    """Host memory that the device reads and writes in place, until close().
-
-    device_address: address of the memory's first byte on the device.
+    Made when all work that writes to them is enqueued. on_host() brings them to the host.
     """
 
-    device_address: int
+    def __init__(
+        self, tensors: collections.abc.Mapping[str, torch.Tensor], device: Device, stream: Stream
+    ) -> None:
+        super().__init__(tensors)
+        self.device, self.stream, self.made = device, stream, stream.record_event()
 
-    @abstractmethod
+
+@overload
+def on_host(values: torch.Tensor) -> torch.Tensor: ...
+
+
+@overload
+def on_host(values: collections.abc.Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+
+def on_host(
+    values: torch.Tensor | collections.abc.Mapping[str, torch.Tensor],
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """A tensor on the CPU, or several by name; the same tensors if they are there already. Blocks.
+
+    Waits for the event of a MadeOn, and for nothing else on the device. Other tensors must be ready for
+    torch's current stream, as a user's are: waits for that stream. Names that have the same tensor have the
+    same copy. Values without memory (no tensor, or one on "meta") stay as they are, for later checks.
+
+    No other code of gids calls torch's cpu(), which does not wait for the stream that makes a tensor.
+    """
+    if isinstance(values, torch.Tensor):
+        return values.cpu()
+    if isinstance(values, MadeOn):
+        values.made.synchronize()
+        with values.device.use(values.device.copy_stream):
+            return _copied(values)
+    return _copied(values)
+
+
+def _copied(values: collections.abc.Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    copies: dict[int, torch.Tensor] = {}
+    for value in values.values():
+        if id(value) not in copies:
+            has_memory = isinstance(value, torch.Tensor) and not value.is_meta
+            copies[id(value)] = value.cpu() if has_memory else value
+    return {name: copies[id(value)] for name, value in values.items()}
+
+
+class Mapping:
+    """Host memory that the device reads and writes in place, until close() or until this is dropped.
+
+    It keeps the memory until then, so that no freed memory is mapped, whatever fails meanwhile.
+
+    device_address: address of the memory's first byte on the device. memory: what owns the bytes. unmap: is
+    called once. In a forked child it is not called, as the child has neither the device nor the memory.
+    """
+
+    def __init__(self, device_address: int, memory: object, unmap: Callable[[], object]) -> None:
+        self.device_address = device_address
+        self._end = weakref.finalize(self, _unmap, os.getpid(), memory, unmap)
+        self._end.atexit = False  # the driver releases everything then
+
     def close(self) -> None:
         """Unmap. Idempotent. The caller has waited for the device's last access."""
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -85,12 +136,14 @@ class Mapping(ABC):
 
 
 class Device(ABC):
-    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors.
+    """One device. torch_device: of its tensors. index: its number, "cuda:INDEX". name: by the vendor, also of
+    other devices of the kind. sm_count: number of multiprocessors.
 
     numa_node: the node with memory near the device; None if all memory is near, or if the node is not known.
     """
 
     torch_device: torch.device
+    index: int
     name: str
     sm_count: int
     numa_node: int | None = None
@@ -119,6 +172,11 @@ class Device(ABC):
         priorities takes the nearest one.
         """
 
+    @cached_property
+    def copy_stream(self) -> Stream:
+        """A stream for copies to the host that the host waits for at once. It waits for no other stream."""
+        return self.new_stream()
+
     @abstractmethod
     def current_stream(self) -> Stream:
         """torch's current stream on this device."""
@@ -128,12 +186,12 @@ class Device(ABC):
         """A context in which torch works and allocates on this device and stream."""
 
     @abstractmethod
-    def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+    def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
         """Pin host memory and map it into device memory. Blocks.
 
-        address: of the start of a memory page. read_only: the device only reads; required for read-only
-        memory. The memory must outlive the mapping. Raises RuntimeError, with the size, if the driver
-        refuses.
+        address: of the start of a memory page. memory: the object whose end frees these bytes; the mapping
+        keeps it. read_only: the device only reads; required for read-only memory. Raises RuntimeError, with
+        the size, if the driver refuses.
         """
 
     @abstractmethod
@@ -190,6 +248,11 @@ class Device(ABC):
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros on the device, on torch's current stream."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+
+def _unmap(pid: int, memory: object, unmap: Callable[[], object]) -> None:
+    if os.getpid() == pid:
+        unmap()
 
 
 def check_grid(kernel: str, blocks: int, threads: int) -> None:

@@ -22,6 +22,7 @@ from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.headroom import raise_descriptor_limit
 from gids.loader.option_names import check_names
+from gids.loader.pack_reads import Learned
 from gids.loader.source import Dataset, Source, as_source
 from gids.store import Table
 
@@ -146,6 +147,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             device=self.device if gids_device is None else gids_device,
             minibatch_rows=gids_minibatch_rows,
         )
+        self.learned = Learned()
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:

@@ -30,6 +30,7 @@ class Epoch(Iterator[Any]):
             attrgetter("ids"),
             bytes_of=attrgetter("nbytes"),
             in_workers=loader.num_workers > 0,
+            learned=loader.learned,
         )
 
     def __next__(self) -> Any:

@@ -1,9 +1,8 @@
 """Checks that a graph's nodes and edges are in the order of a dataset's rows. Called by ServedTables.
 
 dgl.reorder_graph and similar functions change ids but not the numbers of nodes and edges, so minibatches
-would get the rows of other nodes. Two things show that: the old ids, which DGL keeps in the graph, and
-samples of the dataset's topology. If most sampled edges are not in the dataset, the graph has other edges,
-and its nodes are assumed to be in order.
+would get the rows of other nodes. Two things show the order: the old ids, which DGL keeps in the graph, and
+edges of the graph, which must be edges of the dataset.
 """
 
 from __future__ import annotations
@@ -15,46 +14,60 @@ import numpy as np
 import torch
 from dgl import EID, NID
 
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.store import FeatureStore, Graph, Table
-from gids.store.names import Relation
+from gids.store.names import Relation, describe_type
 
-_WINDOWS = 64  # runs of successive nodes whose edges are sampled: few pages of a mapped graph
-_WINDOW_NODES = 64
-_SAMPLES = 512
-_FEWEST = 16  # fewest samples for a decision
-_LONGEST = 4096  # most neighbors of a node that are searched
+_SAMPLES = 1000
+_RUNS, _RUN_NODES = 256, 16
+"""Runs of successive nodes, of which one edge each may be sampled: few pages of a mapped graph."""
+_NEIGHBORS = 1 << 20
+"""Most neighbors that are searched: about 30 MB."""
+_OTHER_GRAPH = 0.05
+"""A graph of another number of edges, of which a smaller share is in the dataset, has edges of its own."""
 _CHUNK = 1 << 24
-_DEGREES = 1 << 20  # most values that are distinguished
 
 
 def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> None:
     """Raise ValueError if the graph's nodes (edges) are in another order than the table's rows.
 
-    stores: the stores whose topology is compared. Cost: some thousand reads of the topology. If most sampled
-    edges are not in the dataset, but it has the same number of edges: one pass over all degrees.
+    stores: the stores whose topology is compared. In each relation of the nodes all sampled edges must be in
+    the dataset; in that of the edges, with the same ids. Blocks for some thousand reads of the topology.
     """
     kept = _kept_ids(graph, table)
     if kept is not None and _is_identity(kept):
         return
-    pairs = _shared_relations(graph, stores)
-    if isinstance(table.type, str):
-        differ = _nodes_differ(table.type, pairs, look_at_degrees=kept is None)
-        what, same = "nodes", "has the same degrees at other nodes"
-    else:
-        differ = _edges_differ(table.type, pairs)
-        what, same = "edges", "has the same edges with other ids"
-    if differ or (differ is None and kept is not None):
-        column = f"graph.{what}[{table.type!r}].data['{NID}']"
-        proof = f"{table.dataset} {same}" if kept is None else f"{column} has their old ids"
-        cure = (
-            "" if kept is None else f"; or, if {table.dataset} was made from this graph, delete that column"
-        )
-        raise ValueError(
-            f"the graph's {what} of type {table.type!r} are in another order than the rows of "
-            f"{table.name!r}, as after dgl.reorder_graph ({proof}): give the loader the graph from before "
-            f"the reordering{cure}"
-        )
+    by_id, in_order, proof, types = table.kind == "edge", False, None, [table.type]
+    for store, relation, stored in _shared_relations(graph, stores):
+        if table.type == relation if by_id else table.type in (relation[0], relation[2]):
+            found = _look_up(_sample(graph[relation]), stored, by_id=by_id)
+            in_order = in_order or (len(found) > 0 and bool(found.all()))
+            alike = graph.num_edges(relation) == stored.num_edges
+            if not found.all() and (alike or found.mean() >= _OTHER_GRAPH):
+                same = " with the same ids" if by_id else ""
+                proof = (
+                    f"{found.sum()} of {len(found)} sampled edges of {describe_type(relation)} "
+                    f"({found.mean():.1%}) are in {store.name}{same}"
+                )
+                types += [] if by_id else [t for t in relation[::2] if t != table.type]
+                break
+    if proof is None and (in_order or kept is None):
+        return
+    what, name = ("edges", "EID") if by_id else ("nodes", "NID")
+    column = f"graph.{what}[{table.type!r}].data"
+    cure = (
+        f"if the graph has edges of its own, and its {what} have the ids of {table.dataset}, say so: "
+        f"{column}[dgl.{name}] = torch.arange({table.row_count})"
+    )
+    if kept is not None:
+        proof = f"{column}['{NID}'] has their old ids"
+        cure = f"if {table.dataset} was made from this graph, delete that column"
+    named = " or ".join(map(repr, types))
+    raise ValueError(
+        f"the graph's {what} of type {named} are in another order than the rows of {table.name!r}, as after "
+        f"dgl.reorder_graph ({proof}): give the loader the graph from before the reordering; or, {cure}"
+    )
 
 
 def _kept_ids(graph: Any, table: Table) -> torch.Tensor | None:
@@ -68,68 +81,16 @@ def _kept_ids(graph: Any, table: Table) -> torch.Tensor | None:
 def _is_identity(ids: torch.Tensor) -> bool:
     return all(
         torch.equal(
-            ids[start : start + _CHUNK].cpu().long(), torch.arange(start, min(start + _CHUNK, len(ids)))
+            on_host(ids[start : start + _CHUNK]).long(), torch.arange(start, min(start + _CHUNK, len(ids)))
         )
         for start in range(0, len(ids), _CHUNK)
     )
 
 
-def _nodes_differ(ntype: str, pairs: Pairs, *, look_at_degrees: bool) -> bool | None:
-    """None: unknown."""
-    for relation, mine, stored in pairs:
-        if ntype in (relation[0], relation[2]):
-            alike = _are_alike(relation, mine, stored, by_id=False)
-            if alike:
-                return False
-            if look_at_degrees and alike is False and _reordered_type(relation, mine, stored) == ntype:
-                return True
-    return None
-
-
-def _edges_differ(relation: Relation, pairs: Pairs) -> bool | None:
-    """None: unknown, for example because the nodes are in another order, too."""
-    for shared, mine, stored in pairs:
-        if shared == relation and mine.num_edges == stored.num_edges:
-            if _are_alike(relation, stored, mine, by_id=True):
-                return False
-            if _are_alike(relation, mine, stored, by_id=False):
-                return True
-    return None
-
-
-def _are_alike(relation: Relation, one: _Topology, other: _Topology, *, by_id: bool) -> bool | None:
-    """Whether most edges of one graph are in the other, as they are or reversed. by_id: with the same ids.
-
-    None: too few edges can be looked up.
-    """
-    edges = one.sample()
-    same_type = relation[0] == relation[2]
-    if same_type:  # a loop stays a loop in any order
-        edges = edges.only(edges.src != edges.dst)
-    ways = [edges, _Edges(edges.dst, edges.src, edges.ids)] if same_type else [edges]
-    found = [other.has(way, by_id=by_id) for way in ways]
-    shares = [float(way.mean()) for way in found if len(way) >= _FEWEST]
-    return max(shares) > 0.5 if shares else None
-
-
-def _reordered_type(relation: Relation, mine: _Topology, stored: _Compressed) -> str | None:
-    """The node type with the same degrees at other nodes: its nodes are in another order."""
-    if mine.num_edges == stored.num_edges:
-        for which, ntype in ((0, relation[2]), (1, relation[0])):
-            ours, theirs = mine.degrees(which), stored.degrees(which)
-            if not np.array_equal(ours, theirs):
-                return ntype if np.array_equal(_histogram(ours), _histogram(theirs)) else None
-            if relation[0] == relation[2] and ours.min() < ours.max():
-                return None  # they are unchanged, so the nodes are in order
-    return None
-
-
-def _histogram(degrees: np.ndarray) -> np.ndarray:
-    return np.bincount(np.clip(degrees, 0, _DEGREES))
-
-
-def _shared_relations(graph: Any, stores: Sequence[FeatureStore]) -> Pairs:
-    """(relation, graph's edges, dataset's edges) for common relations with equal numbers of nodes."""
+def _shared_relations(
+    graph: Any, stores: Sequence[FeatureStore]
+) -> Iterator[tuple[FeatureStore, Relation, Graph]]:
+    """The common relations of graph and stores with equal numbers of nodes."""
     if graph.device.type != "cpu":
         return
     for store in stores:
@@ -140,20 +101,8 @@ def _shared_relations(graph: Any, stores: Sequence[FeatureStore]) -> Pairs:
                 except MissingError:  # a relation of edge features alone
                     continue
                 counts = graph.num_nodes(relation[0]), graph.num_nodes(relation[2])
-                if counts == (stored.num_src, stored.num_dst) and stored.num_edges:
-                    yield relation, _topology_of(graph, relation), _Compressed.of(stored)
-
-
-def _topology_of(graph: Any, relation: Relation) -> _Topology:
-    """Edges in a format that DGL has already made."""
-    part = graph[relation]
-    made = part.formats()["created"]
-    counts = part.num_nodes(relation[0]), part.num_nodes(relation[2])
-    if "csc" in made or "coo" not in made:
-        by = "csc" if "csc" in made else "csr"
-        indptr, neighbors, ids = (t.numpy() for t in part.adj_tensors(by))
-        return _Compressed(indptr, neighbors, ids if len(ids) else None, *counts, by_source=by == "csr")
-    return _Listed(part)
+                if counts == (stored.num_src, stored.num_dst):
+                    yield store, relation, stored
 
 
 class _Edges(NamedTuple):
@@ -167,109 +116,65 @@ class _Edges(NamedTuple):
         return _Edges(*(part[chosen] for part in self))
 
 
-class _Listed:
-    """Edges in the order of their ids. They are read by id, because DGL would copy its whole list."""
-
-    def __init__(self, part: Any) -> None:
-        self._part = part
-        self.num_edges: int = part.num_edges()
-
-    def sample(self) -> _Edges:
-        ids = np.random.default_rng(0).integers(0, self.num_edges, _SAMPLES)
-        return _Edges(*self._ends(ids), ids)
-
-    def has(self, edges: _Edges, *, by_id: bool) -> np.ndarray:
-        """bool[n]: whether these are the edges with the same ids in this graph."""
-        assert by_id, "a search would pass over all edges"
-        edges = edges.only((edges.ids >= 0) & (edges.ids < self.num_edges))
-        src, dst = self._ends(edges.ids)
-        same: np.ndarray = (src == edges.src) & (dst == edges.dst)
-        return same
-
-    def degrees(self, which: int) -> np.ndarray:
-        """Degrees of destinations (0) or of sources (1)."""
-        srctype, _, dsttype = self._part.canonical_etypes[0]
-        counts = np.zeros(self._part.num_nodes((dsttype, srctype)[which]), np.int64)
-        for start in range(0, self.num_edges, _CHUNK):
-            ends = self._ends(np.arange(start, min(start + _CHUNK, self.num_edges)))
-            counts += np.bincount(ends[1 - which], minlength=len(counts))
-        return counts
-
-    def _ends(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        src, dst = self._part.find_edges(torch.from_numpy(ids).to(self._part.idtype))
-        return src.long().numpy(), dst.long().numpy()
+def _sample(part: Any) -> _Edges:
+    """Edges of a graph of one relation, from a format that DGL has already made; all of a small graph."""
+    count, rng = part.num_edges(), np.random.default_rng(0)
+    positions = np.arange(count) if count <= _SAMPLES else rng.integers(0, count, _SAMPLES)
+    made = part.formats()["created"]
+    if "coo" in made and "csc" not in made:
+        src, dst = part.find_edges(torch.from_numpy(positions).to(part.idtype))
+        return _Edges(src.long().numpy(), dst.long().numpy(), positions)
+    by = "csc" if "csc" in made else "csr"
+    indptr, neighbors, ids = (t.numpy() for t in part.adj_tensors(by))
+    last = len(indptr) - 2
+    starts = rng.integers(0, max(1, last + 1 - _RUN_NODES), _RUNS)
+    nodes = np.unique(np.minimum(starts[:, None] + np.arange(_RUN_NODES), last))
+    first, degrees, _ = _extents(indptr, nodes, count)
+    chosen = rng.permutation(np.flatnonzero(degrees))[:_SAMPLES]
+    if len(chosen) == _SAMPLES < count:
+        nodes, positions = nodes[chosen], first[chosen] + rng.integers(0, degrees[chosen])
+    else:  # the graph is small, or few nodes have edges
+        nodes = np.searchsorted(indptr, positions, side="right") - 1
+    others = neighbors[positions].astype(np.int64)
+    ids = ids[positions].astype(np.int64) if len(ids) else positions
+    return _Edges(others, nodes, ids) if by == "csc" else _Edges(nodes, others, ids)
 
 
-class _Compressed:
-    """Edges as neighbors of nodes: sources of each destination (CSC), or by_source the other way."""
-
-    def __init__(
-        self,
-        indptr: np.ndarray,
-        neighbors: np.ndarray,
-        ids: np.ndarray | None,
-        num_src: int,
-        num_dst: int,
-        *,
-        by_source: bool = False,
-    ) -> None:
-        self._indptr, self._neighbors, self._ids = indptr, neighbors, ids
-        self._counts, self._by_source = (num_dst, num_src), by_source
-        self.num_edges = len(neighbors)
-
-    @classmethod
-    def of(cls, graph: Graph) -> _Compressed:
-        return cls(graph.indptr, graph.indices, graph.edge_ids, graph.num_src, graph.num_dst)
-
-    def sample(self) -> _Edges:
-        rng = np.random.default_rng(0)
-        count = len(self._indptr) - 1
-        starts = rng.integers(0, max(1, count - _WINDOW_NODES), _WINDOWS)
-        nodes = np.unique(np.minimum(starts[:, None] + np.arange(_WINDOW_NODES), count - 1))
-        first, degrees = self._extents(nodes)
-        chosen = np.flatnonzero(degrees > 0)
-        if len(chosen) >= _FEWEST:
-            chosen = rng.permutation(chosen)[:_SAMPLES]
-            nodes, positions = nodes[chosen], first[chosen] + rng.integers(0, degrees[chosen])
-        else:  # few nodes have edges
-            positions = rng.integers(0, self.num_edges, _SAMPLES)
-            nodes = np.searchsorted(self._indptr, positions, side="right") - 1
-        others = self._neighbors[positions].astype(np.int64)
-        ids = positions if self._ids is None else self._ids[positions].astype(np.int64)
-        return _Edges(nodes, others, ids) if self._by_source else _Edges(others, nodes, ids)
-
-    def has(self, edges: _Edges, *, by_id: bool) -> np.ndarray:
-        """bool[m] for the edges whose node has few enough neighbors to search. by_id: with the same id."""
-        nodes, others = (edges.src, edges.dst) if self._by_source else (edges.dst, edges.src)
-        first, degrees = self._extents(nodes)
-        searched = np.flatnonzero(degrees <= _LONGEST)
-        lengths = degrees[searched]
-        owners = np.repeat(searched, lengths)
-        ends = np.cumsum(lengths)
-        positions = np.arange(len(owners)) + np.repeat(first[searched] - (ends - lengths), lengths)
-        hit = self._neighbors[positions] == others[owners]
-        if by_id:
-            hit &= (positions if self._ids is None else self._ids[positions]) == edges.ids[owners]
-        return np.bincount(owners[hit], minlength=len(nodes))[searched] > 0
-
-    def degrees(self, which: int) -> np.ndarray:
-        """Degrees of destinations (0) or of sources (1)."""
-        if (which == 1) == self._by_source:
-            return np.diff(self._indptr)
-        counts = np.zeros(self._counts[which], np.int64)
-        for start in range(0, self.num_edges, _CHUNK):
-            ids = np.clip(
-                self._neighbors[start : start + _CHUNK], 0, len(counts) - 1
-            )  # a file may be damaged
-            counts += np.bincount(ids, minlength=len(counts))
-        return counts
-
-    def _extents(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First position and number of the neighbors of nodes; none if the file is damaged there."""
-        first, end = self._indptr[nodes].astype(np.int64), self._indptr[nodes + 1].astype(np.int64)
-        sound = (first >= 0) & (end >= first) & (end <= self.num_edges)
-        return np.where(sound, first, 0), np.where(sound, end - first, 0)
+def _look_up(edges: _Edges, stored: Graph, *, by_id: bool) -> np.ndarray:
+    """bool[m]: whether edges are in a dataset, as they are or reversed; m of them could be looked up."""
+    ways, same_type = [edges], stored.relation[0] == stored.relation[2]
+    if same_type and not by_id:  # a loop stays a loop in any order
+        ways = [edges := edges.only(edges.src != edges.dst)]
+    if same_type:
+        ways.append(edges._replace(src=edges.dst, dst=edges.src))
+    found, known = (
+        np.stack(of_ways) for of_ways in zip(*(_search(w, stored, by_id) for w in ways), strict=True)
+    )
+    either = np.logical_or.reduce(found)
+    return np.asarray(either[either | known.all(0)])
 
 
-_Topology = _Listed | _Compressed
-Pairs = Iterator[tuple[Relation, _Topology, _Compressed]]
+def _search(edges: _Edges, stored: Graph, by_id: bool) -> tuple[np.ndarray, np.ndarray]:
+    """bool[n] each: whether an edge is among those of its destination, and whether these were searched.
+
+    Short lists of neighbors are searched first, up to _NEIGHBORS.
+    """
+    first, degrees, known = _extents(stored.indptr, edges.dst, stored.num_edges)
+    order = np.argsort(degrees, kind="stable")
+    searched = order[degrees[order].cumsum() <= _NEIGHBORS]
+    lengths = degrees[searched]
+    owners = np.repeat(searched, lengths)
+    positions = np.arange(len(owners)) + np.repeat(first[searched] - (lengths.cumsum() - lengths), lengths)
+    hits = stored.indices[positions] == edges.src[owners]
+    if by_id:
+        hits &= (positions if stored.edge_ids is None else stored.edge_ids[positions]) == edges.ids[owners]
+    of_searched = np.isin(np.arange(len(edges.dst)), searched)
+    return np.bincount(owners[hits], minlength=len(edges.dst)) > 0, known & of_searched
+
+
+def _extents(indptr: np.ndarray, nodes: np.ndarray, edges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First position and number of the neighbors of nodes, and whether they can be right: a file may be
+    damaged."""
+    first, end = indptr[nodes].astype(np.int64), indptr[nodes + 1].astype(np.int64)
+    sound = (first >= 0) & (end >= first) & (end <= edges)
+    return np.where(sound, first, 0), np.where(sound, end - first, 0), sound

@@ -131,7 +131,7 @@ class ServedTables:
 
 def _only(tables: Sequence[Table]) -> Table:
     """The first table. Raises ValueError unless all are the same table."""
-    different = {tuple(table.shard_paths): table for table in tables}
+    different = {table.identity: table for table in tables}
     if len(different) > 1:
         listed = " or ".join(f"{table.name!r} of {table.dataset}" for table in different.values())
         raise ValueError(

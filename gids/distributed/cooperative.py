@@ -9,7 +9,7 @@ they need of nodes of others: `CooperativeMinibatch.exchange`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,8 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges, step_tag
+from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges
+from gids.distributed.steps import place_of
 from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, per_type
 from gids.sampler.layered import LayeredSampler, Numbers
@@ -54,13 +55,15 @@ class CooperativeMinibatch(Minibatch):
     are the nodes of layer i + 1 that this rank owns, and come first among its sources, which exchange(i, h)
     returns rows of.
 
-    seed_count: seeds of all ranks. exchanges: by layer and node type, the input layer first.
+    seed_count: seeds of all ranks. exchanges: by layer and node type, the input layer first. group: the ranks
+    that it exchanges with. loader: see place_of().
     """
 
     seed_count: int = 0
     exchanges: list[list[Exchange]] = field(default_factory=list)
     node_types: list[str] = field(default_factory=list)
     group: Group | None = None
+    loader: int = 0
 
     def exchange(self, layer: int, h: PerType) -> PerType:
         """Rows of the sources of blocks[layer], from rows of the nodes that the ranks own. Collective.
@@ -69,53 +72,66 @@ class CooperativeMinibatch(Minibatch):
         and the destinations of blocks[layer - 1] for others; or a dictionary of these by node type. Returns
         the same with a row for each source of blocks[layer]. Differentiable: gradients go back to the owners.
         Every rank must call it, in forward and backward. Raises ValueError for an unknown node type and for
-        another number of rows; on every rank if the rows of one have another shape or dtype in the first
-        exchange of a layer; RankError, also if they have so later.
+        another number of rows, and the other ranks RankError; ValueError on every rank if the rows of one
+        have another shape, dtype or device type; RankError if ranks are at different layers or minibatches.
         """
         assert self.group is not None
+        place = place_of(self.loader, self.epoch, self.step, f"exchange({layer}, h)")
+        plans: dict[str, Exchange] = {}
+        given: dict[str, torch.Tensor] = {}
+
+        def rows() -> list[Any]:
+            for ntype, plan, values in self._plans(layer, h):
+                plans[ntype], given[ntype] = plan, values
+            return [[t, list(v.shape[1:]), str(v.dtype), v.device.type] for t, v in given.items()]
+
+        where = f"exchange({layer}, h): all ranks must give rows of the same shape, dtype and device type"
+        self.group.agree(rows, where, place)
+        came = {t: _exchanged(given[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
+        return came if isinstance(h, dict) else came[""]
+
+    def _plans(self, layer: int, h: PerType) -> Iterator[tuple[str, Exchange, torch.Tensor]]:
+        """By node type: how its rows are exchanged, and the rows. Raises ValueError for wrong rows."""
         types = self.node_types
         if not isinstance(h, dict) and len(types) > 1:
             raise ValueError(f"exchange({layer}, h): give h as a dictionary by node type: {', '.join(types)}")
         if isinstance(h, dict) and (unknown := [t for t in h if t not in types]):
             raise ValueError(f"exchange({layer}, h): no node type {unknown[0]!r} (has {', '.join(types)})")
-        if isinstance(h, dict):
-            plans = {t: p for t, p in zip(self.node_types, self.exchanges[layer], strict=True) if t in h}
-            given = h
-        else:
-            plans, given = {"": self.exchanges[layer][0]}, {"": h}
-        for ntype, plan in plans.items():
-            if len(given[ntype]) != plan.rows:
+        for ntype, plan in zip(types, self.exchanges[layer], strict=True):
+            name = ntype if isinstance(h, dict) else ""
+            values = h.get(ntype) if isinstance(h, dict) else h
+            if values is None:
+                continue
+            if len(values) != plan.rows:
                 raise ValueError(
-                    f"exchange({layer}, h): h{f'[{ntype!r}]' if ntype else ''} has {len(given[ntype])} rows, "
+                    f"exchange({layer}, h): h{f'[{name!r}]' if name else ''} has {len(values)} rows, "
                     f"and this rank owns {plan.rows} nodes of the layer: give each one its row, in order"
                 )
-        rows = tuple((t, tuple(given[t].shape[1:]), str(given[t].dtype)) for t in plans)
-        self.group.agree((layer, rows), f"exchange({layer}, h): all ranks must give rows of the same shape")
-        came = {ntype: _exchanged(given[ntype], plan, self.group) for ntype, plan in plans.items()}
-        return came if isinstance(h, dict) else came[""]
+            yield name, plan, values
 
 
 class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
-        ctx.plan, ctx.group, ctx.rows = plan, group, len(h)
+    def forward(ctx: Any, h: torch.Tensor, plan: Exchange, group: Group, place: str) -> torch.Tensor:
+        ctx.plan, ctx.group, ctx.rows, ctx.place = plan, group, len(h), place
         came = _send(h.index_select(0, plan.send.to(h.device)), plan.counts, plan.expected, group)
         return torch.cat([h[: plan.num_dst], came.index_select(0, plan.place.to(h.device))])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         plan: Exchange = ctx.plan
+        ctx.group.meet(f"{ctx.place}, backward")
         back = torch.empty_like(grad[plan.num_dst :])
         back[plan.place.to(grad.device)] = grad[plan.num_dst :]
         came = _send(back, plan.expected, plan.counts, ctx.group)
         result = grad.new_zeros(ctx.rows, *grad.shape[1:])
         result[: plan.num_dst] = grad[: plan.num_dst]
         result.index_add_(0, plan.send.to(grad.device), came)
-        return result, None, None
+        return result, None, None, None
 
 
-def _exchanged(h: torch.Tensor, plan: Exchange, group: Group) -> torch.Tensor:
-    result: torch.Tensor = _Exchanged.apply(h, plan, group)  # type: ignore[no-untyped-call]
+def _exchanged(h: torch.Tensor, plan: Exchange, group: Group, place: str) -> torch.Tensor:
+    result: torch.Tensor = _Exchanged.apply(h, plan, group, place)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -133,7 +149,10 @@ class Cooperation:
 
     topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners:
     by node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a
-    layer together; None: the sampler does, from `topology`.
+    layer together; None: the sampler does, from `topology`. column, columns: the ranks of each column work on
+    a part of every step's seeds together.
+
+    Attributes: loader: the number of the loader that samples.
     """
 
     def __init__(
@@ -143,9 +162,13 @@ class Cooperation:
         whole: Topology,
         owners: Sequence[Owners],
         sampling: GroupSampling | None,
+        *,
+        column: int = 0,
+        columns: int = 1,
     ) -> None:
         self.group, self.topology, self.whole = group, topology, whole
         self.owners, self.sampling = list(owners), sampling
+        self.column, self.columns, self.loader = column, columns, 0
 
     def sample_steps(
         self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
@@ -197,6 +220,7 @@ class _Steps:
                     exchanges=exchanges[i][::-1],
                     node_types=whole.node_types,
                     group=of.group,
+                    loader=of.loader,
                 )
             )
         return made
@@ -212,9 +236,10 @@ class _Steps:
                 f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs "
                 "have no layers to exchange between. Leave cooperative out"
             )
+        parts = []
         for of_step in seeds:
             given = sampler._given(of.whole, of_step)
-            own = []
+            own, part = [], []
             for ids, ntype, count, owners in zip(
                 given.ids, of.whole.node_types, of.whole.node_counts, of.owners, strict=True
             ):
@@ -223,16 +248,19 @@ class _Steps:
                     raise IndexError(
                         f"seed {int(wrong[0])} is not a {ntype!r} node: ids run from 0 to {count - 1}"
                     )
-                own.append(ids[torch.from_numpy(owners.of(ids.numpy()) == of.group.rank)])
+                first, end = (len(ids) * column // of.columns for column in (of.column, of.column + 1))
+                part.append(ids[first:end])
+                own.append(part[-1][torch.from_numpy(owners.of(part[-1].numpy()) == of.group.rank)])
+            parts.append(per_type(of.whole, part))
             self._own_seeds.append(own)
             self._seed_counts.append(sum(map(len, given.ids)))
             self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
         if not draws_alone(sampler):
             seed, epoch, first = self._numbers
             if of.sampling is not None:
-                made = of.sampling.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first)
+                made = of.sampling.sample_steps(sampler, parts, seed=seed, epoch=epoch, first_step=first)
             else:
-                made = sampler.sample_bulk(of.topology, seeds, seed=seed, epoch=epoch, first_step=first)
+                made = sampler.sample_bulk(of.topology, parts, seed=seed, epoch=epoch, first_step=first)
             self._whole = [_WholeLayers(of.whole, minibatch, sampler.threads) for minibatch in made]
 
     def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
@@ -296,7 +324,9 @@ class _Steps:
 
         # The number of steps is the same on all ranks.
         steps = len(blocks)
-        asked = group.exchange(ask, [torch.int64] * len(types) * steps, step_tag(*self._numbers[1:]))
+        _, epoch, first = self._numbers
+        asks = place_of(of.loader, epoch, first, f"asks for sources of layer {layer}, {steps} steps")
+        asked = group.exchange(ask, [torch.int64] * len(types) * steps, asks)
         for step in range(steps):
             plans = []
             for t in types:

@@ -8,18 +8,22 @@ step s is trained.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.distributed.steps import Counts, Step, Steps
+from gids.distributed.steps import Counts, Step, Steps, place_of
 from gids.distributed.streams import GroupStream, LockstepStream, OwnStream
+from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.options import Reads
+from gids.loader.pack_reads import Learned
+from gids.loader.sampling import EpochSampling
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
@@ -69,7 +73,7 @@ class RankFeatures(ABC):
 
     def attach(
         self,
-        minibatches: Iterable[T],
+        minibatches: EpochSampling,
         ids_of: Callable[[T], Ids],
         *,
         bytes_of: Callable[[T], int] | None = None,
@@ -77,14 +81,20 @@ class RankFeatures(ABC):
         source_bytes: Callable[[int], int] = lambda _waiting: 0,
         growth: float = 1.0,
         count: int | None = None,
-        again: Callable[[int], Iterator[T]] | None = None,
-    ) -> LockstepStream[T]:
+        learned: Learned | None = None,
+    ) -> EpochStream[T]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
-        make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0))
-        steps = Steps(self.group, iter(minibatches), make_step, by_choice=self._reads == "auto")
-        return self._stream(steps, growth, count)
+        epoch, source = minibatches.epoch, Sampled(cast("Iterable[T]", minibatches))
 
-    def agree_on_packs(self) -> bool:
+        def place(step: int, what: str) -> str:
+            return place_of(epoch.seeds.ranks.loader, epoch.number, epoch.steps.start + step, what)
+
+        make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0), place)
+        steps = Steps(self.group, source, make_step, place, by_choice=self._reads == "auto")
+        rows = self._stream(steps, growth, count, learned or Learned())
+        return EpochStream(source, rows, count=count, alone=False)
+
+    def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
         """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
 
         Raises ValueError on all ranks if packs are asked for and impossible on one.
@@ -93,10 +103,10 @@ class RankFeatures(ABC):
             return False
         may, reason = False, ""
         try:
-            may = self.loader.may_use_packs()
+            may = self.loader.may_use_packs(learned, count)
         except ValueError as error:
             reason = str(error)
-        told: list[tuple[bool, str]] = self.group.gather((may, reason))
+        told: list[tuple[bool, str]] = self.group.gather((may, reason), place)
         for rank, (_, failed) in enumerate(told):
             if failed:
                 raise ValueError(f"{self.group.name_of(rank)}: {failed}")
@@ -118,13 +128,16 @@ class RankFeatures(ABC):
         self.loader.leave(user)
 
     @abstractmethod
-    def _stream(self, steps: Steps[T], growth: float, count: int | None) -> LockstepStream[T]: ...
+    def _stream(
+        self, steps: Steps[T], growth: float, count: int | None, learned: Learned
+    ) -> LockstepStream[T]: ...
 
     @abstractmethod
     def _step_of(
         self,
         ids_of: Callable[[T], Ids],
         bytes_of: Callable[[T], int],
+        place: Callable[[int, str], str],
         minibatch: T | None,
         error: Exception | None,
         number: int,
@@ -153,11 +166,12 @@ class GroupFeatures(RankFeatures):
         bulk: int,
     ) -> None:
         self.dtype = dtype
-        self.owners = {name: owners_of(table) for name, table in tables.items()}
+        # By name: ranks send tables in this order, and each may be given its own order of them.
+        self.owners = {name: owners_of(tables[name]) for name in sorted(tables)}
         self.owners_of_edges = owners_of_edges
         alike: dict[Any, list[str]] = {}
-        for name, table in tables.items():
-            alike.setdefault((table.type, id(self.owners[name])), []).append(name)
+        for name, owners in self.owners.items():
+            alike.setdefault((tables[name].type, id(owners)), []).append(name)
         super().__init__(group, loader, tables, rows_of, list(alike.values()), reads=reads, bulk=bulk)
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
 
@@ -171,16 +185,17 @@ class GroupFeatures(RankFeatures):
         if table.scale is None:
             values = make_bools_proper(rows.view(table.dtype).view(len(rows), *table.shape))
         else:
-            values = table.decode(rows.cpu().numpy()).to(rows.device)
+            values = table.decode(on_host(rows).numpy()).to(rows.device)
         return values if self.dtype is None else values.to(self.dtype)
 
-    def _stream(self, steps: Steps[T], growth: float, count: int | None) -> GroupStream[T]:
-        return GroupStream(self, steps, growth, count)
+    def _stream(self, steps: Steps[T], growth: float, count: int | None, learned: Learned) -> GroupStream[T]:
+        return GroupStream(self, steps, growth, count, learned)
 
     def _step_of(
         self,
         ids_of: Callable[[T], Ids],
         bytes_of: Callable[[T], int],
+        place: Callable[[int, str], str],
         minibatch: T | None,
         error: Exception | None,
         number: int,
@@ -192,10 +207,10 @@ class GroupFeatures(RankFeatures):
             if error is not None:
                 raise error
             assert minibatch is not None
-            ids = ids_of(minibatch)
+            ids = on_host(ids_of(minibatch))
             messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
             for names in self.alike:
-                wanted = ids[names[0]].cpu().numpy()
+                wanted = ids[names[0]].numpy()
                 owners, table = self.owners[names[0]], self.tables[names[0]]
                 if owners is not None:
                     of_ids = owners.of(wanted)
@@ -213,7 +228,7 @@ class GroupFeatures(RankFeatures):
                 self.counts["rows asked"] += len(order) - int(counts[group.rank])
             return messages
 
-        received = group.exchange(ask, [torch.int64] * len(self.alike), number)
+        received = group.exchange(ask, [torch.int64] * len(self.alike), place(number, "asks for rows"))
         assert minibatch is not None
         rows, wanted = [], []
         for i, names in enumerate(self.alike):
@@ -243,18 +258,19 @@ class OwnFeatures(RankFeatures):
             alike.setdefault(table.type, []).append(name)
         super().__init__(group, loader, tables, rows_of, list(alike.values()), reads=reads, bulk=bulk)
 
-    def _stream(self, steps: Steps[T], growth: float, count: int | None) -> OwnStream[T]:
-        return OwnStream(self, steps, growth, count)
+    def _stream(self, steps: Steps[T], growth: float, count: int | None, learned: Learned) -> OwnStream[T]:
+        return OwnStream(self, steps, growth, count, learned)
 
     def _step_of(
         self,
         ids_of: Callable[[T], Ids],
         bytes_of: Callable[[T], int],
+        place: Callable[[int, str], str],
         minibatch: T | None,
         error: Exception | None,
         number: int,
     ) -> Step[T]:
-        self.group.share_error(error, number)
+        self.group.share_error(error, place(number, "is sampled"))
         assert minibatch is not None
         ids = ids_of(minibatch)
         rows = [self.rows_of(self.tables[names[0]], ids[names[0]]) for names in self.alike]

@@ -7,6 +7,7 @@ method that exchanges is collective: all ranks of the group call the same ones i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -29,8 +30,11 @@ from gids.packs import ByReference
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
 _HEADER = 64
-"""Numbers for each rank in the first message of an exchange. The size does not depend on what is exchanged,
-so that ranks that exchange something else by now hear of a rank that failed."""
+"""Numbers for each rank in the first message of an exchange. The size does not depend on what is exchanged:
+ranks that exchange something else by now hear of it here. Gloo ends a process that gets another size than it
+expects, so nothing else is sent before the headers are compared."""
+_OWN = 2
+"""Numbers of a header that say whether the rank failed, and where it is."""
 _ANSWER_S = 5.0
 """How long a rank has to say that it still runs, after an exchange failed."""
 _POLL_S = 0.05
@@ -43,11 +47,14 @@ class Group(ByReference):
     waits for another one in an exchange. all_groups: the ranks of every group of this kind, of which this
     rank is in one: all ranks of the default group must make the same groups in the same order.
 
-    Exchanges of ids and of rows are in process groups of their own: if a rank is not in step with the others,
-    they wait in vain, and nothing is taken for something else.
+    Every exchange has a place: text that says what this rank does, such as the epoch and the step. Ranks
+    compare it before they send anything else. If places differ, all ranks raise RankError, which says who is
+    where, and the group is not usable any more. Rows are sent without such a comparison, by start_rows():
+    whoever calls it has compared the place since the rows before.
 
-    Attributes: rank, size: this rank's place in the group, and its number of ranks; ranks; timeout_s;
-    failures: number of exchanges in which some rank's make() failed, the same on all ranks.
+    Attributes: rank, size: this rank's number in the group, and its number of ranks; ranks; timeout_s;
+    failures: number of exchanges in which some rank's make() failed, the same on all ranks; comparisons:
+    number of comparisons of places.
     """
 
     def __init__(
@@ -69,48 +76,41 @@ class Group(ByReference):
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
         self._begun = 0  # exchanges
-        self.failures = 0
+        self.failures = self.comparisons = 0
         self._here = Process.this()
-        self._processes = self._meet()
+        self._processes = self._find_processes()
         self._control: Any = None
         self._rows: dict[str, Any] = {}
         self._control = self._run(lambda: self._new("gloo"))
         self._rows["cpu"] = self._run(lambda: self._new("gloo"))
-        self._agreed: set[Any] = set()
 
     def exchange(
         self,
         make: Callable[[], Sequence[Sequence[torch.Tensor]]],
         dtypes: Sequence[torch.dtype],
-        tag: int = 0,
+        place: str,
     ) -> list[list[torch.Tensor]]:
         """Send each rank its tensors, and return those that each rank sent to this one.
 
-        make: returns, by rank of the group, one tensor of each of dtypes, in one dimension, on the CPU. tag:
-        the same on all ranks if they are in step. The result is by rank, too.
+        make: returns, by rank of the group, one tensor of each of dtypes, in one dimension, on the CPU. The
+        result is by rank, too.
 
         Raises the error of make(). The other ranks raise RankError then, which names this rank, and the group
-        stays usable. RankError also if a rank ended, stalls or has another tag; then the group is not usable.
+        stays usable. RankError also if a rank ended, stalls or is at another place; then the group is not
+        usable.
         """
         made, error = self._made(make)
-        header = torch.zeros(self.size, max(_HEADER, 3 + len(dtypes)), dtype=torch.int64)
-        header[:, 0], header[:, 1], header[:, 2] = int(error is not None), tag, len(dtypes)
+        lengths = torch.zeros(self.size, len(dtypes), dtype=torch.int64)
         for to, tensors in enumerate(made):
             for i, tensor in enumerate(tensors):
-                header[to, 3 + i] = len(tensor)
-        received = torch.empty_like(header)
-        for begin, end in ((0, _HEADER), (_HEADER, header.shape[1])):
-            part = torch.empty(self.size, end - begin, dtype=torch.int64)
-            if end > begin:
-                self._all_to_all(part, header[:, begin:end].contiguous())
-            received[:, begin:end] = part
-            if begin == 0:
-                self._check(received, (tag, len(dtypes)), error)
-        header, received = (of[:, 3 : 3 + len(dtypes)] for of in (header, received))
+                lengths[to, i] = len(tensor)
+        received = self._compare(place, lengths, error)
+        if not dtypes:
+            return [[] for _ in range(self.size)]
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
         outgoing: list[list[int]]
         incoming: list[list[int]]
-        outgoing, incoming = (((of * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (header, received))
+        outgoing, incoming = (((of * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (lengths, received))
         send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
         at = 0
         for to, tensors in enumerate(made):
@@ -135,7 +135,8 @@ class Group(ByReference):
         """Begin to send rows. Returns the memory that rows of other ranks come into, and wait_for()'s handle.
 
         rows: uint8[n, row_bytes], those for rank 0 first. counts: rows for each rank. expected: rows from
-        each rank. Both buffers must stay until the handle is waited for.
+        each rank. Both buffers must stay until the handle is waited for. The ranks must have compared their
+        place, and row_bytes, before.
         """
         row_bytes = rows.shape[1]
         received = rows.new_empty(sum(expected), row_bytes)
@@ -157,48 +158,65 @@ class Group(ByReference):
 
         It is in order with start_rows(), and with nothing else.
         """
-        return self._start_most(values, self._rows["cpu"])
+        most, group = torch.tensor(values, dtype=torch.int64), self._rows["cpu"]
+        work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group, async_op=True))
+        return most, (work, most)
 
-    def most(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over the ranks."""
-        found, handle = self._start_most(values, self._control)
-        self.wait_for(handle)
-        return found.tolist()
+    def most(self, values: Sequence[int], place: str) -> list[int]:
+        """The largest of each value over the ranks, at most 62 values."""
+        received = self._compare(place, torch.tensor([values] * self.size, dtype=torch.int64))
+        largest: list[int] = received.amax(0).tolist()
+        return largest
 
-    def agree(self, what: Any, where: str) -> None:
-        """Check that all ranks say the same, a tuple of plain values. Collective for what is new to a rank.
+    def meet(self, place: str) -> None:
+        """Check that all ranks are at this place, and that none failed."""
+        self.exchange(lambda: [[] for _ in range(self.size)], [], place)
 
-        Raises ValueError, on every rank.
+    def agree(self, say: Callable[[], Any], where: str, place: str) -> None:
+        """Check that all ranks say the same plain value. Raises ValueError, on every rank.
+
+        If say() raises an error on one rank, so does this; the others raise RankError.
         """
-        if what in self._agreed:
+        value, digest, error = None, 0, None
+        try:
+            value = say()
+            digest = _digest(json.dumps(value))
+        except Exception as raised:
+            error = raised
+        received = self._compare(place, torch.full((self.size, 1), digest), error)
+        if (received == digest).all():
             return
-        for rank, theirs in enumerate(self.gather(what)):
-            if theirs != what:
+        values = self.gather(value, f"{place}: differs")
+        for rank, theirs in enumerate(values):
+            if theirs != values[self.rank]:
                 raise ValueError(
-                    f"{where}: {self.name_of(self.rank)} has {what}, and {self.name_of(rank)} has {theirs}"
+                    f"{where}: {self.name_of(self.rank)} has {values[self.rank]}, and {self.name_of(rank)} "
+                    f"has {theirs}"
                 )
-        self._agreed.add(what)
 
     def wait_for(self, handle: Any) -> None:
         """Block until an exchange that was begun is complete. Raises RankError."""
         work, _ = handle
         self._run(work.wait)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, any picklable objects."""
-        values: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(values, value, group=self._control))
-        return values
+    def gather(self, value: Any, place: str) -> list[Any]:
+        """The values of all ranks, which must be plain values: they are sent as JSON."""
 
-    def share_error(self, error: Exception | None, tag: int) -> None:
-        """Raise this rank's error, or RankError if another rank has one. Collective. tag: see exchange()."""
+        def say() -> list[list[torch.Tensor]]:
+            text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+            return [[text] for _ in range(self.size)]
+
+        return [json.loads(text.numpy().tobytes()) for [text] in self.exchange(say, [torch.uint8], place)]
+
+    def share_error(self, error: Exception | None, place: str) -> None:
+        """Raise this rank's error, or RankError if another rank has one. Collective."""
 
         def check() -> list[list[torch.Tensor]]:
             if error is not None:
                 raise error
             return [[] for _ in range(self.size)]
 
-        self.exchange(check, [], tag)
+        self.exchange(check, [], place)
 
     def on_this_machine(self, offers: Sequence[Any]) -> MachineRanks:
         """The ranks of this machine that offer what this one does. offers: of all ranks, by offer()."""
@@ -218,7 +236,7 @@ class Group(ByReference):
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
 
-    def _meet(self) -> list[Process]:
+    def _find_processes(self) -> list[Process]:
         """The processes of the ranks, once all have come to make this group."""
         key_of = f"{self._key}/process/{{}}".format
         self._store.set(key_of(self.rank), json.dumps(asdict(self._here)))
@@ -251,11 +269,6 @@ class Group(ByReference):
             self._rows[device.type] = self._run(lambda: self._new("nccl"))
         return self._rows[device.type]
 
-    def _start_most(self, values: Sequence[int], group: Any) -> tuple[torch.Tensor, Any]:
-        most = torch.tensor(values, dtype=torch.int64)
-        work = self._run(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group, async_op=True))
-        return most, (work, most)
-
     def _made(
         self, make: Callable[[], Sequence[Sequence[torch.Tensor]]]
     ) -> tuple[Sequence[Sequence[torch.Tensor]], Exception | None]:
@@ -270,23 +283,47 @@ class Group(ByReference):
         except Exception as error:
             return [[] for _ in range(self.size)], error
 
-    def _check(self, received: torch.Tensor, mine: tuple[int, int], error: Exception | None) -> None:
-        """Raise if a rank failed, or is not in step. mine: this rank's tag and number of tensors."""
+    def _compare(self, place: str, numbers: torch.Tensor, error: Exception | None = None) -> torch.Tensor:
+        """Compare the place with the other ranks, and send each one its numbers, int64[size, n].
+
+        Returns those that came. Raises if a rank failed, or is at another place.
+        """
+        self.comparisons += 1
+        count = numbers.shape[1]
+        place = f"{place}, {count} numbers"
+        header = torch.zeros(self.size, max(_HEADER, _OWN + count), dtype=torch.int64)
+        header[:, 0], header[:, 1] = int(error is not None), _digest(place)
+        header[:, _OWN : _OWN + count] = numbers
+        received = torch.empty_like(header)
+        for begin, end in ((0, _HEADER), (_HEADER, header.shape[1])):
+            part = torch.empty(self.size, end - begin, dtype=torch.int64)
+            if end > begin:
+                self._all_to_all(part, header[:, begin:end].contiguous())
+            received[:, begin:end] = part
+            if begin == 0:
+                self._check(received, place, error)
+        return received[:, _OWN : _OWN + count]
+
+    def _check(self, received: torch.Tensor, place: str, error: Exception | None) -> None:
+        """Raise if a rank failed, or is at another place. All ranks see the same."""
         failed = [rank for rank in range(self.size) if received[rank, 0]]
         if failed:
             self.failures += 1
-            said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+            said = self.gather(None if error is None else f"{type(error).__name__}: {error}", "failures")
             if error is not None and not isinstance(error, RankError):
                 raise error
             told = [f"{self.name_of(r)} failed with {said[r]}" for r in failed if "RankError" not in said[r]]
             raise RankError("; ".join(told) or str(error))
-        theirs = [tuple(of_rank) for of_rank in received[:, 1:3].tolist()]
-        if any(other != mine for other in theirs):
-            rank = next(r for r, other in enumerate(theirs) if other != mine)
+        if (received[:, 1] != received[0, 1]).any():
+            said = self.gather(place, "different places")
+            without_counts = [theirs.rpartition(", ")[0] for theirs in said]
+            ranks_at: dict[str, list[str]] = {}
+            for rank, theirs in enumerate(without_counts if len(set(without_counts)) > 1 else said):
+                ranks_at.setdefault(theirs, []).append(self.name_of(rank))
+            at = [f"{' and '.join(names)}: {where}" for where, names in ranks_at.items()]
             self._broken = (
-                f"{self.name_of(self.rank)} and {self.name_of(rank)} are at different minibatches: every "
-                "rank must take the same number of minibatches of an epoch, and use its loaders in the same "
-                "order"
+                f"the ranks are at different minibatches: {'; '.join(at)}. Every rank must take the same "
+                "minibatches: load the same state_dict(), and use the loaders in the same order"
             )
             raise RankError(self._broken)
 
@@ -355,6 +392,11 @@ class Group(ByReference):
             host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.ranks[:1]
             return [0] if host and self.rank else sorted(ended), heard
         return sorted(set(range(self.size)) - set(heard)), heard
+
+
+def _digest(text: str) -> int:
+    """0 to 2^56 - 1. Equal for equal text, and only for it."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
 
 
 class _Listener(threading.Thread):

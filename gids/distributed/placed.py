@@ -50,7 +50,9 @@ def placed_owners(
     weights: float32[page_count]. memory_bytes: of this rank, for pages of this table. rest: of other pages.
     """
     peer_s, host_s = _seconds_per_page(group, table, options)
-    told = group.gather((peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes))
+    told = group.gather(
+        (peer_s, host_s, int(_SHARE * memory_bytes) // table.page_bytes), f"places pages of {table.name}"
+    )
     placement = place(
         weights,
         [pages for _, _, pages in told],
@@ -67,17 +69,19 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
     def measure() -> list[list[torch.Tensor]]:
         nonlocal disk_s
         rates = measure_rates(
-            table.shard_paths,
+            table.shards,
             None,
             page_bytes=table.page_bytes,
             depth=options.queue_depth,
             direct=options.direct,
             engine=options.engine,
+            memory_bytes=options.memory,
         )
         disk_s = 1 / rates.random_reads_per_s
         return [[] for _ in range(group.size)]
 
-    group.exchange(measure, [])  # if a rank cannot read, all of them hear of it
+    # If a rank cannot read, all of them hear of it.
+    group.exchange(measure, [], f"measures the costs of pages of {table.name}")
     each = max(1, _TRIAL_BYTES // table.page_bytes)
     rows = torch.zeros(each * group.size, table.page_bytes, dtype=torch.uint8)
     counts, taken = [each] * group.size, []

@@ -23,6 +23,7 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
+from gids.distributed.steps import place_of
 from gids.errors import FormatError
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, Trees
@@ -52,7 +53,8 @@ class GroupSampling:
     local: the topology of this rank's part. whole: the one that minibatches refer to; its edges are not here.
     owners: of the nodes of each type of `whole`.
 
-    Attributes: counts: {"nodes asked", "edges sent", "bytes sent"} to other ranks since the beginning.
+    Attributes: counts: {"nodes asked", "edges sent", "bytes sent"} to other ranks since the beginning;
+    loader: the number of the loader that samples, in a list that of_copies() shares.
     """
 
     def __init__(self, group: Group, local: Topology, whole: Topology, owners: Sequence[Owners]) -> None:
@@ -61,6 +63,7 @@ class GroupSampling:
         self._layers: weakref.WeakKeyDictionary[Any, dict[int, LayeredSampler]] = weakref.WeakKeyDictionary()
         whole.drawn_by = self
         self.counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
+        self.loader = [0]
 
     def sample_steps(
         self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
@@ -82,7 +85,7 @@ class GroupSampling:
             if group.failures > failures:  # sample_layer() raised it, on all ranks
                 raise
             error = raised
-        group.share_error(error, step_tag(epoch, first))
+        group.share_error(error, place_of(self.loader[0], epoch, first, f"sampled {len(seeds)} steps"))
         return made
 
     def sample_layer(
@@ -104,7 +107,7 @@ class GroupSampling:
         names = {c.relation[i]: g.relation[i] for g, c in pairs for i in (0, 2)}
         local = Topology([replace(g, relation=c.relation) for g, c in pairs])
         made = GroupSampling(self.group, local, copies, [owners[names[t]] for t in copies.node_types])
-        made.counts = self.counts
+        made.counts, made.loader = self.counts, self.loader
         return made
 
     def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
@@ -181,6 +184,10 @@ class _Steps:
             self._given.append(given)
             self._found.append(_core.FoundNodes(sampler.threads, [i.numpy() for i in given.ids], trees))
 
+    def _place(self, layer: int, what: str) -> str:
+        _, epoch, first = self._numbers
+        return place_of(self._of.loader[0], epoch, first, f"{what} of layer {layer}, {self._count} steps")
+
     def _draw(self, layer: int, error: Exception | None) -> list[list[_Drawn]]:
         """Ask the owners for the edges of all nodes found so far: by step and relation."""
         group, topology = self._of.group, self._of.whole
@@ -195,9 +202,9 @@ class _Steps:
 
         # By type: nodes, and the number of them in each step; for trees what they draw by, and their times.
         dtypes = [torch.int64] * 4 * len(types)
-        tag = step_tag(*self._numbers[1:])
-        asked = group.exchange(ask, dtypes, tag)
-        answers = group.exchange(partial(self._answer, layer, asked), self._answer_dtypes(), tag)
+        asked = group.exchange(ask, dtypes, self._place(layer, "asks for edges"))
+        place = self._place(layer, "draws edges")
+        answers = group.exchange(partial(self._answer, layer, asked), self._answer_dtypes(), place)
         drawn = self._sorted(answers)
         if self._lists is None:
             return drawn
@@ -325,9 +332,8 @@ class _Steps:
                         of.counts["bytes sent"] += moved.nbytes
             return messages
 
-        tag = step_tag(*self._numbers[1:])
-        asked = group.exchange(ask, [torch.int64] * 3 * count, tag)
-        answers = group.exchange(answer, [torch.int64] * count, tag)
+        asked = group.exchange(ask, [torch.int64] * 3 * count, self._place(layer, f"asks for hop {hop}"))
+        answers = group.exchange(answer, [torch.int64] * count, self._place(layer, f"draws hop {hop}"))
         moved = []
         for i, order in enumerate(orders):
             came = np.empty(len(order), np.int64)
@@ -393,8 +399,6 @@ class _Steps:
         of, topology = self._of, self._of.local
         types, count = range(len(topology.node_types)), len(self._given)
         by_type = [[[v.numpy() for v in of_rank[4 * t : 4 * t + 4]] for of_rank in asked] for t in types]
-        if any(len(of_rank[1]) != count for of_type in by_type for of_rank in of_type):
-            raise ValueError("the ranks sample different numbers of minibatches at once")
         # By type: nodes[rank, step], and where those of a step begin in what a rank sent.
         counts = [np.stack([of_rank[1] for of_rank in of_type]) for of_type in by_type]
         begins = [np.concatenate([np.zeros((len(c), 1), np.int64), c.cumsum(1)], axis=1) for c in counts]
@@ -555,11 +559,6 @@ def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
     ids = edge_ids_at(block, slice(begin, end))
     degrees = indptr.diff().to(torch.int32) if count else torch.empty(0, dtype=torch.int32)
     return degrees, block.indices[begin:end], ids, weights
-
-
-def step_tag(epoch: int, step: int) -> int:
-    """What tells a step from all others, for Group.exchange."""
-    return (epoch << 40 ^ step) & (1 << 62) - 1
 
 
 def edge_ids_at(block: Block, edges: slice = slice(None)) -> torch.Tensor:

@@ -23,10 +23,12 @@ from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
 from gids.distributed.placed import placed_owners
 from gids.distributed.sampling import GroupSampling, whole_topology
+from gids.distributed.steps import place_of
 from gids.errors import FormatError
 from gids.loader import source as loader_source
+from gids.loader.feature_loader import FeatureLoader
 from gids.loader.machine_ranks import MachineRanks
-from gids.loader.ranks import Ranks, check_said, offer
+from gids.loader.ranks import Ranks, check_said, next_number, offer
 from gids.loader.source import Source
 from gids.loader.tables import Tables, chosen_tables
 from gids.sampler import Block, Minibatch, Sampler, Topology
@@ -54,7 +56,7 @@ _LEAST_BLOCKS = 64
 """But at least so many blocks of rows, for balance."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class GroupRanks(Ranks):
     """All ranks of a GroupSource. A rank that ends or stalls is named within the time-out of the group."""
 
@@ -65,9 +67,16 @@ class GroupRanks(Ranks):
     ) -> MachineRanks:
         """Compare a loader's arguments over all ranks. Collective. Raises ValueError and RankError."""
         assert self.everyone is not None
-        told = self.everyone.gather((json.dumps(made_with()), offer(shares)))
-        check_said(self, [json.loads(said) for said, _ in told])
+        self.loader = next_number("loaders")
+        told = self.everyone.gather((made_with(), offer(shares)), f"makes loader {self.loader}")
+        check_said([said for said, _ in told])
         return self.everyone.on_this_machine([theirs for _, theirs in told])
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Check that all ranks begin the same epoch of this loader. Collective. Raises RankError."""
+        assert self.everyone is not None
+        what, self.taken = f"begins after {self.taken} minibatches of this loader", 0
+        self.everyone.meet(place_of(self.loader, epoch, step, what))
 
 
 class GroupSource(Source):
@@ -81,7 +90,6 @@ class GroupSource(Source):
     def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
         super().__init__(local.stores, local.options, local.lender, local._opened)
         self.group, self._everyone, self._owned_by = group, everyone, owned_by
-        self._ranks = GroupRanks(everyone.rank, everyone.size, True, everyone)
         self._local = local
         self.part = self.store.part
         self.bulk = self._bulk = bulk
@@ -99,7 +107,7 @@ class GroupSource(Source):
                 f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
                 "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
-        return self._ranks
+        return GroupRanks(self._everyone.rank, self._everyone.size, True, everyone=self._everyone)
 
     def check_device(self, device: torch.device) -> None:
         if self.part is not None and device.type != "cpu":
@@ -107,7 +115,7 @@ class GroupSource(Source):
                 f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and "
                 "move minibatches, or gids.distributed.open() of the whole dataset"
             )
-        if self.options.reads in ("pack", "sweep") and device.type != "cpu":
+        if self.options.reads == "pack" and device.type != "cpu":
             raise ValueError(
                 f"device={str(device)!r}: ranks that share rows use packs on the CPU only. Use device='cpu' "
                 "and move minibatches, or reads='random'"
@@ -137,17 +145,18 @@ class GroupSource(Source):
         seed: int,
         epoch: int,
         first_step: int,
+        loader: int = 0,
     ) -> list[Minibatch]:
-        of = self._sampler_of(topology)
+        of = self._sampler_of(topology, loader)
         if of is None:
             return super().sample_steps(
                 sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
             )
         return of.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
 
-    def _sampler_of(self, topology: Topology) -> GroupSampling | Cooperation | None:
-        """What samples with other ranks; None: this rank samples by itself."""
-        return None if self.part is None else self._sampling(topology)
+    def _sampler_of(self, topology: Topology, loader: int) -> GroupSampling | Cooperation | None:
+        """What samples with other ranks for a loader; None: this rank samples by itself."""
+        return None if self.part is None else self._sampling(topology, loader)
 
     def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
         self,
@@ -160,9 +169,7 @@ class GroupSource(Source):
     ) -> GroupFeatures:
         chosen = chosen_tables(self.stores, tables)
         stored = {name: table.stored() for name, table in chosen.items()}
-        loader = self._local.feature_loader(
-            user, stored, dtype=None, device=device, minibatch_rows=minibatch_rows
-        )
+        loader = self._loader_of(user, chosen, stored, None, device, minibatch_rows)
         return GroupFeatures(
             self.group,
             loader,
@@ -174,6 +181,37 @@ class GroupSource(Source):
             reads=self.options.reads,
             bulk=self._bulk,
         )
+
+    def _loader_of(
+        self,
+        user: object,
+        chosen: Mapping[str, Table],
+        read: Mapping[str, Table],
+        dtype: torch.dtype | None,
+        device: str | torch.device,
+        minibatch_rows: int | Mapping[str, int] | None,
+    ) -> FeatureLoader:
+        """This rank's FeatureLoader. Collective: all ranks must have tables of the same layout.
+
+        chosen: the tables as the user wants them. read: as they are read.
+        """
+        loader: FeatureLoader | None = None
+
+        def make() -> list[Any]:
+            nonlocal loader
+            loader = self._local.feature_loader(
+                user, dict(read), dtype=dtype, device=device, minibatch_rows=minibatch_rows
+            )
+            return [torch.device(device).type, *(_layout(name, chosen[name]) for name in sorted(chosen))]
+
+        try:
+            self._everyone.agree(make, "all ranks must load the same tables", "opens tables")
+        except Exception:
+            if loader is not None:
+                loader.leave(user)
+            raise
+        assert loader is not None
+        return loader
 
     def owners_of(self, table: Table) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination."""
@@ -243,7 +281,7 @@ class GroupSource(Source):
 
     def __repr__(self) -> str:
         part = f", part {self.part.index} of {self.part.count}" if self.part is not None else ""
-        return f"GroupSource({self.store.name!r}, rank {self._ranks.rank} of {self._ranks.world_size}{part})"
+        return f"GroupSource({self.store.name!r}, rank {self._everyone.rank} of {self._everyone.size}{part})"
 
     def _node_owners(self, ntype: str) -> Owners:
         key = ("nodes", ntype)
@@ -256,13 +294,15 @@ class GroupSource(Source):
     def _edge_counts(self) -> dict[Relation, int]:
         return {relation: self.store.num_edges(relation) for relation in self.store.relations}
 
-    def _sampling(self, topology: Topology) -> GroupSampling:
+    def _sampling(self, topology: Topology, loader: int) -> GroupSampling:
         if topology.homogeneous not in self._samplings:
             graphs = graphs_of(self.store)
             local = Topology(graphs[0] if topology.homogeneous else graphs)
             owners = [self._node_owners(ntype) for ntype in topology.node_types]
             self._samplings[topology.homogeneous] = GroupSampling(self.group, local, topology, owners)
-        return self._samplings[topology.homogeneous]
+        found = self._samplings[topology.homogeneous]
+        found.loader[0] = loader
+        return found
 
 
 class CooperativeSource(GroupSource):
@@ -272,14 +312,19 @@ class CooperativeSource(GroupSource):
         self.__dict__.update(of.__dict__)
         self._cooperations: dict[bool, Cooperation] = {}
 
-    def _sampler_of(self, topology: Topology) -> Cooperation:
+    def _sampler_of(self, topology: Topology, loader: int) -> Cooperation:
         found = self._cooperations.get(topology.homogeneous)
         if found is None:
             owners = [self._node_owners(ntype) for ntype in topology.node_types]
-            divided = None if self.part is None else self._sampling(topology)
+            divided = None if self.part is None else self._sampling(topology, loader)
             local = topology if divided is None else divided.local
-            found = Cooperation(self.group, local, topology, owners, divided)
+            columns = self._everyone.size // self.group.size
+            column = self._everyone.rank % columns
+            found = Cooperation(self.group, local, topology, owners, divided, column=column, columns=columns)
             self._cooperations[topology.homogeneous] = found
+        found.loader = loader
+        if found.sampling is not None:
+            found.sampling.loader[0] = loader
         return found
 
     def check_device(self, device: torch.device) -> None:
@@ -298,9 +343,8 @@ class CooperativeSource(GroupSource):
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> OwnFeatures:
-        loader = self._local.feature_loader(
-            user, tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
-        )
+        chosen = chosen_tables(self.stores, tables)
+        loader = self._loader_of(user, chosen, chosen, dtype, device, minibatch_rows)
         return OwnFeatures(self.group, loader, _rows_of, reads=self.options.reads, bulk=self._bulk)
 
     def _node_owners(self, ntype: str) -> Owners:
@@ -372,8 +416,10 @@ def open(
             local.close()
         raise
     assert local is not None
-    columns = [range(column, everyone.size, replicas) for column in range(replicas)]
-    group = Group(columns[everyone.rank % replicas], timeout_s=timeout, all_groups=columns)
+    group = everyone
+    if replicas > 1:
+        columns = [range(column, everyone.size, replicas) for column in range(replicas)]
+        group = Group(columns[everyone.rank % replicas], timeout_s=timeout, all_groups=columns)
     return GroupSource(local, group, everyone, owners, bulk)
 
 
@@ -416,21 +462,31 @@ def _open_part(path: Path, index: int, count: int, options: Mapping[str, Any]) -
 def _identity(store: FeatureStore) -> str:
     """What all ranks must agree on: the dataset, without the part."""
     if store.part is not None:
-        return f"parts of {store.part.of} by {store.part.method}"
+        return f"parts of {store.part.of} by {store.part.method}, owners {store.owners_crc:08x}"
     nodes = {ntype: store.num_nodes(ntype) for ntype in store.node_types}
     edges = {str(relation): store.num_edges(relation) for relation in store.relations}
     return f"nodes {nodes}, edges {edges}, content {store.content_crc:08x}"
 
 
+def _layout(name: str, table: Table) -> list[Any]:
+    """What ranks that send each other rows of a table rely on, and its content unless it is a part."""
+    type_ = table.type if isinstance(table.type, str) else list(table.type)
+    rows = [name, type_, table.id_count, list(table.shape), str(table.dtype), table.scale, table.row_bytes]
+    whole = table.held is None
+    return [*rows, table.page_bytes, table.order is not None, table.content_crc if whole else None]
+
+
 def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | None) -> None:
     """Compare what all ranks said. Raises this rank's error, or one about the others. Collective."""
-    told = everyone.gather((dict(said), None if error is None else f"{type(error).__name__}: {error}"))
+    plain = json.loads(json.dumps(said, default=repr))
+    failure = None if error is None else f"{type(error).__name__}: {error}"
+    told = everyone.gather((plain, failure), "opens a dataset")
     if error is not None:
         raise error
     for rank, (theirs, failed) in enumerate(told):
         if failed is not None:
             raise ValueError(f"rank {rank} could not open the dataset: {failed}")
-        for key, value in said.items():
+        for key, value in plain.items():
             if theirs[key] != value:
                 raise ValueError(
                     f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give "

@@ -20,6 +20,7 @@ import torch
 from gids.distributed.group import Group
 from gids.loader.pack_reads import EARLY
 from gids.loader.sampled_ahead import MOST_MINIBATCHES
+from gids.loader.stream import Failed
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -27,6 +28,11 @@ log = logging.getLogger("gids")
 _POLL_S = 0.005
 _LONGEST_WAIT_S = 10.0
 """A rank that prepares its packs tells the others at least this often that it still runs."""
+
+
+def place_of(loader: int, epoch: int, step: int, what: str) -> str:
+    """Where a rank is, for Group.exchange. loader: its number among the loaders that the ranks made."""
+    return f"loader {loader}, epoch {epoch}, step {step} ({what})"
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Steps(Iterator[Step[T]], Generic[T]):
     """An iterator of the steps that this rank's stream of rows has not taken yet.
 
     make_step: makes the step of a minibatch and its number. Collective. Raises the error that it is given, or
-    one that names the rank that has one. by_choice: packs are one choice of several (reads="auto").
+    one that names the rank that has one. place: see Group.exchange, from the number of a step and what is
+    exchanged. by_choice: packs are one choice of several (reads="auto").
 
     Also what PackedStream calls Together: superbatches do not overlap.
 
@@ -85,11 +92,12 @@ class Steps(Iterator[Step[T]], Generic[T]):
         group: Group,
         minibatches: Iterator[T],
         make_step: Callable[[T | None, Exception | None, int], Step[T]],
+        place: Callable[[int, str], str],
         *,
         by_choice: bool,
     ) -> None:
         self._group, self._minibatches, self._make_step = group, minibatches, make_step
-        self._by_choice = by_choice
+        self.place, self._by_choice = place, by_choice
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
         self.known: deque[Counts] = deque()
         self.number = 0
@@ -127,7 +135,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         mine = min(wanted, room, MOST_MINIBATCHES - 1)
         if mine < self.number - self._first:
             mine = 0
-        told: list[int] = self._group.gather(mine)
+        told: list[int] = self._group.gather(mine, self.place(self._first, "agrees on a superbatch"))
         self._agreed = True
         steps = min(told)
         if not steps:
@@ -151,7 +159,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
             end = time.monotonic() + longest_s
             while not ready() and time.monotonic() < end:
                 time.sleep(_POLL_S)
-            [left] = self._group.most([int(not ready())])
+            [left] = self._group.most([int(not ready())], self.place(self._first, "makes packs"))
             if not left:
                 break
         self._together = True
@@ -192,8 +200,9 @@ class Steps(Iterator[Step[T]], Generic[T]):
             except StopIteration:
                 self._ended = True
                 return
-            except Exception as raised:  # the other ranks wait
-                error = raised
+            failed: object = minibatch
+            if isinstance(failed, Failed):  # the other ranks wait
+                minibatch, error = None, failed.error
             try:
                 step = self._make_step(minibatch, error, self.number)
             except Exception as raised:

@@ -18,7 +18,7 @@ from gids.closing import Closing
 from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import Together
+from gids.loader.pack_reads import Learned, Together
 
 if TYPE_CHECKING:
     from gids.distributed.features import GroupFeatures, RankFeatures
@@ -40,7 +40,7 @@ class Read(Generic[T]):
 class _Coming(Generic[T]):
     """The rows of a step on their way.
 
-    status: of start_most: (whether a rank failed, number of the step, minus that number).
+    status: of start_most: whether a rank failed.
     """
 
     read: Read[T]
@@ -53,20 +53,26 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 
     By random reads, all ranks sample equally far ahead, so that they exchange in the same order: a rank with
     less memory has a shorter window, but takes part. By packs, each superbatch has a stream of its own.
+    Before rows are sent, the ranks have compared where they are, when they sampled or without that.
     """
 
-    def __init__(self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
+    def __init__(
+        self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None, learned: Learned
+    ) -> None:
+        self._learned = learned
         self._features_of, self._group, self._loader = features, features.group, features.loader
         self._steps, self._growth, self._count = steps, growth, count
         self._rows: Any = None  # the loader's stream
         self._ahead: int | None = None  # steps to sample ahead of random reads, the same on all ranks
         self._first: Read[T] | None = None
+        self._taken = 0  # steps
         self._limit: tuple[int, str] | None = None
         self._closed = False
 
     def __next__(self) -> tuple[T, Rows]:
         if self._closed:
             raise StopIteration
+        group, comparisons = self._group, self._group.comparisons
         try:
             if self._ahead is not None:
                 self._steps.sample_ahead(self._ahead)
@@ -74,15 +80,25 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
                 self._begin()
             if not self._steps.known:
                 raise StopIteration
+            if group.comparisons == comparisons:  # nothing was sampled
+                group.meet(self._place("takes a minibatch"))
             read, features, error = self._features()
         except BaseException:
             self.close()
             raise
         self._steps.known.popleft()
-        if error is not None:
-            raise error
-        assert read.step is not None
-        return read.step.minibatch, features
+        self._taken += 1
+        try:
+            if error is not None:
+                raise error
+            assert read.step is not None
+            return read.step.minibatch, features
+        finally:
+            del error, read  # it refers to this frame, and so to this stream
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of the rows that this rank reads."""
@@ -110,28 +126,38 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
         steps.sample_ahead(1)
         if not steps.known:
             return
-        packs = self._features_of.agree_on_packs()
+        place = self._place("considers packs")
+        packs = self._features_of.agree_on_packs(self._learned, self._left, place)
         if packs:
             steps.begin_superbatch()
         self._attach(steps if packs else None)
         self._first = self._read_next()  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):
-            [self._ahead] = self._group.most([self._loader.window + MAX_PLANNED + 2])
+            ahead = self._loader.window + MAX_PLANNED + 2
+            [self._ahead] = self._group.most([ahead], self._place("chooses a window"))
             steps.sample_ahead(self._ahead)
 
+    def _place(self, what: str) -> str:
+        return self._steps.place(self._taken, what)
+
     def _attach(self, together: Together | None) -> None:
-        steps = self._steps
-        done = steps.number - len(steps.known)
         self._rows = self._loader.attach(
-            steps,
+            self._steps,
             self._features_of.ids_of,
             bytes_of=lambda step: step.nbytes,
             growth=self._growth,
-            count=None if self._count is None else self._count - done,
+            count=self._left,
             together=together,
+            learned=self._learned,
         )
         if self._limit is not None:
             self._rows.limit_window(*self._limit)
+
+    @property
+    def _left(self) -> int | None:
+        """Minibatches of the epoch that were not returned, if known."""
+        done = self._steps.number - len(self._steps.known)
+        return None if self._count is None else self._count - done
 
     def _read(self) -> Read[T]:
         """The next step, with the rows that this rank reads."""
@@ -149,7 +175,7 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 
     def _error_of(self, mine: Exception | None) -> StorageError:
         """What to raise for a step that some rank could not read. Collective."""
-        told = self._group.gather(None if mine is None else _told(mine))
+        told = self._group.gather(None if mine is None else _told(mine), self._place("could not read"))
         if isinstance(mine, StorageError):
             return mine
         if mine is not None:
@@ -165,11 +191,12 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 class GroupStream(LockstepStream[T]):
     """Minibatches with rows of other ranks. The rows of the next step are on their way."""
 
-    def __init__(self, features: GroupFeatures, steps: Steps[T], growth: float, count: int | None) -> None:
-        super().__init__(features, steps, growth, count)
+    def __init__(
+        self, features: GroupFeatures, steps: Steps[T], growth: float, count: int | None, learned: Learned
+    ) -> None:
+        super().__init__(features, steps, growth, count, learned)
         self._of = features
         self._coming: deque[_Coming[T]] = deque()
-        self._sent = 0  # steps
 
     def close(self) -> None:
         self._coming.clear()
@@ -194,8 +221,7 @@ class GroupStream(LockstepStream[T]):
                     self._of.counts["rows sent"] += away
                     self._of.counts["bytes sent"] += away * rows.shape[1]
             self._of.counts["exchanges"] += 1
-            status = group.start_most([int(read.error is not None), self._sent, -self._sent])
-            self._sent += 1
+            status = group.start_most([int(read.error is not None)])
             read.rows = None  # they are with the exchange
             self._coming.append(_Coming(read, coming, status))
 
@@ -213,12 +239,7 @@ class GroupStream(LockstepStream[T]):
             received[name] = rows
         status, handle = coming.status
         group.wait_for(handle)
-        failed, number, minus_number = status.tolist()
-        if number != -minus_number:
-            raise RankError(
-                "the ranks are at different minibatches: every rank must take as many as the others"
-            )
-        if failed:
+        if status.item():
             return read, {}, self._error_of(read.error)
         assert read.step is not None
         features = {}
@@ -234,7 +255,7 @@ class OwnStream(LockstepStream[T]):
 
     def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
         read = self._read()
-        [failed] = self._group.most([int(read.error is not None)])
+        [failed] = self._group.most([int(read.error is not None)], self._place("has its rows"))
         if failed:
             return read, {}, self._error_of(read.error)
         assert read.rows is not None

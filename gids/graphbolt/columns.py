@@ -127,7 +127,9 @@ class MinibatchColumns:
 def nbytes_of(item: Any) -> int:
     """Memory of all tensors in a sampled minibatch."""
     if isinstance(item, torch.Tensor):
-        return item.nbytes
+        if item.layout is torch.strided:
+            return item.nbytes
+        return item._nnz() * (item.element_size() + 16)  # a value and its indices, about
     if isinstance(item, Mapping):
         return sum(map(nbytes_of, item.values()))
     if isinstance(item, list | tuple):

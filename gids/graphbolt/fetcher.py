@@ -20,6 +20,7 @@ from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.headroom import raise_descriptor_limit
 from gids.loader.option_names import explain_names
+from gids.loader.pack_reads import Learned
 from gids.loader.source import Dataset, Source, as_source
 
 
@@ -67,6 +68,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
         self.feature_loader = opened.feature_loader(
             self, self._columns.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
+        self._learned = Learned()
         self._epoch: weakref.ref[FrameworkEpoch[Any]] | None = (
             None  # weak: a loop that is left drops it, which ends it
         )
@@ -84,6 +86,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
             self._columns.ids,
             bytes_of=nbytes_of,
             in_workers=in_workers,
+            learned=self._learned,
         )
         self._epoch = weakref.ref(epoch)
         return _Epoch(self._columns, epoch)

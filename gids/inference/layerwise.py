@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, Model, per_type
@@ -235,7 +236,7 @@ class _Asked:
                     f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
                     f"{counts[ntype] - 1}"
                 )
-            self.nodes[ntype], self._inverse[ntype] = torch.unique(ids.cpu(), return_inverse=True)
+            self.nodes[ntype], self._inverse[ntype] = torch.unique(on_host(ids), return_inverse=True)
         if not self.nodes:
             raise ValueError("nodes is empty: leave it out for all nodes of all types")
         if all(ids is not None and not len(ids) for ids in self.nodes.values()):

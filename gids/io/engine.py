@@ -5,6 +5,7 @@ Called by the cache and by benchmarks. Knows files, offsets and bytes, but not t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from gids import _core
 from gids.closing import Closing
 from gids.io.disks import ring_count
+from gids.stored_file import StoredFile, opened
 
 QUEUE_DEPTH = 256
 """The default number of requests in flight."""
@@ -153,27 +155,31 @@ def open_engine(
 ) -> Engine:
     """Open files for reading.
 
-    kind: "uring" (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for
-    comparison) or "auto": uring, or threads if io_uring is not available; logger "gids" then reports why,
-    once. depth: number of requests in flight. threads: number of threads (0: 1 ring per disk for uring, depth
-    readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks together, if
-    you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT, past the page
-    cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighboring
-    reads of a call into one request up to this size (0: never).
+    paths: files, or `Table.shards`, which are then those of the dataset that was opened. kind: "uring"
+    (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for comparison) or
+    "auto": uring, or threads if io_uring is not available; logger "gids" then reports why, once. depth:
+    number of requests in flight. threads: number of threads (0: 1 ring per disk for uring, depth readers for
+    threads, 1 per core for mmap). reads_per_s: random reads per second of all disks together, if you measured
+    them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT, past the page cache.
+    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighboring reads of
+    a call into one request up to this size (0: never).
 
-    Raises OSError (FileNotFoundError, …) if a file cannot be opened, its file system refuses direct I/O, or
-    no thread can be started; ValueError for an unknown kind or a number out of range.
+    Raises StorageError if a shard was replaced; OSError (FileNotFoundError, …) if a file cannot be opened,
+    its file system refuses direct I/O, or no thread can be started; ValueError for an unknown kind or a
+    number out of range.
     """
-    native = _core.open_engine(
-        kind,
-        [os.fspath(p) for p in paths],
-        depth=depth,
-        threads=threads,
-        rings=ring_count(paths, reads_per_s=reads_per_s),
-        direct=direct,
-        max_read_bytes=max_read_bytes,
-        max_merge_bytes=max_merge_bytes,
-    )
+    with contextlib.ExitStack() as files:
+        native = _core.open_engine(
+            kind,
+            [os.fspath(p) for p in paths],
+            depth=depth,
+            threads=threads,
+            rings=ring_count(paths, reads_per_s=reads_per_s),
+            direct=direct,
+            max_read_bytes=max_read_bytes,
+            max_merge_bytes=max_merge_bytes,
+            descriptors=[files.enter_context(opened(p)) if isinstance(p, StoredFile) else -1 for p in paths],
+        )
     engine = Engine(native)
     if kind == "auto" and engine.name != "uring" and engine.note not in _logged:
         _logged.add(engine.note)

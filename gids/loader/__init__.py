@@ -2,22 +2,21 @@
 
 from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
 from gids.loader.epoch_loader import SampledEpoch
+from gids.loader.epoch_stream import EpochStream
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
 from gids.loader.observer import Observer
 from gids.loader.options import Options
 from gids.loader.source import Source
-from gids.loader.stream import ReadThroughStream, WindowedStream
 
 __all__ = [
     "EdgeLoader",
     "EdgeMinibatch",
+    "EpochStream",
     "FeatureLoader",
     "NodeLoader",
     "Observer",
     "Options",
-    "ReadThroughStream",
     "SampledEpoch",
     "Source",
-    "WindowedStream",
 ]

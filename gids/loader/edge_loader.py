@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
 from gids.loader.option_names import explain_names
@@ -60,15 +61,17 @@ class EdgeLoader(EpochLoader):
             that makes blocks.
         time: the time of each seed edge, int64[n]; a negative has the time of its seed edge. Minibatches are
             then temporal, as with time in gids.NodeLoader. None: the edges' own times, if edges is None and
-            the dataset has times of them. False: not temporal. Edges with the same time as the seed edge, and
-            the seed edge itself, may be drawn: to leave them out, give times less 1, or exclude.
+            the dataset has times of them. False: not temporal; a temporal sampler is refused. Edges with the
+            same time as the seed edge, and the seed edge itself, may be drawn: to leave them out, give times
+            less 1, or exclude.
         strategy: as in gids.NodeLoader.
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
             1). A pair may be an edge by chance.
         exclude: leave out of the blocks the edges that would reveal the answer: ``"self"``: the step's seed
-            edges, of all ranks; ``"reverse"``: also their reverses. Parallel edges are left out, too. Blocks
-            may then have input nodes without edges.
+            edges, of all ranks; ``"reverse"``: also their reverses. Parallel edges are left out, too, and
+            the reverses that a bidirectional subgraph makes from these edges. Blocks may then have input
+            nodes without edges. Not with RandomWalk, whose walks may pass over a seed edge.
         reverse: the relation of the reverses. None: the same relation, if both ends have one type.
         batch_size: number of seed edges, without negatives, on each rank (default 1024).
         tables, shuffle, drop_last, seed, rank, world_size, device, topology_on, dtype, minibatch_rows: as in
@@ -126,11 +129,17 @@ class EdgeLoader(EpochLoader):
         self.negatives, self.exclude = negatives, exclude
         self._reverse = self._reverse_of(reverse) if exclude == "reverse" else None
         own = time is None and edges is None and self._graph.edge_times is not None
+        temporal = getattr(self.sampler, "temporal", None) is not None
         if own and self._fanouts is None:
-            own = getattr(self.sampler, "temporal", None) is not None
+            own = temporal
         timed = own or isinstance(time, torch.Tensor)
         if time is not None and time is not False and not timed:
             raise TypeError(f"time is {type(time).__name__}: give int64[n], one for each edge, None or False")
+        if time is False and temporal:
+            raise ValueError(
+                f"time=False: {self.sampler!r} samples by time: leave temporal= out of the sampler"
+            )
+        self._time = "own" if own else "given" if timed else None
         if timed:
             self._use_times(strategy)
         elif strategy is not None:
@@ -151,6 +160,7 @@ class EdgeLoader(EpochLoader):
             "negatives": self.negatives,
             "exclude": self.exclude,
             "reverse": list(self._reverse) if self._reverse else None,
+            "time": self._time,
         }
         return super()._made_with() | mine
 
@@ -263,7 +273,7 @@ class _Edges:
             raise ValueError(
                 f"time is {times.dtype}{list(times.shape)}: give int64[{self.count}], one for each edge"
             )
-        self._times = times.to("cpu", copy=True).numpy()
+        self._times = on_host(times).clone().numpy()
 
     def _take(self, graph: Graph, edges: torch.Tensor) -> None:
         if not isinstance(edges, torch.Tensor) or edges.dtype != torch.int64 or edges.dim() != 2:
@@ -275,7 +285,7 @@ class _Edges:
             raise TypeError(f"edges is {kind}: give int64[2, n], sources and destinations")
         if len(edges) != 2:
             raise TypeError(f"edges is int64{list(edges.shape)}: give int64[2, n], sources and destinations")
-        self._given = edges.to("cpu", copy=True).numpy()
+        self._given = on_host(edges).clone().numpy()
         self.count = edges.shape[1]
         for ids, ntype, limit in zip(
             self._given, graph.relation[::2], (graph.num_src, graph.num_dst), strict=True

@@ -22,7 +22,9 @@ import torch
 from gids import cuda
 from gids.closing import Closing
 from gids.errors import StorageError
+from gids.loader.epoch_stream import EpochStream, NoRows, Sampled
 from gids.loader.feature_loader import FeatureLoader
+from gids.loader.pack_reads import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, Source, as_source
@@ -36,8 +38,8 @@ from gids.store import Graph, Table
 
 log = logging.getLogger("gids")
 
-_STATE_VERSION = 1
-_SAID = {"batch_size": "batch_size * world_size"}
+_STATE_VERSION = 2
+_SAID = {"batch_size": "batch_size * world_size", "topology_crc": "checksum of edges and times"}
 """Names of keys of a state in errors."""
 
 
@@ -149,7 +151,7 @@ class EpochLoader(Closing, ABC):
         self._device: cuda.Device | None = None
         on_cpu = torch.device(device).type == "cpu"
         shares = None if on_cpu else f"topology {self.store.content_crc:08x}"
-        with self._ranks.check_alike(self._made_with, shares) as peers:
+        with self._ranks.check_alike(lambda: self._compared() | {"dtype": str(dtype)}, shares) as peers:
             if not on_cpu:
                 self._device = cuda.open_device(device)
                 pinned = [
@@ -159,6 +161,7 @@ class EpochLoader(Closing, ABC):
                 self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
+        self._learned = Learned()
         if self.tables:
             self._features = self.source.feature_loader(
                 self, self.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
@@ -233,11 +236,13 @@ class EpochLoader(Closing, ABC):
                 self.tables,
                 self._stream,
                 at_once,
-                self.source.sample_steps,
+                partial(self.source.sample_steps, loader=self._ranks.loader),
             )
         )
-        stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]] = ((m, {}) for m in sampling)
-        if features is not None:
+        if features is None:
+            source = Sampled(sampling)
+            stream = EpochStream(source, NoRows(source), count=len(steps))
+        else:
             stream = features.attach(
                 sampling,
                 sampling.ids,
@@ -245,8 +250,8 @@ class EpochLoader(Closing, ABC):
                 waiting_batches=most - 1,
                 source_bytes=partial(_sampler_bytes, self._host_sampler),
                 count=len(steps),
-                again=sampling.since if sampling.repeats else None,
                 growth=_growth(seeds, steps),
+                learned=self._learned,
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)
         self._epochs.add(begun)
@@ -289,9 +294,10 @@ class EpochLoader(Closing, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``for`` continue where state_dict() was taken, with the same minibatches.
 
-        Sets ``epoch``. Options of the source, threads, device and the dataset's path may differ, and also the
-        number of ranks if batch_size * world_size is the same. Raises ValueError for the state of a loader
-        with other arguments, and names the difference.
+        Sets ``epoch``. Options of the source, tables, labels, dtype, threads, device and the dataset's path
+        and rows may differ, and also the number of ranks if batch_size * world_size is the same. Raises
+        ValueError for the state of a loader with other arguments, or of a dataset with other edges or times,
+        and names the difference. A sampler is compared by its repr.
         """
         try:
             version, epoch, step = (int(state[key]) for key in ("version", "epoch", "step"))
@@ -302,16 +308,26 @@ class EpochLoader(Closing, ABC):
             raise ValueError(
                 f"the state has version {version}; this version of gids reads version {_STATE_VERSION}"
             )
-        for key, mine in self._made_with().items():
-            if saved.get(key) != mine:
+        made_with = self._made_with()
+        for key in made_with | saved:
+            if saved.get(key) != made_with.get(key):
                 raise ValueError(
                     f"the state was saved by a loader with {_SAID.get(key, key)} = {saved.get(key)!r}, and "
-                    f"this one has {mine!r}: make the loader with the same arguments"
+                    f"this one has {made_with.get(key)!r}: make the loader with the same arguments, for the "
+                    "same dataset"
                 )
+        unknown = [made_with["sampler"]] if type(self.sampler).__repr__ is object.__repr__ else []
+        for name in getattr(self.sampler, "without_repr", unknown):
+            log.warning(
+                "the sampler %s has no __repr__, so only its name was compared with the state's: give it one "
+                "with all that its minibatches depend on",
+                name,
+            )
         if epoch < 0 or not 0 <= step <= len(self):
             raise ValueError(f"the state is at epoch {epoch}, step {step}; an epoch has {len(self)} steps")
         self.epoch = epoch
         self._resume = _Progress(epoch, step)
+        self._ranks.taken = 0
 
     def stats(self) -> dict[str, Any]:
         """The counters of FeatureLoader.stats(); ``memory`` also has the sampler and the topology.
@@ -373,6 +389,7 @@ class EpochLoader(Closing, ABC):
         kind = type(self.sampler)
         return {
             "topology": graphs,
+            "topology_crc": self.store.topology_crc,
             "seed": self.seed,
             "batch_size": self.batch_size * self.world_size,
             "shuffle": self.shuffle,
@@ -380,6 +397,11 @@ class EpochLoader(Closing, ABC):
             "seeds": f"{self._seed_count} ({self._seeds_digest})",
             "sampler": kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(self.sampler),
         }
+
+    def _compared(self) -> dict[str, Any]:
+        """What the ranks compare when they make this loader. Plain values."""
+        tables = {name: [str(t.type), list(t.shape), str(t.dtype)] for name, t in self.tables.items()}
+        return self._made_with() | {"tables": dict(sorted(tables.items()))}
 
     def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
         """The tables to load, by name."""
@@ -400,11 +422,12 @@ class SampledEpoch(Iterator[Minibatch]):
 
     def __init__(
         self,
-        stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]],
+        stream: EpochStream[Minibatch],
         sampled_on: SampleStream,
         progress: _Progress,
         seeds: EpochSeeds,
     ) -> None:
+        self._begun = False
         self.order = torch.from_numpy(seeds.order)
         self._seeds = seeds
         self._stream = stream
@@ -412,12 +435,22 @@ class SampledEpoch(Iterator[Minibatch]):
         self._progress = progress
 
     def __next__(self) -> Minibatch:
+        ranks = self._seeds.ranks
+        if not self._begun:
+            self._begun = True
+            try:
+                ranks.begin_epoch(self._progress.epoch, self._progress.step)
+            except BaseException:
+                self.close()
+                raise
         try:
             minibatch, features = next(self._stream)
         except StorageError:
             self._progress.step += 1  # a resumed epoch does not repeat it
+            ranks.taken += 1
             raise
         self._progress.step += 1
+        ranks.taken += 1
         self._sampled_on.hand_over(minibatch)
         minibatch.features = dict(features)
         return minibatch
@@ -428,7 +461,8 @@ class SampledEpoch(Iterator[Minibatch]):
 
     def close(self) -> None:
         """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
-        cast(Any, self._stream).close()
+        self._begun = True  # a closed epoch waits for no rank
+        self._stream.close()
 
 
 def _growth(seeds: EpochSeeds, steps: range) -> float:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,13 +23,14 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import longest_read_bytes
+from gids.cache.budget import longest_read_bytes, row_orders
 from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine
+from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.memory_line import memory_line
 from gids.loader.minibatch_sizes import (
     Rows,
@@ -42,12 +43,12 @@ from gids.loader.minibatch_sizes import (
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import LEAST_BYTES, Alone, PackHost, PackReads, Together
+from gids.loader.pack_reads import LEAST_BYTES, Alone, Learned, PackHost, PackReads, Together
 from gids.loader.packed import PackedStream
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
-from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
+from gids.loader.stream import Cache, Failed, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.packs import MOST_ROWS, OnDevice, RowReader
 from gids.store import FeatureStore, Table
@@ -100,7 +101,8 @@ class FeatureLoader(Closing):
         self.store = self.source.store
         if not tables:
             raise ValueError("tables is empty: give at least one name, such as 'paper.feat'")
-        self.tables: list[Table] = list(chosen_tables(self.source.stores, tables).values())
+        chosen = chosen_tables(self.source.stores, tables).values()
+        self.tables: list[Table] = [t.opened(check_crc=options.check_crc) for t in chosen]
         self._minibatch_rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
@@ -108,10 +110,14 @@ class FeatureLoader(Closing):
         check_out_dtype(dtype)
         self.dtype = dtype
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
-        options.check_device(self.device)
+        self._heats = {  # maps, which stay if the dataset is replaced
+            t.name: (self.store.heat(method, t.type), self.store.owners(t.type))
+            for t in self.tables
+            if (method := self._heat_methods[t.name]) is not None and isinstance(t.type, str)
+        }
         on_cpu = self.device.type == "cpu"
         self._engine: Engine = open_engine(
-            [path for t in self.tables for path in t.shard_paths],
+            [shard for t in self.tables for shard in t.shards],
             kind=options.engine,
             depth=options.queue_depth,
             threads=options.io_threads or 0,
@@ -130,7 +136,10 @@ class FeatureLoader(Closing):
         self._packs_on: OnDevice | None = None
         if isinstance(self._placement, DevicePlacement) and options.reads == "pack":
             self._packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
-        self._packs = PackReads(self.tables, options, dtype, self._engine.bounce_bytes, self._packs_on)
+        self._learned = Learned()
+        self._packs = PackReads(
+            self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, self._packs_on
+        )
         self._largest = 0  # bytes of the largest minibatch of this epoch
         self._seen: Rows = {}  # of the largest minibatches
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
@@ -139,7 +148,8 @@ class FeatureLoader(Closing):
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
         self._forget_plan()
         self._lock = self.source.lender.lock
-        self._windowed: weakref.ref[WindowedStream[Any] | PackedStream[Any]] | None = None
+        self._windowed: weakref.ref[EpochStream[Any]] | None = None
+        self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._seconds = {"sample": 0.0}
         self._stage: Stage = stage_for(self.device)
         self._observers = Observers(observer)
@@ -164,6 +174,7 @@ class FeatureLoader(Closing):
                 "staging= or raise memory= of gids.open()"
             )
         device = cuda.open_device(self.device)
+        self.device = torch.device("cuda", device.index)  # also if another device becomes torch's current one
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(
             device, self._engine, self.tables, options, memory_bytes=memory_bytes, dtype=self.dtype
@@ -215,7 +226,7 @@ class FeatureLoader(Closing):
 
     @property
     def memories(self) -> frozenset[str]:
-        """The memories that the cache takes: "host", the name of a device, or both."""
+        """The memories that the cache takes: "host", "cuda:INDEX", or both."""
         host = frozenset() if self._packs_on is None else frozenset({"host"})
         return self._placement.memories | host
 
@@ -229,8 +240,8 @@ class FeatureLoader(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Host memory that stays taken without a cache: the bounce pool."""
-        return 0 if self.closed else self._engine.bounce_bytes
+        """Host memory that stays taken without a cache: the bounce pool, and orders that were compared."""
+        return 0 if self.closed else self._engine.bounce_bytes + sum(row_orders(self.tables).values())
 
     def release_cache(self) -> None:
         """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
@@ -268,9 +279,9 @@ class FeatureLoader(Closing):
         source_bytes: Callable[[int], int] = lambda _waiting: 0,
         growth: float = 1.0,
         count: int | None = None,
-        again: Callable[[int], Iterator[T]] | None = None,
         together: Together | None = _ALONE,
-    ) -> WindowedStream[T] | ReadThroughStream[T] | PackedStream[T]:
+        learned: Learned | None = None,
+    ) -> EpochStream[T]:
         """Iterate over (minibatch, {table: features}).
 
         Args:
@@ -286,10 +297,8 @@ class FeatureLoader(Closing):
             source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
             growth: size of the other minibatches, relative to the first.
             count: number of minibatches, if known: it helps to choose how they are read.
-            again: called with the number of a minibatch (0: the first), samples this one and those after it
-                once more. Packs need a minibatch twice; they may then sample it twice instead of writing it
-                to disk.
             together: what processes that sample together decide about packs. None: no packs.
+            learned: what earlier epochs of the same user taught; the loader's own by default.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
@@ -303,10 +312,15 @@ class FeatureLoader(Closing):
         """
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed: make a new one")
+        if count is not None and count < 0:
+            raise ValueError(f"count={count} must be 0 or more")
+
+        source = minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
+        ids_of = Failed.or_else(ids_of, {})
+        nbytes = Failed.or_else(bytes_of or (lambda _: 0), 0)
 
         def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
-            minibatch_bytes = bytes_of(minibatch) if bytes_of else 0
-            return self._cache_for(ids, minibatch_bytes, growth, source_bytes, first)
+            return self._cache_for(ids, nbytes(minibatch), growth, source_bytes, first)
 
         with self._lock:
             if self.has_open_epoch:
@@ -314,7 +328,9 @@ class FeatureLoader(Closing):
                     "another stream of this loader is open, so this one reads through the cache without "
                     "lookahead: end the loop of the other, or close() it, before the next epoch"
                 )
-                return ReadThroughStream(minibatches, ids_of, cache_for)
+                through = EpochStream(source, ReadThroughStream(source, ids_of, cache_for), count=None)
+                self._streams.add(through)
+                return through
             self._adapt_planned()
             self._largest = 0
             self._waiting = waiting_batches
@@ -335,15 +351,18 @@ class FeatureLoader(Closing):
                     observers=self._observers,
                 )
 
-            def ended() -> None:
-                _stream_ended(me, before, begun)
+            own: list[object] = []  # the weak reference to this stream
 
-            stream: WindowedStream[T] | PackedStream[T]
-            if together is not None and self.may_use_packs():
-                stream = PackedStream(
-                    minibatches,
+            def ended() -> None:
+                _stream_ended(me, own, before, begun)
+
+            rows: WindowedStream[T] | PackedStream[T]
+            self._packs.learned = self._learned if learned is None else learned
+            if together is not None and self.may_use_packs(self._packs.learned, count):
+                rows = PackedStream(
+                    source,
                     ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of),
-                    bytes_of or (lambda _: 0),
+                    nbytes,
                     PackHost(
                         sampler_bytes=lambda: source_bytes(self._waiting),
                         waiting=lambda: self._waiting,
@@ -354,7 +373,6 @@ class FeatureLoader(Closing):
                     ),
                     self._packs,
                     count=count,
-                    again=again,
                     on_close=ended,
                     seconds=self._seconds,
                     stage=self._stage,
@@ -362,8 +380,13 @@ class FeatureLoader(Closing):
                 )
             else:
                 self._packs.release()  # the memory is the cache's now
-                stream = window(minibatches, ended)
+                rows = window(source, ended)
+            # Together, a stream ends with its superbatch.
+            whole = count if together is _ALONE else None
+            stream = EpochStream(source, rows, count=whole, ended=self._packs.learned.ended)
             self._windowed = weakref.ref(stream)
+            own.append(self._windowed)
+            self._streams.add(stream)
             return stream
 
     def stats(self) -> dict[str, Any]:
@@ -442,24 +465,22 @@ class FeatureLoader(Closing):
 
     def table_heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
         """uint8[page_count]: the heat that the policy knows of a table's pages; None without heat."""
-        method = self._heat_methods[table.name]
-        if method is None:
+        if table.name not in self._heats:
             return None
-        assert isinstance(table.type, str)
-        heat, owners = self.store.heat(method, table.type), self.store.owners(table.type)
+        heat, owners = self._heats[table.name]
         if self.store.part is not None and owners is not None:
             heat = heat[owners == self.store.part.index]
         return page_heat(heat, table.rows_per_page, table.order)
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
-        stream = self._windowed() if self._windowed is not None else None
-        if stream is not None:
+        for stream in list(self._streams):
             stream.close()
         if self._finalizer.alive:
             self._last_stats = self.stats()
             self._finalizer()
             self._packs.release()
+            self._heats.clear()
             self._cache = None
 
     def __repr__(self) -> str:
@@ -508,10 +529,12 @@ class FeatureLoader(Closing):
         """The engine's number of each table's first shard."""
         return [0, *itertools.accumulate(len(t.shard_paths) for t in self.tables)][:-1]
 
-    def may_use_packs(self) -> bool:
-        """Whether an epoch that begins now considers packs. Raises ValueError if they cannot be had."""
-        reads, packs = self._options.reads, self._packs
-        if reads == "random" or packs.only_random or self.has_open_epoch:
+    def may_use_packs(self, learned: Learned, count: int | None) -> bool:
+        """Whether an epoch of so many minibatches that begins now considers packs. Raises ValueError if they
+        are asked for and impossible.
+        """
+        reads = self._options.reads
+        if reads == "random" or learned.random(count) or self.has_open_epoch:
             return False
         if self.device.type != "cpu" and reads == "auto":
             return False
@@ -623,11 +646,14 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
     return heat
 
 
-def _stream_ended(loader: weakref.ref[FeatureLoader], before: dict[str, Any], begun: float) -> None:
+def _stream_ended(
+    loader: weakref.ref[FeatureLoader], own: list[object], before: dict[str, Any], begun: float
+) -> None:
     me = loader()
     if me is None:
         return
-    me._windowed = None
+    if me._windowed in own:  # another thread may have begun the next epoch, once this one was dropped
+        me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
         line = epoch_summary(before, me.stats(), time.perf_counter() - begun)
         if line is not None:

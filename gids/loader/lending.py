@@ -6,17 +6,23 @@ Made by gids.open. It knows which loaders have a cache and which have an open ep
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
 from gids.loader.ranks import local_ranks
+from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.loader.options import Options
 
 log = logging.getLogger("gids")
 
@@ -26,7 +32,7 @@ class Borrower(Protocol):
 
     @property
     def memories(self) -> frozenset[str]:
-        """The memories that its cache takes: "host", the name of a device, or both."""
+        """The memories that its cache takes: "host", "cuda:INDEX", or both."""
 
     @property
     def has_cache(self) -> bool: ...
@@ -50,11 +56,24 @@ class Lender:
     def __init__(self, memory: int | None, device_memory: int | None) -> None:
         self.lock = threading.RLock()  # guards every cache of the source, and the owner of the window
         self._memory, self._device_memory = memory, device_memory
-        self._on_device: dict[str, int] = {}
+        self._on_device: dict[int, int] = {}  # by index
         self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
         self.shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
+        self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
         self.closed = False
+
+    def scratch(self, options: Options, shards: Sequence[Path]) -> Scratch | None:
+        """Where packs of these shards' tables go; None if there is no such disk, which is logged.
+
+        Loaders with the same options whose scratch is on one file system share its limit.
+        """
+        with self.lock:
+            given = options.scratch, options.scratch_bytes
+            scratch = find_scratch(*given, shards, warn=options.reads == "pack", ranks=local_ranks())
+            if scratch is None:
+                return None
+            return self._scratches.setdefault((*given, os.stat(scratch.directory).st_dev), scratch)
 
     @property
     def host_bytes(self) -> int:
@@ -73,7 +92,7 @@ class Lender:
     def device_bytes(self, device: Device, cache: int | None) -> int:
         """The budget in device memory. Raises MemoryBudgetError if less than it, or than cache, is free."""
         with self.lock:
-            if device.name not in self._on_device:
+            if device.index not in self._on_device:
                 free_bytes, _ = device.memory_info()
                 given = self._device_memory
                 asked = {"device_memory": given, "cache": cache}
@@ -85,8 +104,8 @@ class Lender:
                         device.name,
                         format_bytes(given),
                     )
-                self._on_device[device.name] = given
-            return self._on_device[device.name]
+                self._on_device[device.index] = given
+            return self._on_device[device.index]
 
     def join(self, borrower: Borrower) -> None:
         """Called by each new FeatureLoader."""

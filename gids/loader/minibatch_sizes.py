@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from gids.cache.live_batches import Sizes
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
@@ -57,12 +58,12 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
 
     Ids need not be checked yet.
     """
-    total = 0
+    total, copies = 0, on_host(ids)
     for table in tables:
-        given = ids.get(table.name)
-        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64 or given.is_meta:
+        of_table = copies.get(table.name)
+        if not isinstance(of_table, torch.Tensor) or of_table.dtype != torch.int64 or of_table.is_meta:
             continue  # none, or refused when the minibatch enters the cache
-        rows = given.cpu().numpy().ravel()
+        rows = of_table.numpy().ravel()
         if table.order is not None:
             rows = positions_of(rows, table.order)
         total += table.page_bytes * len(np.unique(rows // table.rows_per_page))

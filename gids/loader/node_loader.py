@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.option_names import explain_names
 from gids.loader.sampling import Epoch, EpochSampling
@@ -134,6 +135,13 @@ class NodeLoader(EpochLoader):
     def _hash_seeds(self, update: Callable[[Any], None]) -> None:
         self._seeds.hash(update)
 
+    def _made_with(self) -> dict[str, Any]:
+        return super()._made_with() | {"cooperative": self.cooperative}
+
+    def _compared(self) -> dict[str, Any]:
+        labels = [*self._labels, "of inputs" if self._label_inputs else "of seeds"]
+        return super()._compared() | {"labels": labels}
+
     def _sampling(self, epoch: Epoch) -> EpochSampling:
         return _NodeSampling(
             epoch, self._seeds, self._labels, of_inputs=self._label_inputs, cooperative=self.cooperative
@@ -169,10 +177,10 @@ class _NodeSampling(EpochSampling):
             seeds = minibatch.seeds
         labelled = minibatch.input_nodes if self._of_inputs else seeds
         if isinstance(labelled, dict):
-            found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}
+            found = {t: labels[t][on_host(ids)] for t, ids in labelled.items() if t in labels}
             minibatch.labels = {t: on.to_device(values) for t, values in found.items()} or None
         elif labels:
-            minibatch.labels = on.to_device(next(iter(labels.values()))[labelled.cpu()])
+            minibatch.labels = on.to_device(next(iter(labels.values()))[on_host(labelled)])
         return minibatch
 
 
@@ -185,7 +193,7 @@ class _Seeds:
     def __init__(self, topology: Topology, seeds: PerType, times: PerType | None) -> None:
         self._types = topology.node_types
         self._homogeneous = topology.homogeneous
-        self._ids = [ids.to("cpu", copy=True) for ids in topology.seeds_by_type(seeds)]
+        self._ids = [on_host(ids).clone() for ids in topology.seeds_by_type(seeds)]
         for ids, ntype, count in zip(self._ids, self._types, topology.node_counts, strict=True):
             if len(ids) and not (ids.min() >= 0 and ids.max() < count):
                 raise IndexError(
@@ -195,7 +203,7 @@ class _Seeds:
         self.count = int(self._ends[-1])
         self._times: list[torch.Tensor] | None = None
         if times is not None:
-            self._times = [t.to("cpu", copy=True) for t in topology.seeds_by_type(times, what="time")]
+            self._times = [on_host(t).clone() for t in topology.seeds_by_type(times, what="time")]
             for of, ids, ntype in zip(self._times, self._ids, self._types, strict=True):
                 if len(of) != len(ids):
                     raise ValueError(

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-
 from gids import _core
 from gids.cache import POLICIES
 from gids.store.names import HEAT_ROLES
@@ -15,7 +13,7 @@ from gids.store.names import HEAT_ROLES
 MAX_PLANNED = 8
 _MAX_DEPTH = 1 << 14
 
-Reads = Literal["auto", "random", "sweep", "pack"]
+Reads = Literal["auto", "random", "pack"]
 _KNOWN = {
     "policy": POLICIES,
     "heat": ("auto", *HEAT_ROLES, "none"),
@@ -54,11 +52,6 @@ class Options:
     staging: int
     rounds: int
     pairs: int
-
-    def check_device(self, device: torch.device) -> None:
-        """Raise ValueError for options that loaders on this device do not have."""
-        if self.reads == "sweep" and device.type != "cpu":
-            raise ValueError("reads='sweep' needs device='cpu': use reads='pack' or reads='random' on CUDA")
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:

@@ -5,18 +5,20 @@ Made by FeatureLoader, used by PackedStream. It knows costs and sizes; it reads 
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from gids.cache.output_dtype import out_row_bytes
-from gids.errors import MemoryBudgetError
+from gids.errors import MemoryBudgetError, StorageError
+from gids.loader.lending import Lender
 from gids.loader.options import Options
 from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stream import Ids
@@ -32,9 +34,7 @@ from gids.packs import (
     Resident,
     RowMemory,
     Scratch,
-    Way,
     Work,
-    find_scratch,
     hottest_rows,
     measure_rates,
     sweep_seconds,
@@ -141,13 +141,41 @@ class PackHost:
     together: Together
 
 
+@dataclass
+class Learned:
+    """What a loader learned about its own epochs. Other loaders of the same source learn for themselves.
+
+    consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
+    longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
+    slower: actual seconds of packs over predicted ones, once known. choice: the last one.
+    """
+
+    consumer_s: float = 0.0
+    longest: int = 0
+    why_random: str = ""
+    random_count: float = 0
+    slower: float | None = None
+    choice: dict[str, Any] | None = None
+
+    def random(self, count: int | None) -> bool:
+        """Whether an epoch of so many minibatches reads at random. None: it is not known."""
+        return bool(self.why_random) and 0 < (count or self.longest) <= self.random_count
+
+    def ended(self, count: int) -> None:
+        """An epoch of so many minibatches came to its end."""
+        self.longest = max(self.longest, count)
+
+    def read_at_random(self, reason: str, count: float = math.inf) -> None:
+        """Do not consider packs for epochs of at most so many minibatches."""
+        self.why_random, self.random_count = reason, max(count, self.random_count)
+
+
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
-    loader's engine. device: where packs are in device memory.
+    loader's engine. lender: of the source. device: where packs are in device memory.
 
-    Attributes: machine: has the memory of packs, or is None; consumer_s: seconds that the consumer takes for
-    a minibatch, 0 at first; step: minibatches returned; only_random: why later epochs do not consider packs,
-    or "".
+    Attributes: machine: has the memory of packs, or is None; learned: of the loader whose epoch is open;
+    step: minibatches returned.
     """
 
     def __init__(
@@ -156,14 +184,14 @@ class PackReads:
         options: Options,
         dtype: torch.dtype | None,
         bounce_bytes: int,
+        lender: Lender,
         device: OnDevice | None = None,
     ) -> None:
-        self._device = device
+        self._device, self._lender = device, lender
         self.tables, self.options, self._dtype, self._bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
-        self.consumer_s = 0.0
+        self.learned = Learned()
         self.step = 0
-        self.only_random = ""
         self.counters: dict[str, Any] = {
             "superbatches": 0,
             "packs": 0,
@@ -173,7 +201,6 @@ class PackReads:
             "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
         }
         self.choices: list[dict[str, Any]] = []
-        self._slower: dict[str, float] = {}  # actual seconds over predicted ones, by way
         self._room_bytes = 0  # of a minibatch that the machine has room for
         self._scratch: Scratch | None = None
         self._looked = False
@@ -182,27 +209,28 @@ class PackReads:
     def scratch(self) -> Scratch | None:
         """Where packs go; looked for once."""
         if not self._looked:
-            shards = [path for t in self.tables for path in t.shard_paths]
-            self._scratch = find_scratch(self.options.scratch, self.options.scratch_bytes, shards)
+            self._scratch = self._lender.scratch(
+                self.options, [path for t in self.tables for path in t.shard_paths]
+            )
             self._looked = True
         return self._scratch
+
+    @property
+    def on_device(self) -> bool:
+        return self._device is not None
 
     def rates(self) -> DiskRates:
         """Of the disk, for pages of the table with most bytes."""
         table = max(self.tables, key=lambda t: t.page_count * t.page_bytes)
         return measure_rates(
-            [path for t in self.tables for path in t.shard_paths],
+            [shard for t in self.tables for shard in t.shards],
             self.scratch,
             page_bytes=table.page_bytes,
             depth=self.options.queue_depth,
             direct=self.options.direct,
             engine=self.options.engine,
+            memory_bytes=self._lender.host_bytes,
         )
-
-    def keep_s(self) -> float:
-        """Seconds to write a byte to scratch and to read it. Raises OSError."""
-        rates = self.rates()
-        return 1 / max(1.0, rates.write_bytes_per_s) + 1 / rates.read_bytes_per_s
 
     def superbatch_size(
         self, sampled: SampledAhead[Any], host: PackHost, known: int | None, sample_s: float
@@ -226,10 +254,10 @@ class PackReads:
 
         def seconds(parts: int) -> float:
             disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
-            return start_s(parts) + max(disk_s, self.consumer_s * count)
+            return start_s(parts) + max(disk_s, self.learned.consumer_s * count)
 
         numbers = range(1, _MOST_SUPERBATCHES + 1)
-        if self.consumer_s:
+        if self.learned.consumer_s:
             best = min(numbers, key=seconds)
             parts = best if seconds(best) <= _ALIKE * seconds(1) else 1
         else:
@@ -250,18 +278,18 @@ class PackReads:
         """
         if self.options.reads != "auto":
             return False
-        layouts = self._layouts(sampled, host.take_memory(), host, overlap)
+        layout = self._layout(sampled, host.take_memory(), host, overlap)
         random_s, sweep_s = self.random_s(sampled, host), self._sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
-        kept_s = min((of.predicted_s for way, of in layouts.items() if way != "sweep"), default=0.0)
-        wins = random_s <= _CLEARLY * (kept_s - sweep_s)
-        if count is not None and not self._slower:
-            most_s = max(times * random_s, self.consumer_s * count)  # more minibatches hit more often
-            wins = wins or not _pays(max(sweep_s, self.consumer_s * count), most_s)
+        kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
+        wins = random_s <= _CLEARLY * kept_s
+        if count is not None and self.learned.slower is None:
+            train_s = self.learned.consumer_s * count
+            most_s = max(times * random_s, train_s)  # more minibatches hit more often
+            wins = wins or not _pays(max(sweep_s, train_s), most_s)
         if wins:
-            predicted = self._corrected(layouts) | {"random": random_s}
-            self._record("random", sampled, predicted, times)
-            self.only_random = _CHEAPER
+            self._record(None, sampled, self._corrected(layout) | {"random": random_s}, times)
+            self.learned.read_at_random(_CHEAPER, math.inf if count is None else count)
         return wins
 
     def _packed_bytes(self, sampled: SampledAhead[Any], host: PackHost) -> int:
@@ -283,24 +311,24 @@ class PackReads:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = host.take_memory()
-        layouts = self._layouts(sampled, memory_bytes, host, not sampled.last)
+        layout = self._layout(sampled, memory_bytes, host, not sampled.last)
         self._learn()
-        predicted = self._corrected(layouts)
-        best = _cheapest(layouts)
+        predicted = self._corrected(layout)
         if self.options.reads == "auto":
-            random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
+            random_s = max(self.random_s(sampled, host), self.learned.consumer_s * len(sampled.spool))
             predicted["random"] = random_s
-            if best is not None and not _pays(predicted[best.way], random_s):
-                best = None
-        elif best is None:
+            if layout is not None and not _pays(predicted["pack"], random_s):
+                layout = None
+        elif layout is None:
             raise MemoryBudgetError(self._too_little(sampled, memory_bytes, host))
-        times = max(1.0, (count or 0) / len(sampled.spool)) if best is None else 1.0
-        self._record(best or "random", sampled, predicted, times)
-        if best is None:
-            self.only_random = _CHEAPER
+        times = max(1.0, (count or 0) / len(sampled.spool)) if layout is None else 1.0
+        self._record(layout, sampled, predicted, times)
+        if layout is None:
+            judged = sampled.base + max(count or 0, len(sampled.spool))
+            self.learned.read_at_random(_CHEAPER, judged if count or sampled.last else math.inf)
             return None
         self._make_machine(sampled, memory_bytes, host)
-        return best
+        return layout
 
     def choose_again(self, sampled: SampledAhead[Any], resident: Resident) -> Layout | None:
         """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
@@ -309,18 +337,17 @@ class PackReads:
         larger = any(rows > room[name] for name, rows in sampled.rows.items())
         if larger or sampled.minibatch_bytes > self._room_bytes:
             return None
-        layouts = self._work(sampled, self.machine.plan).choose(self._ways, resident)
-        layout = _cheapest(layouts)
+        layout = self._work(sampled, self.machine.plan).choose(resident)
         if layout is not None:
             self._learn()
-            self._record(layout, sampled, self._corrected(layouts))
+            self._record(layout, sampled, self._corrected(layout))
         return layout
 
     def give_up(self, reason: str) -> None:
         """Use random reads from now on. Warns once."""
-        if not self.only_random:
+        if not self.learned.why_random:
             log.warning("packs cannot be used, reading by random reads instead: %s", reason)
-        self.only_random = reason
+        self.learned.read_at_random(reason)
 
     def stats(self) -> dict[str, Any]:
         """Counters, and each superbatch's choice."""
@@ -331,7 +358,9 @@ class PackReads:
         """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""
         if self.machine is None:
             return {}
-        return {**self.machine.plan.purposes, "outputs": self.machine.rows.peak_output_bytes}
+        plan, rows = self.machine.plan, self.machine.rows
+        second = plan.purposes["second stream"] + rows.second_output_bytes
+        return {**plan.purposes, "outputs": rows.peak_output_bytes, "second stream": second}
 
     def spooling(self) -> AbstractContextManager[object]:
         """A context in which sampled minibatches are copied to the spool."""
@@ -366,32 +395,41 @@ class PackReads:
 
     def _learn(self) -> None:
         """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
-        last = self.choices[-1] if self.choices else None
+        last, learned = self.learned.choice, self.learned
         if last is None or last["way"] == "random" or last["returned"] != last["minibatches"]:
             return
-        if self.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
-            way = last["way"]
-            slower = self._slower.get(way, 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"][way])
-            self._slower[way] = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
+        if learned.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
+            slower = (learned.slower or 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"]["pack"])
+            learned.slower = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
 
-    def _corrected(self, layouts: Mapping[Way, Layout]) -> dict[str, float]:
-        """Predicted seconds by way."""
-        return {way: layout.predicted_s * self._slower.get(way, 1.0) for way, layout in layouts.items()}
+    def _corrected(self, layout: Layout | None) -> dict[str, float]:
+        """Predicted seconds of packs; empty if they are impossible."""
+        return {} if layout is None else {"pack": layout.predicted_s * (self.learned.slower or 1.0)}
+
+    def random_choice(self, minibatches: int) -> dict[str, Any]:
+        """The choice of random reads that was made last; a new one where packs were chosen, and failed."""
+        if self.choices[-1]["way"] != "random":
+            self._add_choice("random", minibatches, {})
+        return self.choices[-1]
 
     def _record(
         self,
-        chosen: Layout | Literal["random"],
+        layout: Layout | None,
         sampled: SampledAhead[Any],
         predicted: Mapping[str, float],
         times: float = 1.0,
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
-        way, swept = ("random", []) if chosen == "random" else (chosen.way, sorted(chosen.swept))
+        way = "random" if layout is None else "pack"
+        self._add_choice(way, round(len(sampled.spool) * times), predicted)
+        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
+        log.info("%d minibatches by %s reads: predicted %s", self.choices[-1]["minibatches"], way, seconds)
+
+    def _add_choice(self, way: str, minibatches: int, predicted: Mapping[str, float]) -> None:
         self.choices.append(
             {
                 "way": way,
-                "swept": swept,
-                "minibatches": round(len(sampled.spool) * times),
+                "minibatches": minibatches,
                 "returned": 0,
                 "superbatches": 0,
                 "packs": 0,
@@ -400,27 +438,17 @@ class PackReads:
                 "actual_s": 0.0,
             }
         )
-        found = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
-        of = f" (sweeps of {', '.join(swept)})" if way == "mixed" else ""
-        log.info(
-            "%d minibatches by %s reads%s: predicted %s", self.choices[-1]["minibatches"], way, of, found
-        )
+        self.learned.choice = self.choices[-1]
 
-    def _layouts(
-        self,
-        sampled: SampledAhead[Any],
-        memory_bytes: int,
-        host: PackHost,
-        overlap: bool,
-    ) -> dict[Way, Layout]:
+    def _layout(
+        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, overlap: bool
+    ) -> Layout | None:
+        """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
+        if not self.rates().write_bytes_per_s:
+            assert self.scratch is not None
+            raise StorageError(errno.ENOSPC, "scratch cannot be written", self.scratch.directory)
         plan = self._plan(sampled, memory_bytes, host, overlap)
-        return {} if plan is None else self._work(sampled, plan).choose(self._ways)
-
-    @property
-    def _ways(self) -> tuple[Way, ...]:
-        """Those that may be chosen, beside random reads."""
-        reads = self.options.reads
-        return ("sweep", "pack", "mixed") if reads == "auto" else (cast(Way, reads),)
+        return None if plan is None else self._work(sampled, plan).choose()
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
         return Work(
@@ -430,7 +458,7 @@ class PackReads:
             plan=plan,
             rates=self.rates(),
             scratch_bytes=self.room_bytes(sampled),
-            consumer_s=self.consumer_s * len(sampled.spool),
+            consumer_s=self.learned.consumer_s * len(sampled.spool),
         )
 
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
@@ -508,10 +536,6 @@ class PackReads:
             f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
             f"memory={also} to gids.open(), use smaller minibatches, or reads='random'."
         )
-
-
-def _cheapest(layouts: Mapping[Way, Layout]) -> Layout | None:
-    return min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
 
 
 def _pays(packed_s: float, random_s: float) -> bool:

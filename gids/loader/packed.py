@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +36,7 @@ _SPOOL_SHARE = 8
 class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}), like WindowedStream.
 
-    host: the loader. count: number of minibatches, or None if unknown. on_close: called once. again: samples
-    the minibatches from a number on once more.
+    host: the loader. count: number of minibatches, or None if unknown. on_close: called once.
     """
 
     def __init__(
@@ -52,12 +52,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         seconds: dict[str, float],
         stage: Stage,
         observers: Observers,
-        again: Callable[[int], Iterator[T]] | None = None,
     ) -> None:
         self._source: Iterator[T] = iter(minibatches)
         self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
-        self._again = again
         self._seconds, self._profile, self._observers = seconds, stage, observers
         self._window: Any = None
         self._superbatch: Superbatch | None = None  # that is trained
@@ -65,6 +63,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._next: Superbatch | None = None  # that is swept
         self._ahead: SampledAhead[T] | None = None  # its minibatches, or those that are being sampled
         self._tried_next = False
+        self._only_random = False  # after this superbatch
         self._end: BaseException | None = None
         self._closed = False
         self._limit: tuple[int, str] | None = None
@@ -91,6 +90,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._returned_at = time.perf_counter()
             self._choice["actual_s"] += self._returned_at - begun - (self._seconds["sample"] - sampled_s)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of random reads from now on."""
         self._limit = (batches, reason)
@@ -102,9 +105,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._closed = True
         self._end = self._window = self._superbatch = self._sampled = self._next = self._ahead = None
         self._finalizer()
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
 
     def _take(self) -> tuple[T, Features]:
         while self._window is None:
@@ -118,9 +118,20 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return taken
 
     def _from(self, superbatch: Superbatch) -> tuple[T, Features]:
-        packs, observers = self._packs, self._observers
-        with self._profile("gather"), observers.stage("gather"):
-            minibatch, features, error = superbatch.take()
+        packs, observers, index = self._packs, self._observers, superbatch.next
+        try:
+            with self._profile("gather"), observers.stage("gather"):
+                minibatch, features, error = superbatch.take()
+        except OSError as failed:
+            if superbatch.next > index:
+                raise  # of one minibatch, which could not be read from scratch
+            self._give_up(failed)  # of a pack: its minibatches are read at random
+            self._finish_superbatch()
+            if self._next is not None:
+                self._drop(self._next)
+                self._next = None
+            self._random(index)
+            return self._take()
         if observers.any:
             packs.settle()
             observers.entered(packs.step, self._ids_of(minibatch))
@@ -132,15 +143,24 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         try:
             self._work_ahead(superbatch)
         except OSError as failed:  # of scratch; this minibatch is whole
-            packs.give_up(str(failed))
-        if error is not None:
-            raise error
-        return minibatch, features
+            self._give_up(failed)
+        try:
+            if error is not None:
+                raise error
+            return minibatch, features
+        finally:
+            del error  # it refers to this frame, and so to this stream
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch."""
-        before = self._packs.consumer_s
-        self._packs.consumer_s = seconds if not before else 0.9 * before + 0.1 * seconds
+        learned = self._packs.learned
+        before = learned.consumer_s
+        learned.consumer_s = seconds if not before else 0.9 * before + 0.1 * seconds
+
+    def _give_up(self, reason: object) -> None:
+        """Read at random, once this superbatch is trained, and in later epochs."""
+        self._only_random = True
+        self._packs.give_up(str(reason))
 
     def _take_end(self) -> BaseException:
         end, self._end = self._end, None  # not kept: it refers to frames that refer to this stream
@@ -178,7 +198,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             with self._profile("plan"):
                 layout = self._packs.choose(sampled, self._host, left)
         except OSError as error:
-            self._packs.give_up(str(error))
+            self._give_up(error)
         self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         superbatch = None if layout is None else self._make(layout, 0, fill_resident=True)
         return self._random(0) if superbatch is None else self._begin(superbatch)
@@ -191,7 +211,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             try:
                 self._sampled = self._sample_ahead([])
             except OSError as error:
-                self._packs.give_up(str(error))
+                self._give_up(error)
                 self._sampled = None
         self._tried_next = False
         return self._sampled
@@ -200,7 +220,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         packs, profile, observers = self._packs, self._profile, self._observers
         before = self._sampled
         if packs.scratch is None:
-            packs.only_random = "there is no scratch"
+            self._only_random = True
+            packs.learned.read_at_random("there is no scratch")
             return None
 
         def stage() -> AbstractContextManager[object]:
@@ -223,8 +244,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             spooling=packs.spooling,
             seconds=self._seconds,
             base=0 if before is None else before.base + len(before.spool),
-            again=self._again,
-            keep_s=packs.keep_s() if self._again is not None else 0.0,
+            settle=packs.settle if packs.on_device else None,
         )
         if self._size:
             sampled.most = self._size
@@ -248,11 +268,14 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 early = self._packs.choose_early(sampled, self._host, self._count, overlap)
                 wanted = 0 if early else min(wanted, size)
             except OSError as error:
-                self._packs.give_up(str(error))
+                self._give_up(error)
                 wanted = 0
         agreed = together.agree(wanted, sampled.room)
         if not agreed:
-            self._packs.only_random = self._packs.only_random or "another process reads by random reads"
+            if not wanted:
+                self._only_random = True
+            elif self._count is not None:
+                self._packs.learned.read_at_random("another process reads by random reads", self._count)
             self._random(0)
             return
         self._size = sampled.most = min(sampled.most, agreed)
@@ -281,7 +304,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         except OSError as error:
             if superbatch is not None:
                 self._drop(superbatch)
-            packs.give_up(str(error))
+            self._give_up(error)
             return None
         return superbatch
 
@@ -302,7 +325,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     superbatch.begin()
             except OSError as error:
                 self._drop(superbatch)
-                packs.give_up(str(error))
+                self._give_up(error)
                 return self._random(superbatch.first)
         self._superbatch = superbatch
         self._choice = choice = packs.choices[-1]
@@ -317,7 +340,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
         sampled, packs = self._sampled, self._packs
         assert sampled is not None
-        if sampled.last or packs.only_random or superbatch.last_pack < len(superbatch.layout.packs):
+        if sampled.last or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
         if self._ahead is None:
             self._ahead = self._sample_ahead(sampled.held)
@@ -339,7 +362,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             except OSError as error:
                 self._drop(coming)
                 self._next = None
-                packs.give_up(str(error))
+                self._give_up(error)
 
     def _finish_superbatch(self) -> Superbatch:
         superbatch, self._superbatch = self._superbatch, None
@@ -365,10 +388,13 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         counters["bytes_written"] += sampled.spool.bytes_written
         sampled.close()
         self._opened.remove(sampled)
-        self._end = sampled.end
+        self._end, sampled.end = (
+            sampled.end,
+            None,
+        )  # its frames refer to this stream
         if sampled.reason:
-            self._packs.give_up(sampled.reason)
-        if self._packs.only_random and self._end is None:
+            self._give_up(sampled.reason)
+        if self._only_random and self._end is None:
             self._go_on(*self._after(sampled))
 
     def _random(self, first: int) -> bool:
@@ -377,20 +403,20 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._go_on((), None)
         else:
             after, end = self._after(self._sampled)
-            self._go_on(itertools.chain(self._sampled.spool.rest(first), after), end)
+            self._go_on(itertools.chain(self._sampled.spooled(first), after), end)
         return True
 
     def _after(self, sampled: SampledAhead[T]) -> tuple[Iterable[T], BaseException | None]:
         """What was sampled and comes after the spool, and why the source has no more, or None."""
         if self._ahead is not None:
-            return self._ahead.rest(0), self._ahead.end
+            return self._ahead.rest(), self._ahead.end
         return sampled.held, sampled.end
 
     def _go_on(self, minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()
         minibatches = self._packs.settled(minibatches)
         if self._packs.choices:
-            self._choice = self._packs.choices[-1]
+            self._choice = self._packs.random_choice(len(self._sampled.spool) if self._sampled else 0)
         # A generator over what it needs: an open window must not hold this stream alive.
         self._window = self._host.window(_then(minibatches, self._source, end))
         if self._limit is not None:
@@ -409,7 +435,16 @@ def _then(first: Iterable[T], source: Iterator[T], end: BaseException | None) ->
 def _close(pid: int, opened: list[Any], on_close: Callable[[], None]) -> None:
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
-    for one in reversed(opened):
-        one.close()
+    if threading.current_thread().name.startswith("gids-"):
+        # The garbage collector runs in one of the threads that this waits for.
+        threading.Thread(target=_close_all, args=(opened, on_close), name="close gids").start()
+    else:
+        _close_all(opened, on_close)
+
+
+def _close_all(opened: list[Any], on_close: Callable[[], None]) -> None:
+    with ExitStack() as stack:
+        stack.callback(on_close)
+        for part in opened:
+            stack.callback(part.close)
     opened.clear()
-    on_close()

@@ -18,6 +18,7 @@ import torch
 
 from gids import cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
+from gids.cache.budget import row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
@@ -43,7 +44,7 @@ class Placement(ABC):
     """The argument of gids.open() that gives the budget."""
 
     memories: frozenset[str]
-    """The memories that the cache takes: "host", the name of a device, or both."""
+    """The memories that the cache takes: "host", "cuda:INDEX", or both."""
 
     plan: MemoryPlan | None = None
     """How memory is shared out, once build() has done so."""
@@ -137,12 +138,12 @@ class HostPlacement(Placement):
         return self._budget.needed(sizes, late_outputs=plan.late_outputs)
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        bounce = {"bounce pool": self._engine.bounce_bytes}
+        kept = {"bounce pool": self._engine.bounce_bytes} | row_orders(self._tables)
         if cache is None:
-            return bounce
+            return kept
         purposes = cache.memory()
         purposes["window"] += held_bytes
-        return purposes | bounce
+        return purposes | kept
 
 
 class DevicePlacement(Placement):
@@ -164,7 +165,8 @@ class DevicePlacement(Placement):
         self.device, self._engine, self._tables = device, engine, tables
         self._options, self._dtype = options, dtype
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
-        self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
+        own = f"cuda:{device.index}"
+        self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
         buffered = options.wait == "warp" or options.transfer == "copy"
         self._budget: DeviceBudget = DeviceBudget(
             tables=tables,
@@ -180,7 +182,7 @@ class DevicePlacement(Placement):
         with ExitStack() as stack:
             reader = None
             if any(plan.lines.values()) and heats and not options.check_crc:
-                paths = [path for t in self._tables for path in t.shard_paths]
+                paths = [shard for t in self._tables for shard in t.shards]
                 reader = open_extent_reader(self.device, self._engine, paths)
                 stack.callback(reader.close)
             return DeviceFeatureCache(

@@ -5,12 +5,14 @@ Called by EpochLoader. It asks torch.distributed for the ranks, and sends no see
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -23,20 +25,34 @@ from gids.loader.process import Process
 
 log = logging.getLogger("gids")
 
-_PATIENCE = timedelta(seconds=10)
+_PATIENCE_S = 10.0
 """A rank that waits longer for another one logs a warning."""
 _STORE_TIMEOUT = timedelta(minutes=5)
 """torch's default, for a version whose stores do not say theirs."""
+_EPOCH_TIMEOUT_S = 1800.0
+"""How long ranks wait for each other at the beginning of an epoch: as long as torch's process groups do by
+default, because one rank may do other work before."""
+_VERDICT_S = 10.0
+"""How much longer they wait for rank 0, so that it can say first which rank is missing."""
+_LONGEST_SLEEP_S = 0.05
 _counters: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranks:
-    """The rank of this process. detected: taken from the process group, not given by the user."""
+    """The rank of this process, for one loader.
+
+    detected: taken from the process group, not given by the user. loader: once arguments are compared, the
+    loader's number among those that the ranks made together. taken: minibatches since an epoch was begun.
+    """
 
     rank: int = 0
     world_size: int = 1
     detected: bool = False
+    loader: int = 0
+    taken: int = 0
+    _begun: int = 0  # epochs
+    _store: Any = field(default=None, compare=False, repr=False)
 
     def part(self, count: int) -> slice:
         """This rank's part of the `count` seeds of a step: 1 seed or more.
@@ -55,45 +71,79 @@ class Ranks:
         shares: what this rank can share with the ranks of its machine that give the same; None: nothing.
         Returns these ranks, or this one alone.
 
-        Does nothing unless the ranks were detected. Rank 0 waits for all others, and each of them for rank 0,
-        up to the time-out of the process group; a rank that shares something waits for all. Raises ValueError
-        if arguments differ, RuntimeError if a rank makes no such loader in time.
+        Does nothing unless the ranks were detected. All ranks wait for all, up to the time-out of the process
+        group's store. Raises, on every rank, ValueError if arguments differ, RankError if a rank makes no
+        such loader in time.
         """
-        store: Any = dist.distributed_c10d._get_default_store() if self.detected else None
-        if store is None or self.world_size == 1:
+        if not self.detected or self.world_size == 1:
             return MachineRanks.alone(self.rank)
-        prefix = f"gids/loader/{next_number('loaders')}"
-        key_of = f"{prefix}/rank/{{}}".format
-        said = {"made_with": made_with(), "offer": offer(shares)}
-        store.set(key_of(self.rank), json.dumps(said))
-        said = json.loads(json.dumps(said))
-        if self.rank:
-            theirs = _wait_for("rank 0", store, key_of(0))
-            _compare(self.rank, said["made_with"], 0, theirs["made_with"])
-            met = _wait_for("all ranks", store, f"{prefix}/met") if shares is not None else {"offers": []}
-            if "error" in met:
-                raise (ValueError if met["differ"] else RankError)(met["error"])
-            offers = met["offers"]
-        else:
-            offers = self._meet(store, key_of, said, f"{prefix}/met")
+        self.loader = next_number("loaders")
+        self._store = store = dist.distributed_c10d._get_default_store()
         timeout_s = getattr(store, "timeout", _STORE_TIMEOUT).total_seconds()
-        return machine_ranks(self.rank, offers, store, f"{prefix}/machine", timeout_s)
+        said = {"made_with": made_with(), "offer": offer(shares)}
 
-    def _meet(self, store: Any, key_of: Callable[[int], str], said: Any, met_key: str) -> list[Any]:
-        """On rank 0: compare with all others. Returns what all offer, and tells them."""
-        offers = [said["offer"]]
+        def judge(told: list[Any]) -> list[Any]:
+            check_said([of["made_with"] for of in told])
+            offers = [of["offer"] for of in told]
+            return offers if any(offers) else []
+
+        key = f"gids/loader/{self.loader}"
+        offers = self._meet(key, said, judge, "make the same loader", timeout_s)
+        return machine_ranks(self.rank, offers, store, f"{key}/machine", timeout_s)
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """Check that all ranks begin this epoch at this step, and took equally many minibatches before.
+
+        Called for the first minibatch. Does nothing unless the ranks were detected. Waits for all ranks.
+        Raises RankError, on every rank, if they differ, or if one does not come.
+        """
+        taken, self.taken = self.taken, 0
+        if not self.detected or self.world_size == 1:
+            return
+
+        def judge(told: list[Any]) -> None:
+            for other, theirs in enumerate(told):
+                if theirs != told[0]:
+                    begins = [
+                        f"rank {rank} begins epoch {of[0]}, step {of[1]}, after {of[2]} minibatches before"
+                        for rank, of in ((0, told[0]), (other, theirs))
+                    ]
+                    raise RankError(
+                        f"{'; '.join(begins)}: all ranks must begin the same epoch of a loader, and take the "
+                        "same minibatches. Load state_dict(), or set epoch, on all ranks or on none"
+                    )
+
+        key = f"gids/loader/{self.loader}/epoch/{self._begun}"
+        self._meet(key, [epoch, step, taken], judge, "iterate over the same loader", _EPOCH_TIMEOUT_S)
+        if self._begun:  # all ranks have read what was said before
+            before = f"gids/loader/{self.loader}/epoch/{self._begun - 1}"
+            for name in (f"rank/{self.rank}", *["verdict"] * (self.rank == 0)):
+                self._store.delete_key(f"{before}/{name}")
+        self._begun += 1
+
+    def _meet(
+        self, key: str, said: Any, judge: Callable[[list[Any]], Any], what: str, timeout_s: float
+    ) -> Any:
+        """What judge() returns on rank 0 for what all ranks say, or its error. Both are plain values."""
+        store = self._store
+        store.set(f"{key}/rank/{self.rank}", json.dumps(said))
+        end = time.monotonic() + timeout_s
+        if self.rank:
+            verdict = _wait_for(0, what, store, f"{key}/verdict", end + _VERDICT_S)
+            if "error" in verdict:
+                raise (ValueError if verdict["differ"] else RankError)(verdict["error"])
+            return verdict["value"]
         try:
-            for other in range(1, self.world_size):
-                theirs = _wait_for(f"rank {other}", store, key_of(other))
-                _compare(0, said["made_with"], other, theirs["made_with"])
-                offers.append(theirs["offer"])
+            others = range(1, self.world_size)
+            told = [_wait_for(r, what, store, f"{key}/rank/{r}", end) for r in others]
+            value = judge([json.loads(json.dumps(said)), *told])
         except BaseException as error:
-            met = {"error": str(error), "differ": isinstance(error, ValueError)}
-            store.set(met_key, json.dumps(met))
+            with contextlib.suppress(RuntimeError):  # the store does not answer
+                verdict = {"error": str(error), "differ": isinstance(error, ValueError)}
+                store.set(f"{key}/verdict", json.dumps(verdict))
             raise
-        if any(offers):
-            store.set(met_key, json.dumps({"offers": offers}))
-        return offers
+        store.set(f"{key}/verdict", json.dumps({"value": value}))
+        return value
 
 
 def offer(shares: str | None) -> list[Any] | None:
@@ -114,20 +164,16 @@ def machine_ranks(rank: int, offers: Sequence[Any], store: Any, key: str, timeou
     return MachineRanks(rank, found, store, f"{key}/{min(found)}", timeout_s)
 
 
-def check_said(ranks: Ranks, said: Sequence[Mapping[str, Any]]) -> None:
+def check_said(said: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError if the arguments of a loader, by rank, differ."""
     for other, theirs in enumerate(said):
-        _compare(ranks.rank, said[ranks.rank], other, theirs)
-
-
-def _compare(rank: int, mine: Mapping[str, Any], other: int, theirs: Mapping[str, Any]) -> None:
-    for key, value in mine.items():
-        if theirs.get(key) != value:
-            raise ValueError(
-                f"rank {rank} made this loader with {key} = {value!r}, and rank {other} with "
-                f"{theirs.get(key)!r}. Give every rank the same arguments and all seeds: the loader "
-                "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
-            )
+        for name in said[0]:
+            if theirs.get(name) != said[0][name]:
+                raise ValueError(
+                    f"rank 0 made this loader with {name} = {said[0][name]!r}, and rank {other} with "
+                    f"{theirs.get(name)!r}. Give every rank the same arguments and all seeds: the loader "
+                    "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
+                )
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
@@ -207,15 +253,30 @@ def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _wait_for(whom: str, store: Any, key: str) -> Any:
-    """The plain value under this key, which `whom` stores."""
+def _wait_for(rank: int, what: str, store: Any, key: str, end: float) -> Any:
+    """The plain value under this key, which a rank stores until `end`."""
+    begun, warned, sleep_s = time.monotonic(), False, 0.0005
     try:
-        store.wait([key], _PATIENCE)
-    except RuntimeError:  # the class depends on the store and on torch's version
-        log.warning(
-            "waiting for %s to make the same loader. If not every rank makes one, give rank=0, "
-            "world_size=1: this rank then gets all seeds",
-            whom,
-        )
-        store.wait([key])
-    return json.loads(bytes(store.get(key)).decode())
+        # Not store.wait(), which blocks every other thread that uses the store.
+        while not store.check([key]):
+            now = time.monotonic()
+            if now > end:
+                raise RankError(f"rank {rank} did not {what} in time: every rank must do so")
+            if now - begun > _PATIENCE_S and not warned:
+                warned = True
+                log.warning(
+                    "waiting for rank %d to %s. If not every rank does so, give rank=0, world_size=1: this "
+                    "rank then gets all seeds",
+                    rank,
+                    what,
+                )
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, max(_LONGEST_SLEEP_S, (now - begun) / 60))
+        return json.loads(bytes(store.get(key)).decode())
+    except RankError:
+        raise
+    except RuntimeError as error:  # the class depends on the store and on torch's version
+        raise RankError(
+            f"the store of the process group does not answer while this rank waits for rank {rank} to "
+            f"{what}: its process may have ended ({error})"
+        ) from error

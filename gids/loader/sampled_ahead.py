@@ -5,7 +5,6 @@ Made by PackedStream, which samples the next one while the present one is traine
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import deque
@@ -20,22 +19,27 @@ import numpy as np
 from gids import _core
 from gids.errors import StorageError
 from gids.loader.minibatch_sizes import rows_read
-from gids.loader.stream import Ids, IdsOf
-from gids.packs import WRITING, NotSpoolable, OtherIdsError, Rows, Scratch, Space, Spool, rows_of, spaces_of
+from gids.loader.stream import Failed, Ids, IdsOf
+from gids.packs import (
+    WRITING,
+    NotSpoolable,
+    OtherIdsError,
+    Reads,
+    Rows,
+    Scratch,
+    Space,
+    Spool,
+    rows_of,
+    spaces_of,
+)
 from gids.store import Table
 
 T = TypeVar("T")
 
 MOST_MINIBATCHES = 4096
 
-_WORTH = 2.0
-"""A minibatch is sampled again, to spare the disk, if that takes at most so many times as long."""
-
 _ROOM = 0.75
 """The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
-
-_TIMED = 16
-"""Minibatches that are timed together. The fastest ones count: the machine may be busy with other work."""
 
 
 class SampledAhead(Generic[T]):
@@ -47,9 +51,7 @@ class SampledAhead(Generic[T]):
     that were sampled and do not go into the spool, nor do those after them; reason: why. end: why the source
     has no more, or None.
 
-    base: number of minibatches before this superbatch. again: samples the minibatches from a number on once
-    more; None: it cannot. keep_s: seconds to write and read a byte of a minibatch, so that it need not be
-    sampled again.
+    base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
     """
 
     def __init__(
@@ -68,21 +70,18 @@ class SampledAhead(Generic[T]):
         spooling: Callable[[], AbstractContextManager[object]],
         seconds: dict[str, float],
         base: int,
-        again: Callable[[int], Iterator[T]] | None,
-        keep_s: float,
+        settle: Callable[[], None] | None,
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
         self._stage, self._spooling, self._seconds = stage, spooling, seconds
         self._first = list(first)
         self.most = MOST_MINIBATCHES
-        self.base, self._again, self._keep_s = base, again, keep_s
-        self._sample_s, self._fastest_s = 0.0, math.inf
+        self.base, self._settle_device = base, settle
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
-        # Minibatches that are written and counted. Those that can be sampled again are not kept meanwhile.
-        self._writing: deque[tuple[T | None, Future[None], Future[None]]] = deque()
-        self.spool = Spool(scratch, 0, self._from)
+        self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
+        self.spool = Spool(scratch, 0, self._reads_of, on_device=settle is not None)
         self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}
@@ -102,7 +101,7 @@ class SampledAhead(Generic[T]):
             self.end is not None
             or bool(self.held)
             or len(self.spool) >= self.most
-            or self.spool.bytes_written >= self._most_bytes
+            or (len(self.spool) > 0 and self.spool.bytes_written >= self._most_bytes)
         )
 
     @property
@@ -135,7 +134,7 @@ class SampledAhead(Generic[T]):
                     if not self.spaces:
                         self.spaces = spaces_of(self._tables, ids)
                         self._prepare()
-                    rows = rows_of(ids, self.spaces)
+                    reads = Reads(rows_of(ids, self.spaces), tuple(ids))
             except StopIteration:
                 if self._settle():  # else the source ends again, after those that are held
                     self.end = StopIteration()
@@ -143,27 +142,27 @@ class SampledAhead(Generic[T]):
             except OtherIdsError as error:
                 return self._hold(minibatch, str(error))
             except Exception as error:
-                self._settle()
-                self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+                if self._settle():
+                    self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+                else:  # it fails again, after those that could not be written
+                    self.held.append(minibatch)
                 return
             finally:
-                self._sampled_since(begun)
+                self._seconds["sample"] += time.perf_counter() - begun
             if not self._settle(WRITING - 1):
                 self.held.append(minibatch)
                 return
             minibatch_bytes = self._bytes_of(minibatch)
             try:
                 with self._spooling():
-                    keep = self._keeps(minibatch_bytes)
-                    written = self.spool.begin_put(minibatch, rows, tuple(ids), keep=keep)
+                    written = self.spool.begin_put(minibatch, reads)
             except NotSpoolable as error:
                 return self._hold(minibatch, str(error))
             except StorageError as error:  # scratch is full: the next superbatch begins with this one
                 return self._hold(minibatch, "" if len(self.spool) else str(error))
             self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
             self._note(ids)
-            held = minibatch if self._again is None else None
-            self._writing.append((held, written, self._counter.submit(self._count, rows)))
+            self._writing.append((minibatch, written, self._counter.submit(self._count, reads.rows)))
         self._settle()
 
     def _settle(self, most: int = 0) -> bool:
@@ -178,11 +177,7 @@ class SampledAhead(Generic[T]):
             except StorageError as error:
                 futures.wait(f for _, *both in self._writing for f in both)
                 self.spool.drop_from(len(self.spool) - len(self._writing))
-                if self._again is None:
-                    self.held = [cast(T, minibatch) for minibatch, _, _ in self._writing]
-                else:
-                    sample = self._from(len(self.spool))
-                    self.held = [sample() for _ in self._writing]
+                self.held = [minibatch for minibatch, _, _ in self._writing]
                 self.reason = "" if len(self.spool) else str(error)
                 self._writing.clear()
                 return False
@@ -196,9 +191,19 @@ class SampledAhead(Generic[T]):
             self.reason = reason
         self.held.append(minibatch)
 
-    def rest(self, index: int) -> Iterator[T]:
-        """The minibatches from index on, with those that are not in the spool."""
-        yield from self.spool.rest(index)
+    def spooled(self, index: int) -> Iterator[T]:
+        """The minibatches in the spool from index on. One that cannot be read is Failed."""
+        for i in range(index, len(self.spool)):
+            try:
+                minibatch: T = self.spool.take(i)[0]
+            except StorageError as error:
+                minibatch = cast(T, Failed(error.with_traceback(None)))
+            yield minibatch
+            del minibatch
+
+    def rest(self) -> Iterator[T]:
+        """All minibatches, with those that are not in the spool."""
+        yield from self.spooled(0)
         yield from self.held
         yield from self._first
 
@@ -220,37 +225,12 @@ class SampledAhead(Generic[T]):
         """Free their memory, once packs are cut."""
         self.counts, self.pages = [], {}
 
-    def _sampled_since(self, begun: float) -> None:
-        seconds = time.perf_counter() - begun
-        self._sample_s += seconds
-        self._seconds["sample"] += seconds
-
-    def _keeps(self, minibatch_bytes: int) -> bool:
-        """Whether to write a minibatch takes much less time than to sample it again."""
-        if self._again is None:
-            return True
-        count = len(self.spool)
-        if count and count % _TIMED == 0:
-            if count > _TIMED:  # at first the topology is read from disk
-                self._fastest_s = min(self._fastest_s, self._sample_s / _TIMED)
-            self._sample_s = 0.0
-        known = math.isfinite(self._fastest_s)
-        return known and _WORTH * minibatch_bytes * self._keep_s < self._fastest_s
-
-    def _from(self, index: int) -> Callable[[], T]:
-        """Returns a function that samples the minibatches of this superbatch from one on once more."""
-        assert self._again is not None
-        minibatches = self._again(self.base + index)
-
-        def sample() -> T:
-            begun = time.perf_counter()
-            try:
-                with self._stage():
-                    return next(minibatches)
-            finally:
-                self._sampled_since(begun)
-
-        return sample
+    def _reads_of(self, minibatch: T) -> Reads:
+        """What a minibatch that comes from the spool reads."""
+        if self._settle_device is not None:
+            self._settle_device()
+        ids = self._ids_of(minibatch)
+        return Reads(rows_of(ids, self.spaces), tuple(ids))
 
     def _count(self, rows: Sequence[Rows]) -> None:
         """Count the rows and pages of a minibatch."""

@@ -10,17 +10,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from gids.cuda import Device, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY
+from gids.errors import StorageError
 from gids.loader.ranks import EpochSeeds
+from gids.loader.stream import Failed
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler
@@ -52,7 +53,9 @@ class SampleStream:
 
     def made_here(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Ids that were made on this stream, so that their reader waits for no other stream."""
-        return ids if self._stream is None else MadeOn(ids, self._stream)
+        if self._device is None or self._stream is None:
+            return ids
+        return MadeOn(ids, self._device, self._stream)
 
     def hand_over(self, minibatch: Minibatch) -> None:
         """Make a minibatch ready for torch's current stream."""
@@ -126,27 +129,22 @@ class EpochSampling(ABC):
         return self.epoch.stream.made_here(ids)
 
     def __iter__(self) -> Iterator[Minibatch]:
-        """A generator: an error that it raises keeps no frame of the caller alive."""
+        """A generator: an error that it raises keeps no frame of the caller alive.
+
+        A minibatch that meets a StorageError is Failed, and the next ones follow. Other errors end the epoch.
+        """
         return self._one_ahead() if _can_start(self.epoch) else self._in_bulk()
-
-    @property
-    def repeats(self) -> bool:
-        """Whether since() samples the same minibatches: the samplers of gids do."""
-        return getattr(type(self.epoch.sampler).sample, "__module__", "").startswith("gids.")
-
-    def since(self, index: int) -> Iterator[Minibatch]:
-        """Sample the minibatches from one of this epoch on once more."""
-        again = copy(self)
-        again.epoch = replace(self.epoch, steps=self.epoch.steps[index:])
-        return iter(again)
 
     def _one_ahead(self) -> Iterator[Minibatch]:
         """On a device: enqueue the next minibatch before this one is returned, so that none is waited for."""
         steps = iter(self.epoch.steps)
         started = [self._start(step) for step in islice(steps, 1)]
         while started:
-            with self.epoch.stream.use():
-                minibatch = started.pop()()
+            try:
+                with self.epoch.stream.use():
+                    minibatch = started.pop()()
+            except StorageError as error:
+                minibatch = cast(Minibatch, Failed(error.with_traceback(None)))
             started += [self._start(step) for step in islice(steps, 1)]
             yield minibatch
             del minibatch  # its memory is the consumer's from here on
@@ -169,11 +167,13 @@ class EpochSampling(ABC):
             try:
                 with self.epoch.stream.use():
                     made = deque(self.sample(steps[:count]))
-            except Exception:
-                if count == 1:
+            except Exception as error:
+                if count > 1:
+                    count, one_by_one = 1, True  # minibatches before the error come first, then the error
+                    continue
+                if not isinstance(error, StorageError):
                     raise
-                count, one_by_one = 1, True  # minibatches before the error come first, then the error
-                continue
+                made = deque([cast(Minibatch, Failed(error.with_traceback(None)))])
             steps = steps[count:]
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer

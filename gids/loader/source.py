@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from gids import cuda
 from gids.closing import Closing
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
@@ -77,7 +78,6 @@ class Source(Closing):
 
     def check_device(self, device: torch.device) -> None:
         """Raise ValueError if loaders of this source cannot be on this device."""
-        self.options.check_device(device)
 
     def refuse_parts(self, what: str) -> None:
         """Raise ValueError if a dataset is one of several parts. what: what needs all of them."""
@@ -104,8 +104,9 @@ class Source(Closing):
         seed: int,
         epoch: int,
         first_step: int,
+        loader: int = 0,
     ) -> list[Minibatch]:
-        """Sample the minibatches of successive steps."""
+        """Sample the minibatches of successive steps. loader: Ranks.loader."""
         return sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
 
     def feature_loader(
@@ -124,12 +125,17 @@ class Source(Closing):
         from gids.loader.feature_loader import FeatureLoader
 
         chosen = chosen_tables(self.stores, tables)
-        files = frozenset((name, tuple(table.shard_paths)) for name, table in chosen.items())
-        key = (files, dtype, torch.device(device), self.options)
+        read = frozenset(
+            (n, *t.identity, t.dtype, tuple(t.shape), t.scale is None) for n, t in chosen.items()
+        )
+        where = torch.device(device)
+        if where.type == "cuda":  # "cuda" is the current device
+            where = torch.device("cuda", cuda.open_device(where).index)
+        key = (read, dtype, where, self.options)
         with self.lender.lock:
             found = cast("FeatureLoader | None", self.lender.shared.get(key))
             if found is None or found.closed:
-                found = FeatureLoader(self, chosen, dtype=dtype, device=device, minibatch_rows=minibatch_rows)
+                found = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
                 self.lender.shared[key] = found
             elif minibatch_rows is not None:
                 found.expect_rows(minibatch_rows)
@@ -188,7 +194,8 @@ def open(
             least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
             it holds the staging memory and a tier of pinned lines under the device's cache (default: no
             tier); with ``reads="pack"`` all that packs need on the host.
-        device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
+        device_memory: memory for loaders on a GPU, of each GPU that has some. Default: half of what is free
+            there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
             useful as cache lines: ``stats()["window"]`` reports it.
@@ -209,14 +216,15 @@ def open(
         reads_per_s: random reads per second that the SSDs reach together, as ``gids bench bandwidth``
             measures them. Default: unknown.
         direct: read past the page cache with O_DIRECT (default True).
-        check_crc: compare every page that is read with its checksum (default False).
+        check_crc: compare every page that is read, and the orders of tables, with their checksums (default
+            False). Orders then take 4 or 8 bytes of memory per row.
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
-            (rows of many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for
-            each part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted
-            time. On CUDA ``"random"`` or ``"pack"``; ``"auto"`` is ``"random"`` there.
+            (rows of many minibatches by one sequential pass, through a scratch file), or ``"auto"``: the one
+            with the lower predicted time (default). On CUDA ``"auto"`` is ``"random"``.
         scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
             The files have no names, so nothing is left behind.
-        scratch_bytes: limit of all scratch files together. Default: half of the free space.
+        scratch_bytes: limit of all scratch files together. Default: half of the free space, divided by the
+            number of ranks on this machine.
         threads: threads that copy rows and sample. Default: torch's number.
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
             like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.

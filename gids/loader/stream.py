@@ -15,7 +15,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,10 @@ from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.stages import Stage, stage
+from gids.packs import ByReference
 
 T = TypeVar("T")
+R = TypeVar("R")
 Ids = Mapping[str, torch.Tensor]
 Features = dict[str, torch.Tensor]
 IdsOf = Callable[[T], Ids]
@@ -49,6 +52,27 @@ class Cache(Protocol):
     def memory(self) -> dict[str, int]: ...
     def page_words(self, table: str) -> npt.NDArray[np.uint64]: ...
     def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Failed(ByReference):
+    """In place of a minibatch that could not be sampled: its error."""
+
+    error: Exception
+
+    def raise_error(self) -> NoReturn:
+        """Raise it, once. It refers to the frames that it passes, so nothing here refers to it any more."""
+        error = self.error
+        del self.error
+        try:
+            raise error
+        finally:
+            del error
+
+    @staticmethod
+    def or_else(function: Callable[[T], R], value: R) -> Callable[[T], R]:
+        """A function that returns `value` for a minibatch that could not be sampled."""
+        return lambda minibatch: value if isinstance(minibatch, Failed) else function(minibatch)
 
 
 class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
@@ -96,20 +120,26 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
         if self._closed:
             raise StopIteration
+        error: Exception | None = None
         try:
             self._fill()
             if self._gathered == self._planned:
                 raise self._take_end()
             features, error = self._gather()
-            if error is not None and not isinstance(error, StorageError):
+            minibatch = self._held.popleft()
+            if error is not None:
                 raise error
-        except BaseException:
-            self.close()
+            return minibatch, features
+        except BaseException as raised:
+            if raised is not error or not isinstance(raised, StorageError):
+                self.close()
             raise
-        minibatch = self._held.popleft()
-        if error is not None:
-            raise error
-        return minibatch, features
+        finally:
+            error = None  # it refers to this frame, and so to this stream
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window from now on. Logs the reason once."""
@@ -124,9 +154,6 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._finalizer()
         self._opened.clear()
         self._cache = self._end = None
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
 
     @property
     def _window(self) -> int:
@@ -156,7 +183,10 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             try:
                 with self._profile("sample"), self._observers.stage("sample"):
                     minibatch = next(self._source)
-                    ids = self._ids_of(minibatch)
+                    try:
+                        ids = self._ids_of(minibatch)
+                    except StorageError as error:
+                        minibatch, ids = cast(T, Failed(error.with_traceback(None))), {}
                 self._seconds["sample"] += time.perf_counter() - started
                 cache = self._cache_for(minibatch, ids, self._cache is None)
                 if self._cache is None:
@@ -209,22 +239,26 @@ class ReadThroughStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         ids_of: IdsOf[T],
         cache_for: Callable[[T, Ids, bool], Cache],
     ) -> None:
-        self._source: Iterator[T] | None = iter(minibatches)
+        self._source = iter(minibatches)
         self._ids_of = ids_of
         self._cache_for = cache_for
+        self.closed = False
 
     def __next__(self) -> tuple[T, Features]:
-        if self._source is None:
+        if self.closed:
             raise StopIteration
         minibatch = next(self._source)
         ids = self._ids_of(minibatch)
         features, error = self._cache_for(minibatch, ids, False).read_through(ids)
-        if error is not None:
-            raise error
-        return minibatch, features
+        try:
+            if error is not None:
+                raise error
+            return minibatch, features
+        finally:
+            del error  # it refers to this frame
 
     def limit_window(self, batches: int, reason: str) -> None:
         """There is no window to limit."""
 
     def close(self) -> None:
-        self._source = None
+        self.closed = True

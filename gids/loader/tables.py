@@ -33,7 +33,7 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
         return found
     for table in (_table(stores, given) for given in tables):
         other = found.setdefault(table.name, table)
-        if other.shard_paths != table.shard_paths:
+        if other.identity != table.identity:
             raise ValueError(f"two tables are called {table.name!r}: give names, tables={{'a': …, 'b': …}}")
     return found
 

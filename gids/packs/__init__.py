@@ -4,7 +4,7 @@ Called by the loader. See docs/internals/packs.md.
 """
 
 from gids.packs.costs import DiskRates, measure_rates
-from gids.packs.cut import Layout, Resident, Way, Work, hottest_rows, sweep_seconds
+from gids.packs.cut import Layout, Resident, Work, hottest_rows, sweep_seconds
 from gids.packs.host_gather import HostGather
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.on_device import OnDevice
@@ -12,7 +12,7 @@ from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spaces import MOST_ROWS, OtherIdsError, Rows, Space, rows_of, spaces_of
-from gids.packs.spool import WRITING, ByReference, NotSpoolable, Spool
+from gids.packs.spool import WRITING, ByReference, NotSpoolable, Reads, Spool
 from gids.packs.superbatch import PackMachine, Superbatch
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "PackBudget",
     "PackMachine",
     "PackPlan",
+    "Reads",
     "Resident",
     "RowMemory",
     "RowReader",
@@ -38,7 +39,6 @@ __all__ = [
     "Space",
     "Spool",
     "Superbatch",
-    "Way",
     "Work",
     "find_scratch",
     "hottest_rows",

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
 
 from gids import _core
 from gids.packs.costs import DiskRates
@@ -18,17 +17,8 @@ from gids.packs.memory import ALIGNMENT, PackPlan
 from gids.packs.spaces import Space
 from gids.packs.spool import Spool
 
-if TYPE_CHECKING:
-    from gids.store import Table
-
-Way = Literal["sweep", "pack", "mixed"]
-"""Mixed: by sweeps for some tables, from scratch for the others."""
-
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
-
-_FAR_SLOWER = 8.0
-"""A way whose best trial takes so many times as long as another way's is not cut whole."""
 
 _SHARES = (0.0, 0.4, 0.8, 0.2, 0.6, 0.9, 0.7)
 """Shares of the memory for packs that are tried for resident rows; the first ones if memory is short."""
@@ -48,14 +38,12 @@ class Resident:
 
 @dataclass(frozen=True)
 class Layout:
-    """The cheapest cut for a way of reading, and its predicted seconds for all spooled minibatches.
+    """A cut, and its predicted seconds for all spooled minibatches.
 
-    swept: tables that are read by a sweep for each pack. packs: (minibatch after its last one, rows of each
-    space) of each. lists: row lists of each space, by pack, of the first packs; superbatches take them.
+    packs: (minibatch after its last one, rows of each space) of each. lists: row lists of each space, by
+    pack, of the first packs; superbatches take them.
     """
 
-    way: Way
-    swept: frozenset[str]
     resident: Resident
     packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
@@ -77,38 +65,24 @@ class Work:
     scratch_bytes: int
     consumer_s: float = 0.0
 
-    def choose(self, ways: Sequence[Way], resident: Resident | None = None) -> dict[Way, Layout]:
-        """The cheapest layout for each way; a way is left out if a minibatch does not fit in a pack, and
-        "mixed" if all tables are read best in the same way.
+    def choose(self, resident: Resident | None = None) -> Layout | None:
+        """The cheapest layout; None if a minibatch does not fit in a pack.
 
         resident: the rows that must stay. None: those of the cheapest share.
         """
-        if not self.rates.write_bytes_per_s:
-            ways = [way for way in ways if way == "sweep"]
         trials = [self._trial(resident)] if resident is not None else self._trials()
         tried = min(len(self.spool), _TRIED)
         self._cut(trials, tried)
-        fitting, whole = [trial for trial in trials if trial.fits], list[_Trial]()
-        while fitting:
-            best = self._promising(ways, fitting, len(self.spool) / max(1, tried))
-            whole = [self._trial(of.resident, lists=True) for of in best]
-            self._cut(whole, len(self.spool))
-            small = [of for of, trial in zip(best, whole, strict=True) if not trial.fits]
-            if not small:
-                break
-            # A later minibatch is larger than the first ones.
-            fitting, whole = [trial for trial in fitting if trial not in small], []
-        lists = {trial: dict(enumerate(trial.cutter.take_lists())) for trial in whole}
-        found: dict[Way, Layout] = {}
-        for way, (seconds, swept, trial) in self._best(ways, whole, 1).items():
-            found[way] = Layout(way, swept, trial.resident, trial.packs(), seconds, lists[trial])
-        return found
-
-    def _promising(self, ways: Sequence[Way], trials: Sequence[_Trial], times: float) -> list[_Trial]:
-        """The best trial for each way, without ways that are far slower than another one."""
-        best = self._best(ways, trials, times).values()
-        most = _FAR_SLOWER * min((seconds for seconds, _, _ in best), default=0.0)
-        return list(dict.fromkeys(trial for seconds, _, trial in best if seconds <= most))
+        trials = [trial for trial in trials if trial.fits]
+        while trials:
+            best = min(trials, key=lambda trial: self._price(trial, len(self.spool) / max(1, tried)))
+            whole = self._trial(best.resident, lists=True)
+            self._cut([whole], len(self.spool))
+            if whole.fits:
+                lists = dict(enumerate(whole.cutter.take_lists()))
+                return Layout(whole.resident, whole.packs(), self._price(whole, 1), lists)
+            trials.remove(best)  # a later minibatch is larger than the first ones
+        return None
 
     @cached_property
     def _histograms(self) -> list[list[int]]:
@@ -119,35 +93,15 @@ class Work:
         """Rows of each space that any minibatch wants."""
         return [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
 
-    def _price(self, way: Way, trial: _Trial, times: float) -> tuple[float, frozenset[str]] | None:
-        """Predicted seconds for `times` as many minibatches as were cut, and the tables that are swept.
-
-        None for "mixed" if no table, or every table, is better swept.
-        """
+    def _price(self, trial: _Trial, times: float) -> float:
+        """Predicted seconds for `times` as many minibatches as were cut."""
         rates, cut = self.rates, trial.packs()
         packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
-        sweeps = self._sweeps(trial, packed, times)
-        first_s = next_s = written = 0.0  # before the first pack is in memory, and later
-        swept = set()
-        for s, space in enumerate(self.spaces):
-            for t in space.tables:
-                resident_s = _table_seconds(t, len(trial.resident.rows[s]), rates)
-                packs_s = times * sum(_table_seconds(t, rows[s], rates) for _, rows in cut)
-                once_s = _table_seconds(t, self._wanted[s], rates)
-                nbytes = packed[s] * t.row_bytes
-                kept_s = nbytes / max(1.0, rates.write_bytes_per_s) + nbytes / rates.read_bytes_per_s
-                if way == "sweep" or (way == "mixed" and resident_s + packs_s < once_s + kept_s):
-                    swept.add(t.name)
-                    first_s += resident_s
-                    next_s += packs_s
-                else:
-                    first_s += sweeps * once_s
-                    written += nbytes
-        if way == "mixed" and not (swept and written):
-            return None
-        first_s += written / max(1.0, rates.write_bytes_per_s)
-        next_s += (written + self.spool.bytes_written) / rates.read_bytes_per_s
-        return first_s + max(next_s, self.consumer_s), frozenset(swept)
+        packed_bytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
+        sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.spaces, self._wanted, rates)
+        write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
+        read_s = (packed_bytes + self.spool.bytes_written) / rates.read_bytes_per_s
+        return float(sweep_s + write_s + max(read_s, self.consumer_s))
 
     def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
         """Sweeps to scratch for all packs, which have so many rows of each space."""
@@ -164,18 +118,6 @@ class Work:
             math.ceil(nbytes / max(1, self.scratch_bytes)),
             math.ceil(lists / max(1, trial.resident.lists_bytes)),
         )
-
-    def _best(
-        self, ways: Sequence[Way], trials: Sequence[_Trial], times: float
-    ) -> dict[Way, tuple[float, frozenset[str], _Trial]]:
-        """The cheapest trial for each way that is possible: its seconds, and the tables that are swept."""
-        found: dict[Way, tuple[float, frozenset[str], _Trial]] = {}
-        for way in ways:
-            for trial in trials:
-                price = self._price(way, trial, times)
-                if price is not None and (way not in found or price[0] < found[way][0]):
-                    found[way] = (*price, trial)
-        return found
 
     @property
     def _padding(self) -> int:
@@ -233,14 +175,11 @@ class _Trial:
 
 def sweep_seconds(spaces: Sequence[Space], rows: Sequence[int], rates: DiskRates) -> float:
     """Of one sweep for so many rows of each space, about."""
-    pairs = zip(rows, spaces, strict=True)
-    return sum(_table_seconds(t, wanted, rates) for wanted, space in pairs for t in space.tables)
-
-
-def _table_seconds(table: Table, rows: int, rates: DiskRates) -> float:
-    """Of one sweep for so many rows of a table, about."""
-    nbytes = min(table.page_count * table.page_bytes, rows * (table.page_bytes + rates.gap_bytes))
-    return float(nbytes / rates.read_bytes_per_s)
+    return sum(
+        min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes)) / rates.read_bytes_per_s
+        for wanted, space in zip(rows, spaces, strict=True)
+        for t in space.tables
+    )
 
 
 def _list_row_bytes(density: float) -> float:

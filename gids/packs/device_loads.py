@@ -55,7 +55,7 @@ class Staging:
         self._bytes = self._memory.bytes()
         self._address: int = self._bytes.ctypes.data
         prefer_node(self._address, self._memory.nbytes, device.numa_node)
-        self.mapping = device.map_host(self._address, self._memory.nbytes)
+        self.mapping = device.map_host(self._address, self._memory.nbytes, memory=self._memory)
         self.stream = device.new_stream()
         self._copied: list[Event | None] = [None] * STAGING_PARTS
         self._lock = threading.Lock()
@@ -169,10 +169,12 @@ class DeviceLoad:
             self._error = error.with_traceback(None)
 
     def wait(self) -> tuple[list[Any], list[Bad]]:
-        """See Load.wait(). Raises what the device raised."""
+        """See Load.wait(). Raises what the device raised, and ValueError after close()."""
         self._thread.join()
         if self._error is not None:
             raise self._error
+        if self._stop.is_set():
+            raise ValueError("this loader is closed: make a new one")
         return self._result
 
     def close(self) -> None:
@@ -184,13 +186,14 @@ class DeviceLoad:
 def open_kvikio(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
     """Open a scratch file with kvikio, if GPUDirect Storage reads it; else None, and the log says why.
 
-    scratch: has a MiB or more. The first call probes kvikio in a child process, for at most a minute, if GDS
-    may work.
+    scratch: nothing is written to it yet. The first call probes kvikio in a child process, for at most a
+    minute, if GDS may work.
     """
     obstacle = why_no_gds()
     if not obstacle:
         # The file has no name: the child finds it among the files of this process.
-        found = probe_kvikio(f"/proc/{os.getpid()}/fd/{scratch.fd}", device.torch_device.index or 0)
+        path = f"/proc/{os.getpid()}/fd/{scratch.fd}"
+        found = probe_kvikio(path, device.index, scratch=True)
         obstacle = "" if found.gds else found.reason
     if not obstacle:
         from gids.io.device.kvikio_reader import KvikioReader

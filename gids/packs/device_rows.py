@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.cuda.device import Mapping as HostMapping
     from gids.io import Engine
-    from gids.packs.on_device import HostCopies
+    from gids.packs.on_device import OnDevice
     from gids.packs.scratch import ScratchFile
 
 _UNIT = "packs/gather_packed.cu"
@@ -67,7 +67,7 @@ class DeviceRows(RowMemory):
     """pack_bytes: device memory for the resident rows and two packs. staging_bytes: pinned host memory.
 
     most_rows: row numbers of the largest minibatch, of all spaces. purposes: bytes by purpose that this will
-    take in device memory. copies: brings ids to the host.
+    take in device memory. on: made this, and lasts longer.
 
     Raises MemoryBudgetError if the device has less free memory.
     """
@@ -85,10 +85,10 @@ class DeviceRows(RowMemory):
         output_dtype: torch.dtype | None,
         most_rows: int,
         purposes: Mapping[str, int],
-        copies: HostCopies,
+        on: OnDevice,
     ) -> None:
         check_memory(device, purposes)
-        self.host, self._device, self._copies = host, device, copies
+        self.host, self._device, self.on = host, device, on
         self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels."""
         device.preload(_UNIT)
@@ -122,19 +122,18 @@ class DeviceRows(RowMemory):
         self._end = weakref.finalize(self, _release, os.getpid(), loads, streams, mapped)
         self.loads = loads
         """The loads that may be running."""
-        self.without_kvikio = False
-        """Whether kvikio has failed."""
 
     @property
     def peak_output_bytes(self) -> int:
         return self._peak_output_bytes
 
-    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        kvikio = None if self.without_kvikio else open_kvikio(self._device, scratch, priority)
-        return _DeviceSource(self, engine, priority, file, kvikio)
+    @property
+    def second_output_bytes(self) -> int:
+        return self.host.peak_bytes
 
-    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
-        raise AssertionError("a sweep cannot write to device memory")
+    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
+        kvikio = None if self.on.without_kvikio else open_kvikio(self._device, scratch, priority)
+        return _DeviceSource(self, engine, priority, file, kvikio)
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         if self._kept is not resident:
@@ -186,7 +185,7 @@ class DeviceRows(RowMemory):
         return {name: make_bools_proper(out) for name, out in outputs.items()}
 
     def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return self._copies.ids(ids)
+        return self.on.copies.ids(ids)
 
     def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: rows.to(self._device.torch_device) for name, rows in features.items()}
@@ -278,8 +277,10 @@ class _DeviceSource:
             before.synchronize()
             bad: list[Bad] = []
             rows, kvikio = self._rows, self._kvikio
-            if kvikio is None or rows.without_kvikio or not kvikio.read(extents, rows.memory, stopped):
-                rows.without_kvikio = kvikio is not None
+            by_kvikio = kvikio is not None and not rows.on.without_kvikio
+            if kvikio is not None and by_kvikio and not kvikio.read(extents, rows.memory, stopped):
+                by_kvikio, rows.on.without_kvikio = False, True
+            if not by_kvikio:
                 bad = rows.read(self._engine, self._priority, self._file, extents, stopped)
             return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids import _core
@@ -17,6 +19,8 @@ from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.store import Table
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class HostGather:
@@ -52,9 +56,25 @@ class HostGather:
         self, table: Table, rows: Rows, holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]]
     ) -> torch.Tensor:
         """Copy rows of a table from the first of holders that has them: (set, memory, offset of its rows)."""
+        out = self.take(table, len(rows))
+        self.copy(table, rows, holders, out)
+        return self.tensor(table, out)
+
+    def take(self, table: Table, count: int) -> Bytes:
+        """Memory for the output of so many rows: uint8[count, bytes of a row]."""
+        form, room = self._forms[table.name], self._output_rows.get(table.name, 0)
+        flat = self._pool.take(count * form.out_row_bytes, room * form.out_row_bytes)
+        return flat.reshape(count, form.out_row_bytes)
+
+    def copy(
+        self,
+        table: Table,
+        rows: Rows,
+        holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]],
+        out: Bytes,
+    ) -> None:
+        """As gather(), to memory of take(). rows: numbers of the holders' sets."""
         form = self._forms[table.name]
-        room = self._output_rows.get(table.name, 0)
-        flat = self._pool.take(len(rows) * form.out_row_bytes, room * form.out_row_bytes)
         missing = _core.gather_packed(
             self._workers,
             rows,
@@ -64,9 +84,12 @@ class HostGather:
             wanted_as=form.wanted_as,
             row_values=form.values,
             scales=form.scales,
-            out=flat.reshape(len(rows), form.out_row_bytes),
+            out=out,
         )
         if missing:
             raise AssertionError(f"{missing} rows of '{table.name}' are in no pack")
-        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(len(rows), *table.shape)
-        return make_bools_proper(tensor)
+
+    def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
+        """What copy() has filled, as features."""
+        flat = torch.from_numpy(out.reshape(-1)).view(self._dtypes[table.name])
+        return make_bools_proper(flat.view(len(out), *table.shape))

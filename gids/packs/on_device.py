@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from gids.cuda.device import MadeOn
+from gids.cuda.device import MadeOn, on_host
 from gids.packs.device_rows import OUTPUTS, SENT, DeviceRows
 from gids.packs.host_gather import HostGather
 from gids.packs.memory import ALIGNMENT, LEAST_WRITE_BYTES, SETS_OF_A_TRIAL, PackBudget, PackPlan
@@ -119,14 +119,7 @@ class HostCopies:
         Tables that have the same tensor have the same copy.
         """
         self._complete = isinstance(ids, MadeOn)
-        if isinstance(ids, MadeOn):
-            ids.stream.synchronize()
-        copies: dict[int, torch.Tensor] = {}
-        with self.use():
-            for tensor in ids.values():
-                if id(tensor) not in copies:
-                    copies[id(tensor)] = tensor.cpu() if isinstance(tensor, torch.Tensor) else tensor
-        return {name: copies[id(tensor)] for name, tensor in ids.items()}
+        return on_host(ids)
 
     def use(self) -> AbstractContextManager[object]:
         """A context in which torch copies tensors of the minibatch whose ids were copied last."""
@@ -136,11 +129,15 @@ class HostCopies:
 
 
 class OnDevice:
-    """memory_bytes: of the device, for packs and outputs. Attributes: copies."""
+    """memory_bytes: of the device, for packs and outputs. Lasts as long as the loader.
+
+    Attributes: copies; without_kvikio: whether kvikio has failed. It is not tried again then.
+    """
 
     def __init__(self, device: Device, memory_bytes: int) -> None:
         self._device, self.memory_bytes = device, memory_bytes
         self.copies = HostCopies(device)
+        self.without_kvikio = False
 
     def budget(self, **host: Any) -> DevicePackBudget:
         """host: the arguments of PackBudget."""
@@ -167,7 +164,7 @@ class OnDevice:
             output_dtype=output_dtype,
             most_rows=numbers_of(spaces, output_rows),
             purposes={purpose: n for purpose, n in plan.purposes.items() if purpose in ON_DEVICE},
-            copies=self.copies,
+            on=self,
         )
 
     def ids_of(self, ids_of: Callable[[T], Mapping[str, torch.Tensor]]) -> Callable[[T], Any]:

@@ -72,13 +72,14 @@ class RowMemory(ABC):
     @abstractmethod
     def peak_output_bytes(self) -> int: ...
 
+    @property
+    def second_output_bytes(self) -> int:
+        """The most that outputs of second streams took, if peak_output_bytes leaves them out."""
+        return 0
+
     @abstractmethod
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
         """engine: has the scratch file open as its file of this number."""
-
-    @abstractmethod
-    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
-        """Row sets of a pack that was swept to memory."""
 
     @abstractmethod
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
@@ -118,9 +119,6 @@ class HostRows(RowMemory):
 
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
         return _HostSource(engine, priority, file, self)
-
-    def sets_of(self, lists: Sequence[_core.RowList]) -> list[Any]:
-        return [of.to_set() for of in lists]
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         return list(resident)

@@ -1,6 +1,7 @@
 """RowReader: rows by random reads, while packs have the memory of the cache. For a second stream of a loader.
 
-Called by the loader for streams that read through. No lookahead and no cache.
+Called by the loader for streams that read through. No lookahead and no cache. Beside its outputs
+it takes the memory that the plan of packs has for it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,15 @@ import torch
 from gids import _core
 from gids.errors import StorageError
 from gids.io import Engine
-from gids.packs.spaces import rows_of, spaces_of
+from gids.packs.spaces import Rows, rows_of, spaces_of
 from gids.packs.superbatch import PackMachine, read_error
+from gids.store.geometry import div_ceil
 
 if TYPE_CHECKING:
     from gids.store import Table
 
 Ids = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-
-_PIECE_BYTES = 4 << 20
-"""Pages that are read at a time where their checksums are compared, about."""
 
 
 class RowReader:
@@ -46,18 +45,29 @@ class RowReader:
         spaces = spaces_of([t for t in self._machine.tables if t.name in ids], ids)
         features: dict[str, torch.Tensor] = {}
         failed = None
+        memory = _core.PackMemory.create(self._machine.plan.second_bytes)
         for space, rows in zip(spaces, rows_of(ids, spaces), strict=True):
-            unique = np.unique(rows).astype(np.int64)
-            wanted = _core.RowSet.create(space.row_count)
-            wanted.insert(unique.astype(np.uint32))
-            wanted.seal()
             for t in space.tables:
-                memory = _core.PackMemory.create(max(1, len(unique) * t.row_bytes))
-                out = memory.bytes()[: len(unique) * t.row_bytes]
-                read = self._read_pages if self._machine.check_crc else self._read_rows
-                failed = read(t, unique, out) or failed
-                features[t.name] = self._machine.rows.host.gather(t, rows, [(wanted, memory, 0)])
+                features[t.name], error = self._rows_of(t, rows, memory)
+                failed = failed or error
         return self._machine.rows.from_host(features), failed
+
+    def _rows_of(
+        self, t: Table, rows: Rows, memory: _core.PackMemory
+    ) -> tuple[torch.Tensor, StorageError | None]:
+        """Rows of a table, as many at a time as fit into memory, and the first error."""
+        host, failed = self._machine.rows.host, None
+        read = self._read_pages if self._machine.check_crc else self._read_rows
+        out, step = host.take(t, len(rows)), memory.nbytes // t.row_bytes
+        for first in range(0, len(rows), step):
+            unique, places = np.unique(rows[first : first + step], return_inverse=True)
+            error = read(t, unique.astype(np.int64), memory.bytes()[: len(unique) * t.row_bytes])
+            failed = failed or error
+            every = _core.RowSet.create(len(unique))
+            every.insert(np.arange(len(unique), dtype=np.uint32))
+            every.seal()
+            host.copy(t, places.astype(np.uint32), [(every, memory, 0)], out[first : first + step])
+        return host.tensor(t, out), failed
 
     def _read_rows(self, t: Table, rows: Ids, out: Bytes) -> StorageError | None:
         """Read these rows to out, one after the other. Returns the error of the first that failed."""
@@ -71,7 +81,8 @@ class RowReader:
         """As _read_rows(), by pages of which the checksums are compared."""
         failed = None
         wanted, at = np.unique(rows // t.rows_per_page), np.arange(len(rows))
-        for pages in np.array_split(wanted, max(1, len(wanted) * t.page_bytes // _PIECE_BYTES)):
+        most = self._machine.plan.second_bytes // t.page_bytes
+        for pages in np.array_split(wanted, div_ceil(len(wanted), most)):
             files, offsets = self._places(t, pages)
             read = np.empty((len(pages), t.page_bytes), np.uint8)
             errors = self._engine.read(files, offsets, t.page_bytes, read)

@@ -24,7 +24,7 @@ BLOCK = 4096
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _LONG_BYTES = 128 << 20
 _SHARE = 2
-"""Without scratch_bytes, files take at most half of the free space."""
+"""Without scratch_bytes, files take at most half of the free space, divided by the ranks of the machine."""
 
 
 class ScratchFull(StorageError):
@@ -51,12 +51,12 @@ class Scratch:
             self._closing.pop().join()
 
     def give_back(self, fd: int, nbytes: int) -> None:
-        """Close a file. In the background if it is long: a file system may take seconds to free its space."""
+        """Free a file. In the background if it is long: a file system may take seconds to free its space."""
         if nbytes < _LONG_BYTES:
-            os.close(fd)
+            _free(fd)
             return
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        closing = threading.Thread(target=os.close, args=(fd,), name="gids-scratch", daemon=True)
+        closing = threading.Thread(target=_free, args=(fd,), name="gids-scratch", daemon=True)
         self._closing.append(closing)
         closing.start()
 
@@ -87,8 +87,8 @@ class ScratchFile:
         except OSError as error:
             reason = "cannot make a scratch file: " + os.strerror(error.errno or 0)
             raise StorageError(error.errno or 0, reason, scratch.directory) from error
-        self._finalizer = weakref.finalize(self, os.close, self.fd)
         self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._pid, self.fd)
 
     @property
     def path(self) -> str:
@@ -119,7 +119,7 @@ class ScratchFile:
     def close(self) -> None:
         """Give the space back, soon. Idempotent."""
         if os.getpid() != self._pid:
-            self._finalizer()  # a forked child frees nothing
+            self._finalizer()
         elif self._finalizer.detach() is not None:
             self._scratch.give_back(self.fd, self.nbytes)
         self.nbytes = 0
@@ -134,13 +134,33 @@ class ScratchFile:
             os.posix_fallocate(self.fd, self.nbytes, more)
 
 
+def _free(fd: int) -> None:
+    """Close a file. It is cut first: a child process that was forked meanwhile has it open, too."""
+    os.ftruncate(fd, 0)
+    os.close(fd)
+
+
+def _end(pid: int, fd: int) -> None:
+    if os.getpid() == pid:
+        _free(fd)
+    else:  # a forked child frees nothing
+        os.close(fd)
+
+
 def find_scratch(
-    given: str | os.PathLike[str] | None, limit_bytes: int | None, near: Sequence[Path]
+    given: str | os.PathLike[str] | None,
+    limit_bytes: int | None,
+    near: Sequence[Path],
+    *,
+    warn: bool = False,
+    ranks: int = 1,
 ) -> Scratch | None:
     """The directory for scratch files; None if there is none, which is logged.
 
     given: the user's directory; then a wrong one is an error. near: files of the dataset; without `given`
-    the first of their directories that takes files on a disk is used.
+    the first of their directories that takes files on a disk is used. warn: log a warning, not only an
+    information, if there is none. ranks: processes of this machine that share the free space, if limit_bytes
+    is None.
     Raises StorageError if the given directory takes no files, ValueError if it is not on a disk.
     """
     if given is not None:
@@ -148,15 +168,19 @@ def find_scratch(
         if not directory.is_dir():
             raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)
         _try(directory)
-        return Scratch(directory, _limit(directory, limit_bytes))
+        return Scratch(directory, _limit(directory, limit_bytes, ranks))
     reason = "the dataset is on no local disk"
     for directory in dict.fromkeys(path.resolve().parent for path in near):
         try:
             _try(directory)
-            return Scratch(directory, _limit(directory, limit_bytes))
+            return Scratch(directory, _limit(directory, limit_bytes, ranks))
         except (StorageError, ValueError) as error:
             reason = str(error)
-    log.info("no scratch files, so no packs on disk: %s; give scratch=DIRECTORY to gids.open()", reason)
+    log.log(
+        logging.WARNING if warn else logging.INFO,
+        "no scratch files, so no packs: %s; give scratch=DIRECTORY to gids.open()",
+        reason,
+    )
     return None
 
 
@@ -170,7 +194,7 @@ def _try(directory: Path) -> None:
         raise ValueError(f"{directory} is on {file_system}, which is memory: scratch= must be on a disk")
 
 
-def _limit(directory: Path, limit_bytes: int | None) -> int:
+def _limit(directory: Path, limit_bytes: int | None, ranks: int) -> int:
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
-    return free // _SHARE if limit_bytes is None else limit_bytes
+    return free // (_SHARE * ranks) if limit_bytes is None else limit_bytes

@@ -1,7 +1,7 @@
 """Spool: sampled minibatches on scratch, from the moment they are sampled until they are trained.
 
-The rows of a minibatch are needed first, to cut packs, and the minibatch itself later: it is kept, or sampled
-again. Knows tensors and bytes; a minibatch is any object that pickles.
+The rows of a minibatch are needed first, to cut packs, and the minibatch itself later. Knows tensors and
+bytes; a minibatch is any object that pickles.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.errors import StorageError
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 from gids.packs.spaces import Rows
@@ -37,42 +38,59 @@ _GROWTH = 64 << 20
 _GROWTH_SHARE = 64
 """The file grows by at most 1/64 of the scratch at a time."""
 
+_CURE = "make its sampler return objects that pickle faithfully, or use reads='random'"
+
 
 class ByReference:
     """What minibatches refer to, and what is neither written nor copied: it stays in memory."""
 
 
 class NotSpoolable(TypeError):
-    """A minibatch does not pickle."""
+    """A minibatch does not pickle, or does not unpickle to the same minibatch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """What a minibatch reads. rows: of each space. tables: names of the tables."""
+
+    rows: list[Rows]
+    tables: tuple[str, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Reads)
+            and self.tables == other.tables
+            and all(np.array_equal(a, b) for a, b in zip(self.rows, other.rows, strict=True))
+        )
 
 
 @dataclass(frozen=True)
 class _Record:
-    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space; and, if it is kept,
-    the pickled object, then its buffers. tables: names of those that it reads."""
+    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space, the pickled object,
+    then its buffers. tables: names of those that it reads."""
 
     offset: int
     nbytes: int
     parts: tuple[tuple[int, int], ...]
     tables: tuple[str, ...]
-    kept: bool
 
 
 class Spool:
     """Minibatches with their rows, in the order in which they were put. Used by one thread.
 
-    again: called with the number of a minibatch that is not kept; returns a function that samples this one
-    and, in later calls, those after it.
+    reads_of: returns what a minibatch reads. A minibatch that comes back from scratch must read the same.
+    on_device: its tensors are on a device. Then only minibatches with objects of new types are compared,
+    because the host would wait for training each time.
     """
 
     def __init__(
-        self, scratch: Scratch, space_count: int, again: Callable[[int], Callable[[], Any]] | None = None
+        self, scratch: Scratch, space_count: int, reads_of: Callable[[Any], Reads], *, on_device: bool = False
     ) -> None:
         self._file: ScratchFile = scratch.open()
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.space_count = space_count
-        self._again = again
-        self._sample: tuple[int, Callable[[], Any]] | None = None  # with the minibatch that it returns next
+        self._reads_of, self._on_device = reads_of, on_device
+        self._types: set[type] = set()  # of the objects that are known to unpickle, for a device
         self._records: list[_Record] = []
         self._kept: list[object] = []  # what minibatches refer to: graphs of the dataset
         self._end = 0
@@ -90,26 +108,18 @@ class Spool:
     def bytes_written(self) -> int:
         return self._end
 
-    def put(
-        self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str], *, keep: bool = True
-    ) -> None:
-        """Write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added.
-
-        rows: of each space. tables: names of the tables that it reads. keep: write the minibatch itself, and
-        not only its rows.
-        """
-        written = self.begin_put(minibatch, rows, tables, keep=keep)
+    def put(self, minibatch: object, reads: Reads) -> None:
+        """Write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added."""
+        written = self.begin_put(minibatch, reads)
         try:
             written.result()
         except StorageError:
             self.drop_from(len(self) - 1)
             raise
 
-    def begin_put(
-        self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str], *, keep: bool = True
-    ) -> Future[None]:
+    def begin_put(self, minibatch: object, reads: Reads) -> Future[None]:
         """As put(), without waiting: result() may raise StorageError, and then drop_from() must follow."""
-        pieces: list[Any] = [*rows, *(self._pickled(minibatch) if keep else ())]
+        pieces: list[Any] = [*reads.rows, *self._pickled(minibatch, reads)]
         parts, end = [], 0
         for piece in pieces:
             size = piece.nbytes
@@ -129,7 +139,7 @@ class Spool:
             if size:
                 staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
         del staged
-        self._records.append(_Record(self._end, nbytes, tuple(parts), tuple(tables), keep))
+        self._records.append(_Record(self._end, nbytes, tuple(parts), reads.tables))
         written = self._writers.submit(self._write, staging, nbytes, self._end)
         self._end += nbytes
         return written
@@ -157,8 +167,11 @@ class Spool:
         while coming:
             yield coming.popleft().result()
 
-    def take(self, index: int) -> tuple[Any, tuple[str, ...], list[Rows]]:
-        """A minibatch, its tables and its rows. Blocks; reads the next ones ahead. Raises StorageError."""
+    def take(self, index: int) -> tuple[Any, Reads]:
+        """A minibatch, and what it reads. Blocks; reads the next ones ahead.
+
+        Raises StorageError, and RuntimeError if the minibatch is not the one that was put.
+        """
         for ahead in range(index, min(index + 1 + _AHEAD, len(self._records))):
             if ahead not in self._coming:
                 record = self._records[ahead]
@@ -166,17 +179,20 @@ class Spool:
         record = self._records[index]
         read = self._coming.pop(index).result()
         self.bytes_read += record.nbytes
-        rows = _rows(record, read, self.space_count)
-        if not record.kept:
-            return self._sample_again(index), record.tables, rows
+        reads = Reads(_rows(record, read, self.space_count), record.tables)
         view = memoryview(read)
-        pickled, *buffers = (view[begin : begin + size] for begin, size in record.parts[self.space_count :])
-        return _Unpickler(io.BytesIO(pickled), buffers, self._kept).load(), record.tables, rows
-
-    def rest(self, index: int) -> Iterator[Any]:
-        """The minibatches from index on."""
-        for i in range(index, len(self._records)):
-            yield self.take(i)[0] if self._records[i].kept else self._sample_again(i)
+        pieces = [view[begin : begin + size] for begin, size in record.parts[self.space_count :]]
+        try:
+            minibatch = self._unpickled(pieces)
+            same = self._on_device or self._reads_of(minibatch) == reads
+        except Exception as error:
+            raise RuntimeError(f"minibatch {index} does not unpickle ({error!r}): {_CURE}") from error
+        if not same:
+            raise RuntimeError(
+                f"minibatch {index}, a {type(minibatch).__name__}, reads other rows after it was pickled and "
+                f"unpickled: {_CURE}"
+            )
+        return minibatch, reads
 
     def close(self) -> None:
         """Give the space back. Idempotent."""
@@ -184,7 +200,7 @@ class Spool:
             for threads in (self._readers, self._writers):
                 threads.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
-        self._sample = None
+        self._reads_of = _closed  # it may refer to who has this spool
         self._file.close()
 
     def _write(self, staging: mmap.mmap, nbytes: int, offset: int) -> None:
@@ -193,23 +209,34 @@ class Spool:
         finally:
             self._staging.append(staging)
 
-    def _pickled(self, minibatch: object) -> list[Any]:
-        """The pickled object, and its buffers."""
+    def _pickled(self, minibatch: object, reads: Reads) -> list[Any]:
+        """The pickled object, and its buffers. Unpickles it on trial, on a device for new types only."""
         buffers: list[pickle.PickleBuffer] = []
         out = io.BytesIO()
+        what = f"a {type(minibatch).__name__}"
         try:
-            _Pickler(out, buffers, self._kept).dump(minibatch)
-        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
-            raise NotSpoolable(f"a {type(minibatch).__name__} does not pickle: {error}") from error
-        return [out.getbuffer(), *(b.raw() for b in buffers)]
+            pickler = _Pickler(out, buffers, self._kept)
+            pickler.dump(minibatch)
+        except Exception as error:  # of the objects' own methods
+            raise NotSpoolable(f"{what} does not pickle: {error}") from error
+        pieces = [out.getbuffer(), *(b.raw() for b in buffers)]
+        if not self._on_device or not pickler.types <= self._types:
+            try:
+                same = self._reads_of(self._unpickled([bytearray(piece) for piece in pieces])) == reads
+            except Exception as error:
+                raise NotSpoolable(f"{what} does not unpickle: {error}") from error
+            if not same:
+                raise NotSpoolable(f"{what} reads other rows after it was pickled and unpickled")
+            self._types |= pickler.types
+        return pieces
 
-    def _sample_again(self, index: int) -> Any:
-        if self._sample is None or self._sample[0] != index:
-            assert self._again is not None
-            self._sample = (index, self._again(index))
-        _, sample = self._sample
-        self._sample = (index + 1, sample)
-        return sample()
+    def _unpickled(self, pieces: Sequence[Any]) -> Any:
+        pickled, *buffers = pieces
+        return _Unpickler(io.BytesIO(pickled), buffers, self._kept).load()
+
+
+def _closed(_: Any) -> Reads:
+    raise ValueError("this spool is closed")
 
 
 def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
@@ -222,15 +249,17 @@ def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
 class _Pickler(pickle.Pickler):
     """Pickles tensors as buffers out of band, which are not copied on the way, and graphs by reference.
 
-    kept: gets the objects that are kept in memory.
+    kept: gets the objects that are kept in memory. Attributes: types: of the objects in the minibatch.
     """
 
     def __init__(self, out: io.BytesIO, buffers: list[pickle.PickleBuffer], kept: list[object]) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffers.append)
         self._kept = kept
+        self.types: set[type] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Graph | np.memmap | ByReference):
+        mapped = isinstance(obj, np.memmap) and obj._mmap is not None  # type: ignore[attr-defined]
+        if not mapped and not isinstance(obj, Graph | ByReference):
             return None
         for i, known in enumerate(self._kept):
             if known is obj:
@@ -239,11 +268,12 @@ class _Pickler(pickle.Pickler):
         return len(self._kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
+        self.types.add(obj if isinstance(obj, type) else type(obj))
         if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.requires_grad:
             return NotImplemented
-        if obj.is_quantized or obj.is_meta or obj.is_complex():
+        if obj.is_quantized or obj.is_meta or obj.is_complex() or obj.__dict__:
             return NotImplemented
-        flat = obj.contiguous().cpu().reshape(-1)
+        flat = on_host(obj.contiguous()).reshape(-1)
         if flat.stride(0) != 1:  # of one value or none, so that it counts as contiguous all the same
             flat = flat.clone(memory_format=torch.contiguous_format)
         device = None if obj.device.type == "cpu" else str(obj.device)

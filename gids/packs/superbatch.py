@@ -27,6 +27,7 @@ from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spaces import Rows, Space
 from gids.packs.spool import Spool
 from gids.store.geometry import align_up
+from gids.stored_file import AnyFile
 
 if TYPE_CHECKING:
     from gids.store import Table
@@ -127,9 +128,7 @@ class Superbatch:
     ) -> None:
         self._machine, self._spool, self.layout = machine, spool, layout
         self._first_half = 0
-        self._packed = [t for t in machine.tables if t.name not in layout.swept]
-        self._swept = [t for t in machine.tables if t.name in layout.swept]
-        self._scratch = scratch if self._packed else None
+        self._scratch = scratch
         self._fill_resident = fill_resident
         begin = layout.packs[first_pack - 1][0] if first_pack else 0
         self.next = self.first = begin
@@ -143,13 +142,13 @@ class Superbatch:
         at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
         outputs_bytes = machine.rows.peak_output_bytes
         self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, outputs_bytes)
-        most_packs = machine.plan.most_packs(self._write_bytes) if self._scratch else len(layout.packs)
+        most_packs = machine.plan.most_packs(self._write_bytes)
         for number, (end, rows) in enumerate(layout.packs[first_pack : first_pack + most_packs], first_pack):
-            nbytes = sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in self._packed)
+            nbytes = sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in machine.tables)
             if self._packs and at + nbytes > room_bytes:
                 break
             lists = layout.lists.pop(number, None) or self._lists_of(begin, end)
-            parts, _ = self._parts(lists, [*self._packed, *self._swept])
+            parts, _ = self._parts(lists, machine.tables)
             self._packs.append(_Pack(end, lists, parts, at, nbytes))
             at, begin = at + nbytes, end
             lists_bytes -= sum(of.nbytes for of in lists)
@@ -161,7 +160,6 @@ class Superbatch:
         self._sets: list[Any] = []  # its rows in each space
         self._resident_sets: list[Any] = []
         self._loads: dict[int, Load] = {}
-        self._sweeps: dict[int, Any] = {}  # in place of loads, without scratch
         self._source: PackSource | None = None
         self._bad: dict[str, list[_BadRows]] = {}  # in every pack
         self._bad_in_pack: dict[str, list[_BadRows]] = {}
@@ -199,16 +197,15 @@ class Superbatch:
     def prepare(self) -> None:
         """Start the sweep to scratch. Raises ScratchFull, or OSError for files that cannot be opened."""
         machine = self._machine
-        paths: list[str] = [os.fspath(path) for t in machine.tables for path in t.shard_paths]
-        self._shard_paths = list(paths)
+        paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
+        self._shard_paths = [os.fspath(path) for path in paths]
         direct = machine.direct
-        if self._scratch is not None:
-            self._file = self._scratch.open()
-            self._opened.callback(self._file.close)
-            packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
-            self._file.reserve(align_up(packed, ALIGNMENT))
-            paths.append(self._file.path)
-            direct = direct and self._file.direct
+        self._file = self._scratch.open()
+        self._opened.callback(self._file.close)
+        packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
+        self._file.reserve(align_up(packed, ALIGNMENT))
+        paths.append(self._file.path)
+        direct = direct and self._file.direct
         self._engine = open_engine(
             paths,
             machine.engine_kind,
@@ -217,24 +214,15 @@ class Superbatch:
             max_read_bytes=machine.plan.read_bytes,
         )
         self._opened.callback(self._engine.close)
-        if self._scratch is not None:
-            if not machine.plan.overlap:
-                machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
-            self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self._file)
-            self._opened.callback(self._source.close)
-            buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
-            writer = _core.PackWriter.create(
-                self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
-            )
-            targets = {
-                t.name: [
-                    (pack.lists[self._space[t.name]], None, pack.at + pack.parts[t.name])
-                    for pack in self._packs
-                ]
-                for t in self._packed
-            }
-            self._sweep = self._start_sweep(self._with_resident(targets), writer)
-            self._writer = writer
+        if not machine.plan.overlap:
+            machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
+        self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self._file)
+        self._opened.callback(self._source.close)
+        buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
+        self._writer = _core.PackWriter.create(
+            self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
+        )
+        self._sweep = self._start_sweep()
 
     def begin(self, first_half: int = 0) -> None:
         """Wait for the sweep, then start reading the first pack into one half of the memory.
@@ -242,21 +230,20 @@ class Superbatch:
         Blocks. Raises ScratchFull, or StorageError for scratch.
         """
         self.begun, self._first_half = True, first_half
-        if self._scratch is not None:
-            self._finish_sweep(self._scratch)
+        self._finish_sweep()
         self._load(0)
 
-    def _finish_sweep(self, scratch: Scratch) -> None:
+    def _finish_sweep(self) -> None:
         begun = time.perf_counter()
         result, self._sweep = self._sweep.wait(), None
         self.seconds["sweep"] += time.perf_counter() - begun
         self.bytes_written += self._writer.bytes_written
         self._writer = None
-        self._finished(result, self._bad, resident=True)
+        self._note_bad_pages(result)
         if result["error"]:
             kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
             reason = "cannot write packs: " + os.strerror(result["error"])
-            raise kind(result["error"], reason, scratch.directory)
+            raise kind(result["error"], reason, self._scratch.directory)
 
     def take(self) -> tuple[Any, dict[str, torch.Tensor], StorageError | None]:
         """The next minibatch with its features by table, and an error if some of them could not be read.
@@ -267,14 +254,14 @@ class Superbatch:
         if self._current < 0 or index == self._packs[self._current].end:
             self._next_pack()
         self.next = index + 1
-        minibatch, names, rows = self._spool.take(index)
+        minibatch, reads = self._spool.take(index)
         begun = time.perf_counter()
         pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
         wanted, error = [], None
-        for s, (space, of_space) in enumerate(zip(self._machine.spaces, rows, strict=True)):
+        for s, (space, of_space) in enumerate(zip(self._machine.spaces, reads.rows, strict=True)):
             for table in space.tables:
                 name = table.name
-                if name not in names:
+                if name not in reads.tables:
                     continue
                 resident = (self._resident_sets[s], self._resident_parts[name])
                 packed = (self._sets[s], half + pack.parts[name])
@@ -291,7 +278,6 @@ class Superbatch:
         if self._sweep is not None:
             self._sweep.cancel()
         self._sweep = self._writer = None  # which keep the scratch file, and buffers
-        self._sweeps.clear()
         for load in self._loads.values():
             load.close()
         self._loads.clear()
@@ -304,20 +290,13 @@ class Superbatch:
         self._current += 1
         begun = time.perf_counter()
         self._bad_in_pack = {}
-        pack, rows = self._packs[self._current], self._machine.rows
-        if self._scratch is not None:
-            load = self._loads.pop(self._current)
-            self._sets, bad = load.wait()
-            for one in bad:
-                self._lose(*one)
-            self.bytes_read += pack.nbytes + (0 if self._current else self._resident_nbytes)
-        if self._swept:
-            swept = self._sweeps.pop(self._current).wait()
-            self._finished(swept, self._bad_in_pack, resident=self._scratch is None and self._current == 0)
-        if self._scratch is None:
-            self._sets = rows.sets_of(pack.lists)
+        pack = self._packs[self._current]
+        self._sets, lost = self._loads.pop(self._current).wait()
+        for begin, end, code in lost:
+            self._lose(begin, end, code)
+        self.bytes_read += pack.nbytes + (0 if self._current else self._resident_nbytes)
         if not self._resident_sets:
-            self._resident_sets = rows.keep(self._resident)
+            self._resident_sets = self._machine.rows.keep(self._resident)
         if self._current:
             self._packs[self._current - 1].lists.clear()
         self.seconds["wait"] += time.perf_counter() - begun
@@ -326,33 +305,25 @@ class Superbatch:
 
     def _load(self, index: int) -> None:
         """Begin to fill one half of the memory with a pack."""
-        pack, machine = self._packs[index], self._machine
-        half = self._half_of(index)
-        at = self._halves[half]
-        if self._source is not None:
-            extents = [Extent(pack.at, at, pack.nbytes)]
-            if index == 0 and self._resident_nbytes:
-                extents.insert(0, Extent(0, 0, self._resident_nbytes))
-            self._loads[index] = self._source.load(extents, pack.lists, half)
-        if not self._swept:
-            return
-        targets = {
-            t.name: [(pack.lists[self._space[t.name]], machine.rows.swept, at + pack.parts[t.name])]
-            for t in self._swept
-        }
-        first = index == 0 and self._scratch is None
-        self._sweeps[index] = self._start_sweep(self._with_resident(targets) if first else targets, None)
+        pack, half = self._packs[index], self._half_of(index)
+        extents = [Extent(pack.at, self._halves[half], pack.nbytes)]
+        if index == 0 and self._resident_nbytes:
+            extents.insert(0, Extent(0, 0, self._resident_nbytes))
+        assert self._source is not None
+        self._loads[index] = self._source.load(extents, pack.lists, half)
 
-    def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if not self._fill_resident:
-            return targets
-        for t in self._machine.tables:
-            rows = _core.RowList.create(self._resident[self._space[t.name]])
-            part = (rows, self._machine.rows.swept, self._resident_parts[t.name])
-            targets.setdefault(t.name, []).append(part)
+    def _targets(self, table: Table) -> list[Any]:
+        """Where the sweep writes the rows of a table: (rows, memory or None for scratch, offset)."""
+        space = self._space[table.name]
+        targets: list[Any] = [
+            (pack.lists[space], None, pack.at + pack.parts[table.name]) for pack in self._packs
+        ]
+        if self._fill_resident:
+            rows = _core.RowList.create(self._resident[space])
+            targets.append((rows, self._machine.rows.swept, self._resident_parts[table.name]))
         return targets
 
-    def _start_sweep(self, targets: dict[str, list[Any]], writer: Any) -> Any:
+    def _start_sweep(self) -> Any:
         machine, tables, first_file = self._machine, [], 0
         for t in machine.tables:
             tables.append(
@@ -364,13 +335,13 @@ class Superbatch:
                     shard_count=len(t.shard_paths),
                     first_file=first_file,
                     checksums=np.asarray(t.checksums()) if machine.check_crc else None,
-                    targets=targets.get(t.name, []),
+                    targets=self._targets(t),
                 )
             )
             first_file += len(t.shard_paths)
         return _core.Sweep(
             self._engine.native,
-            writer,
+            self._writer,
             machine.priority,
             tables,
             piece_bytes=machine.plan.piece_bytes,
@@ -398,11 +369,8 @@ class Superbatch:
             at += align_up(len(sets[self._space[t.name]]) * t.row_bytes, ALIGNMENT)
         return parts, at
 
-    def _finished(self, result: dict[str, Any], bad: dict[str, list[_BadRows]], *, resident: bool) -> None:
-        """Count what a sweep read, and note the pages that it could not read.
-
-        resident: the sweep filled the resident rows, if they had to be filled.
-        """
+    def _note_bad_pages(self, result: dict[str, Any]) -> None:
+        """Count what the sweep read, and note the pages that it could not read."""
         self.bytes_read += result["bytes_read"]
         first_file = 0
         for s, space in enumerate(self._machine.spaces):
@@ -417,8 +385,8 @@ class Superbatch:
                 pages = np.array(
                     [offset // t.page_bytes * shards + file - files.start for file, offset, _ in found]
                 )
-                bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
-                if resident and self._fill_resident:
+                self._bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
+                if self._fill_resident:
                     self._note_resident(s, t, pages, errors)
 
     def _note_resident(self, s: int, table: Table, pages: np.ndarray, errors: list[StorageError]) -> None:

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
 
 from gids.closing import Closing
+from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.option_names import check_names
 from gids.loader.source import Source, as_source
@@ -250,7 +251,7 @@ class DatasetLoader(Closing):
                 ids = nodes[table.type] if isinstance(nodes, dict) else nodes
             else:
                 ids = minibatch.edge_ids_of(table.type)
-            rows = table.read_rows(ids.cpu())
+            rows = table.read_rows(on_host(ids))
             minibatch.features[name] = rows if self._dtype is None else rows.to(self._dtype)
         add_labels(minibatch, self._loader.labels, lambda values: values)
         data = self._data.of(minibatch)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
@@ -45,5 +46,5 @@ def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
             f"{what} has shape {list(weights.shape)}; weight_attr must name one number for each of the "
             f"{graph.num_edges} edges"
         )
-    by_id = weights.detach().reshape(-1).cpu().to(torch.float32).numpy()
+    by_id = on_host(weights.detach()).reshape(-1).to(torch.float32).numpy()
     return by_id if graph.edge_ids is None else by_id[graph.edge_ids]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
 
+from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import EpochSeeds, StepSeeds
 from gids.loader.sampling import Epoch, EpochSampling
@@ -83,13 +85,22 @@ class InputSampler:
         """As HopSampler's."""
         return self._own and self.sampler.hops.by_layers
 
+    @property
+    def without_repr(self) -> list[str]:
+        """What minibatches depend on, and of which only the name is known."""
+        parts = [self.transform, None if self._own else self.sampler]
+        return [_name_of(p) for p in parts if p is not None and type(p).__repr__ in _NO_REPR]
+
     def __repr__(self) -> str:
         """Everything that minibatches depend on, as far as it is known."""
-        if not self._own:
-            return type(self.sampler).__qualname__
         negatives = "" if self.negatives is None else f", {_described(self.negatives)}"
-        kind = self.sampler.subgraph_type.value
-        return f"{self.sampler.hops!r}{negatives}{'' if kind == 'directional' else f', {kind}'}"
+        if self.transform is not None:
+            negatives += f", transform={_name_of(self.transform)}"
+        if not self._own:
+            return f"{_name_of(self.sampler)}{negatives}"
+        kind, tables = self.sampler.subgraph_type.value, self.sampler.tables_read
+        read = f", tables={tables}" if tables else ""
+        return f"{self.sampler.hops!r}{read}{negatives}{'' if kind == 'directional' else f', {kind}'}"
 
 
 class InputLoader(EpochLoader):
@@ -141,6 +152,9 @@ class InputLoader(EpochLoader):
     def topology(self) -> Topology:
         return self._topology
 
+    def _compared(self) -> dict[str, Any]:
+        return super()._compared() | {"labels": list(self._labels)}
+
     @property
     def _seed_count(self) -> int:
         return count_of(self.inputs) if self._given_order is None else len(self._given_order)  # type: ignore[arg-type]
@@ -178,11 +192,16 @@ class InputLoader(EpochLoader):
         return self._labels
 
     def state_dict(self) -> dict[str, Any]:
-        if self._given_order is not None:
-            raise ValueError(
-                "state_dict() cannot save the position of sampler= or batch_sampler=: use shuffle= instead"
-            )
+        self._refuse_given_order("state_dict() cannot save")
         return super().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._refuse_given_order("load_state_dict() cannot set")
+        super().load_state_dict(state)
+
+    def _refuse_given_order(self, what: str) -> None:
+        if self._given_order is not None:
+            raise ValueError(f"{what} the position of sampler= or batch_sampler=: use shuffle= instead")
 
 
 class _Lists(EpochSeeds):
@@ -216,9 +235,9 @@ def add_labels(
     """Give a minibatch the labels of its nodes."""
     nodes = minibatch.input_nodes
     if isinstance(nodes, dict):
-        minibatch.labels = {t: to_device(of[nodes[t].cpu()]) for t, of in labels.items()} or None
+        minibatch.labels = {t: to_device(of[on_host(nodes[t])]) for t, of in labels.items()} or None
     elif labels:
-        minibatch.labels = to_device(next(iter(labels.values()))[nodes.cpu()])
+        minibatch.labels = to_device(next(iter(labels.values()))[on_host(nodes)])
     return minibatch
 
 
@@ -230,7 +249,17 @@ def _positions(item: Any) -> np.ndarray:
     return positions.astype(np.int64, copy=False)
 
 
+_NO_REPR: tuple[Any, ...] = (object.__repr__, FunctionType.__repr__, MethodType.__repr__)
+
+
+def _name_of(part: Any) -> str:
+    """The repr of a sampler or a transform, or else the name of its class, or its own."""
+    if type(part).__repr__ not in _NO_REPR:
+        return repr(part)
+    return str(getattr(part, "__qualname__", type(part).__qualname__))
+
+
 def _described(negatives: NegativeSampling) -> str:
     ends = {"src": negatives.src_weight, "dst": negatives.dst_weight}
-    weights = {end: array_digest(w.cpu().numpy()) for end, w in ends.items() if w is not None}
+    weights = {end: array_digest(on_host(w).numpy()) for end, w in ends.items() if w is not None}
     return f"negatives={negatives.mode.value} {negatives.amount} {weights}"

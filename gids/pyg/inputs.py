@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.pyg.attributes import is_homogeneous
 from gids.store import FeatureStore, Graph
@@ -45,11 +46,11 @@ def node_inputs(
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ValueError(f"input_nodes is bool{list(ids.shape)}; a mask is bool[{count}], one per node")
-        ids = ids.cpu().nonzero().view(-1)
+        ids = on_host(ids).nonzero().view(-1)
         input_id = ids if input_id is None else input_id
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
         raise TypeError(f"input_nodes is {ids.dtype} of shape {list(ids.shape)}; give int64[n] or a mask")
-    ids = ids.to("cpu", torch.int64, copy=True)
+    ids = on_host(ids).to(torch.int64, copy=True)
     _check_range("input_nodes", ids, count)
     return NodeSamplerInput(
         _alike("input_id", input_id, len(ids)), ids, _alike("input_time", times, len(ids)), ntype
@@ -87,7 +88,7 @@ def edge_inputs(
             f"edge_label_index is {pairs.dtype} of shape {list(pairs.shape)}; give int64[2, n], sources and "
             "destinations"
         )
-    pairs = pairs.to("cpu", torch.int64)
+    pairs = on_host(pairs).to(torch.int64)
     _check_range("sources of edge_label_index", pairs[0], graph.num_src)
     _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
     ids, label, time = (_alike(*pair, pairs.shape[1]) for pair in _named(input_id, labels, times))
@@ -181,7 +182,7 @@ def _alike(name: str, values: torch.Tensor | None, count: int) -> torch.Tensor |
         raise ValueError(
             f"{name} has shape {list(found.shape)}; give one value for each of the {count} seeds"
         )
-    return found.cpu()
+    return on_host(found)
 
 
 def _check_range(what: str, ids: torch.Tensor, count: int) -> None:

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData, TensorAttr
 from torch_geometric.data import FeatureStore as PygFeatureStore
 from torch_geometric.data import GraphStore as PygGraphStore
 
+from gids.cuda import on_host
 from gids.store import Graph
 from gids.store.names import NODE, RELATION, Relation, describe_type
 
@@ -80,7 +81,7 @@ def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int, is_sort
             raise TypeError(f"{describe_type(relation)} has no edge_index: give its edges as edge_index")
         none = torch.empty(0, dtype=torch.int64)
         return _checked(relation, num_src, num_dst, torch.zeros(num_dst + 1, dtype=torch.int64), none, None)
-    row, col = storage.edge_index.cpu()
+    row, col = on_host(storage.edge_index)
     if len(col) and not (col.min() >= 0 and col.max() < num_dst):
         raise _out_of_range(relation, "leads to", col, num_dst)
     order = None
@@ -117,7 +118,7 @@ def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
     for edge_type, colptr in colptrs.items():
         relation = _relation(edge_type)
         num_src, num_dst = counts[relation[0]], counts[relation[2]]
-        padded = torch.nn.functional.pad(colptr.to("cpu", torch.int64), (0, num_dst + 1 - len(colptr)))
+        padded = torch.nn.functional.pad(on_host(colptr).to(torch.int64), (0, num_dst + 1 - len(colptr)))
         padded[len(colptr) :] = colptr[-1]
         found.append(_checked(relation, num_src, num_dst, padded, rows[edge_type], orders[edge_type]))
     return found
@@ -148,8 +149,10 @@ def _checked(
 ) -> Graph:
     if len(row) and not (row.min() >= 0 and row.max() < num_src):
         raise _out_of_range(relation, "comes from", row, num_src)
-    edge_ids = None if order is None else order.cpu().numpy()
-    return Graph(relation, num_src, num_dst, colptr.cpu().numpy(), row.cpu().contiguous().numpy(), edge_ids)
+    edge_ids = None if order is None else on_host(order).numpy()
+    return Graph(
+        relation, num_src, num_dst, on_host(colptr).numpy(), on_host(row).contiguous().numpy(), edge_ids
+    )
 
 
 def _out_of_range(relation: Relation, what: str, ids: torch.Tensor, limit: int) -> IndexError:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch_geometric.sampler import NegativeSampling
 
+from gids.cuda import on_host
+
 _COUNTERS = {"dst": 1, "src": 2}
 """Words of a counter that no other random numbers of an epoch have."""
 _TRIALS = 6
@@ -94,7 +96,7 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         if weight is None:
             assert num_nodes is not None
             return generator.integers(0, num_nodes, count)
-        sums = weight.detach().cpu().double().cumsum(0).numpy()
+        sums = on_host(weight.detach()).double().cumsum(0).numpy()
         places = generator.random(count) * sums[-1]
         last = int(np.searchsorted(sums, sums[-1]))  # with a weight; rounding may lead past it
         found: np.ndarray = np.minimum(np.searchsorted(sums, places, side="right"), last)

@@ -82,6 +82,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         self.num_neighbors = (
             num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         )
+        # Tables of times and weights, and a checksum of each.
+        self.tables_read: dict[str, str] = {}
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
             if isinstance(data, Source):
@@ -96,7 +98,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
             def find(type_: str | Relation, attribute: str) -> Any:
                 table = table_of(store, type_, attribute)
-                return None if table is None else table.read_rows(torch.arange(table.row_count))
+                if table is None:
+                    return None
+                self.tables_read[table.name] = f"{table.pages_crc:08x}"
+                return table.read_rows(torch.arange(table.row_count))
 
         else:
             self._typed, name = is_typed(data), "the data"

@@ -17,6 +17,7 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gids import store as gids_store
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.source import Source
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
@@ -163,7 +164,8 @@ def is_on_disk(data: object) -> bool:
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], GraphStore):
         if not isinstance(data[0], FeatureStore):
             return False
-        if data[0].store.path != data[1].store.path or data[0].typed != data[1].typed:
+        features, graph = data[0].store, data[1].store
+        if not features.is_same_dataset(graph) or data[0].typed != data[1].typed:
             raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
         return True
     return isinstance(data, str | os.PathLike | gids_store.FeatureStore | Source)
@@ -199,7 +201,7 @@ def _ids_of(index: Any, count: int) -> torch.Tensor | None:
         return None
     if isinstance(index, slice):
         return torch.from_numpy(np.arange(*index.indices(count), dtype=np.int64))
-    ids = torch.as_tensor([index] if _is_one(index) else index).cpu()
+    ids = on_host(torch.as_tensor([index] if _is_one(index) else index))
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise IndexError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.sampler import sort_by_time
 from gids.sampler.time_order import By, times_of
@@ -76,7 +77,7 @@ def _with_edge_times(graph: Graph, by_id: np.ndarray | None) -> Graph:
 def _numbers(given: Any, type_: str | Relation, attribute: str) -> np.ndarray | None:
     if given is None:
         return None
-    times = torch.as_tensor(given).detach().cpu()
+    times = on_host(torch.as_tensor(given).detach())
     if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         raise TypeError(f"{attribute!r} of {describe_type(type_)} is {times.dtype}; times must be integers")
     if times.numel() != len(times):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gids import _core
+from gids.cuda import on_host
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import Topology
 
@@ -89,10 +90,10 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
                 raise ValueError(f"batch has {len(of)} values for {len(nodes)} {ntype!r} nodes")
         return Given(ids, batch, seeds.trees)
     timed = isinstance(seeds, TimedSeeds)
-    ids = [i.cpu() for i in topology.seeds_by_type(seeds.ids if isinstance(seeds, TimedSeeds) else seeds)]
+    ids = [on_host(i) for i in topology.seeds_by_type(seeds.ids if isinstance(seeds, TimedSeeds) else seeds)]
     times: list[torch.Tensor] | None = None
     if isinstance(seeds, TimedSeeds) and temporal:
-        times = [t.cpu() for t in topology.seeds_by_type(seeds.times, what="times")]
+        times = [on_host(t) for t in topology.seeds_by_type(seeds.times, what="times")]
         for of, nodes, ntype in zip(times, ids, topology.node_types, strict=True):
             if len(of) != len(nodes):
                 raise ValueError(

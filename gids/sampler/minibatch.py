@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from gids.cuda import on_host
 from gids.store import Graph
 from gids.store.names import Relation
 
@@ -67,7 +68,7 @@ class Block:
         """
         if self.reverse is None and self.graph.edge_ids is None:
             return self.positions
-        positions = self.positions.cpu().numpy()
+        positions = on_host(self.positions).numpy()
         if self.reverse is None:
             found = _ids_at(self.graph, positions)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from gids import _core
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.rows import Rows, blocks
+from gids.stored_file import AnyFile, open_descriptor
 
 _NO_COUNTS = np.empty(0, np.uint32)
 
@@ -37,7 +37,7 @@ def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
 
 
 def check_whole(rows: Rows, what: str) -> None:
-    if not is_whole(rows.dtype) or rows.dtype.is_complex:
+    if not is_whole(rows.dtype):
         name = str(rows.dtype).removeprefix("torch.")
         raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
     if len(rows.shape) != 1:
@@ -90,10 +90,10 @@ def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
                 yield values
 
 
-def file_crc32c(path: Path, block_bytes: int = 8 << 20, *, crc: int = 0) -> int:
+def file_crc32c(path: AnyFile, block_bytes: int = 8 << 20, *, crc: int = 0) -> int:
     """CRC32C of a whole file, which is then dropped from the page cache. crc: of the bytes before it."""
     buffer = np.empty(block_bytes, np.uint8)
-    with open(path, "rb", buffering=0) as file:
+    with open(open_descriptor(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer.data):
             crc = _core.crc32c_extend(crc, buffer[:count])
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -58,14 +58,38 @@ def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
     """
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
-    found = getattr(torch, dtype.newbyteorder("=").name)
-    assert isinstance(found, torch.dtype)
-    return found
+    # torch before 2.3 has no uint16, uint32 and uint64.
+    found = getattr(torch, dtype.newbyteorder("=").name, None)
+    return found if isinstance(found, torch.dtype) else None
 
 
 def is_whole(dtype: torch.dtype) -> bool:
     """Whether a type is an integer type."""
-    return not dtype.is_floating_point and dtype != torch.bool
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def equal_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whether values are the same numbers: bool, in the shape of a and b, which are on the CPU.
+
+    Takes any two types, also unsigned ones, which torch cannot compare with others. Rounds nothing and keeps
+    signs. NaN differs from itself.
+    """
+    if a.is_complex() or b.is_complex():
+        return a.to(torch.complex128) == b.to(torch.complex128)
+    if b.dtype.is_floating_point:
+        a, b = b, a
+    if b.dtype.is_floating_point:
+        return a.to(torch.float64) == b.to(torch.float64)
+    whole = b.to(torch.int64)  # uint64 of 2^63 and above becomes negative
+    if not a.dtype.is_floating_point:
+        equal = a.to(torch.int64) == whole
+        return equal & (whole >= 0) if (a.dtype == torch.uint64) != (b.dtype == torch.uint64) else equal
+    kind = np.uint64 if b.dtype == torch.uint64 else np.int64
+    wide, limits = a.to(torch.float64).numpy(), np.iinfo(kind)
+    is_inside = (wide >= float(limits.min)) & (wide < float(limits.max))  # float64 rounds max up by 1
+    integers = np.where(is_inside, wide, 0).astype(kind)
+    equal = is_inside & (integers == whole.numpy().view(kind)) & (integers.astype(np.float64) == wide)
+    return torch.from_numpy(np.asarray(equal))
 
 
 def make_bools_proper(values: torch.Tensor) -> torch.Tensor:

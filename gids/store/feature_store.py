@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, MissingError
-from gids.store.files import Locator, faults, load_array, map_array, read_manifest
+from gids.store.files import load_array, map_array, open_dataset
 from gids.store.graph import Graph
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
@@ -34,11 +34,14 @@ class FeatureStore:
 
     Opening reads the manifest and the size and header of every file, but no data (`gids verify` reads all).
     Raises FileNotFoundError; FormatError if the manifest was changed, has another version or names a shard
-    that is not allowed, or if a file is missing or truncated.
+    that is not allowed, or if a file is missing or truncated. If the dataset is replaced while it is open,
+    everything stays that of the dataset that was opened, and what was not open yet raises StorageError.
 
     Attributes: path; name (`mag.gids`); part (which part of a dataset it is; None: a whole one); tables (name
     -> Table, in the order written); labels (node type -> Tensor, loaded when first used); splits (node type
-    -> {"train", "val", "test": int64 ids}); content_crc (equal for copies, and for no other datasets).
+    -> {"train", "val", "test": int64 ids}); content_crc (equal for copies, and for no other datasets);
+    topology_crc (equal for datasets with the same edges, edge ids and times, and for their parts); owners_crc
+    (equal for the parts of one division).
     """
 
     def __init__(
@@ -49,20 +52,22 @@ class FeatureStore:
         self._allow_dirs = (
             tuple(os.fspath(d) for d in allow_dirs) if not isinstance(allow_dirs, str) else allow_dirs
         )
-        manifest = read_manifest(self.path)
-        self.locate = Locator(self.path, allow_dirs)
-        for fault in faults(manifest, self.locate):
-            raise FormatError(fault)
+        self.locate, manifest = open_dataset(self.path, allow_dirs)
         self._unlock: Callable[[], object] | None = None
         if manifest.tables:
             self._unlock = read_while_alive(self, self.locate.array(manifest.tables[0].checksums))
         self.part: Part | None = manifest.part
-        # The checksums of a table's pages are an array, too. Copies may have other paths and shards.
-        self.content_crc = zlib.crc32(str(sorted(array.crc32c for array in manifest.arrays())).encode())
+        self.topology_crc = manifest.topology_crc
         self._nodes = {n.type: n for n in manifest.nodes}
         self._relations = {r.type: r for r in manifest.relations}
         tables = [self._table(entry) for entry in manifest.tables]
         self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
+        # Names and checksums. Copies may have other paths and shards.
+        edges = [(str(r.type), role, a.crc32c) for r in manifest.relations for role, a in r.arrays.items()]
+        nodes = [(n.type, role, a.crc32c) for n in manifest.nodes for role, a in n.arrays.items()]
+        self.owners_crc = zlib.crc32(str(sorted(of for of in nodes if of[1] == OWNER)).encode())
+        rows = [(t.name, t.kind, t.content_crc) for t in tables]
+        self.content_crc = zlib.crc32(str(sorted(edges + nodes + rows)).encode())
         labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
         split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
         self.labels: Mapping[str, torch.Tensor] = _Loaded(
@@ -73,7 +78,7 @@ class FeatureStore:
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
-        return _reopen, (os.fspath(self.path), self._allow_dirs)
+        return _reopen, (os.fspath(self.path), self._allow_dirs, self.locate.contents)
 
     def __repr__(self) -> str:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
@@ -83,6 +88,7 @@ class FeatureStore:
 
         Tables that are in use stay readable. Garbage collection also closes a store.
         """
+        self.locate.close()
         if self._unlock is not None:
             self._unlock()
 
@@ -112,6 +118,14 @@ class FeatureStore:
             if (table.kind, table.type, table.key) == (kind, type_, key):
                 return table
         return None
+
+    def is_same_dataset(self, other: FeatureStore) -> bool:
+        """Whether a store has the same path, and the dataset was not replaced between the two.
+
+        Heat and tables may have been added.
+        """
+        mine, theirs = self.locate.contents, other.locate.contents
+        return self.path == other.path and all(mine[name] == theirs[name] for name in mine.keys() & theirs)
 
     def reopen(self) -> FeatureStore:
         """Open the dataset again, to see tables and heat that were added since."""
@@ -222,13 +236,7 @@ class FeatureStore:
             raise MissingError(
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )
-        path = self.locate.array(entry)
-        try:
-            return map_array(path, entry)
-        except FileNotFoundError:
-            raise FormatError(
-                f"{path} is gone, because this heat was computed again: open the dataset again"
-            ) from None
+        return map_array(self.locate.array(entry), entry)
 
     def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
         """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
@@ -339,8 +347,11 @@ def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack)
     return opened
 
 
-def _reopen(path: str, allow_dirs: tuple[str, ...]) -> FeatureStore:
-    return FeatureStore(path, allow_dirs=allow_dirs)
+def _reopen(path: str, allow_dirs: tuple[str, ...], contents: Mapping[str, int]) -> FeatureStore:
+    """A pickled store's copy. Tables may have been added; what it had must be there."""
+    store = FeatureStore(path, allow_dirs=allow_dirs)
+    store.locate.check_contents(contents)
+    return store
 
 
 def graphs_of(store: FeatureStore) -> list[Graph]:

@@ -6,21 +6,38 @@ Called by FeatureStore, `verify` and the writers. Array files are `.npy` with ex
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from gids.errors import FormatError
+from gids import _core
+from gids.errors import FormatError, StorageError
 from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
+from gids.store.mapped_file import MappedArray
 from gids.store.quantize import check_scales
-from gids.store.rows import FileRows
+from gids.store.rows import FileRows, read_exactly
+from gids.stored_file import (
+    AnyFile,
+    Directory,
+    Seen,
+    StoredFile,
+    opened,
+    replaced,
+    seen,
+)
+
+_TRIES = 10
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
@@ -44,35 +61,34 @@ def array_bytes(entry: ArrayEntry) -> int:
 
 def read_manifest(root: Path) -> Manifest:
     """Read the manifest of the dataset at root. Raises FormatError or FileNotFoundError."""
-    if not root.exists():
-        replaced = root.with_name(f"{root.name}.partial") / "replaced"
-        if replaced.is_dir():
+    return Locator(root).read_manifest()
+
+
+def _open_directory(root: Path) -> Directory:
+    try:
+        return Directory(root)
+    except NotADirectoryError:
+        raise FormatError(f"{root} has no {MANIFEST}; is it a gids dataset?") from None
+    except FileNotFoundError:
+        aside = root.with_name(f"{root.name}.partial") / "replaced"
+        if aside.is_dir():
             raise FileNotFoundError(
                 f"no dataset at {root}: a conversion was killed while it replaced the dataset. "
-                f"Run the same command again, or rename {replaced} to {root}"
-            )
-        raise FileNotFoundError(f"no dataset at {root}: make one with `gids convert SOURCE {root}`")
-    path = root / MANIFEST
-    if not path.is_file():
-        cure = "is it a gids dataset?"
-        if root.suffix == ".partial":
-            cure = "to finish it, run the same `gids convert` command again"
-        elif any(root.glob("part-[0-9]*.gids")):
-            cure = "it is a directory of parts: open it with gids.distributed.open(), or one of its parts"
-        raise FormatError(f"{root} has no {MANIFEST}; {cure}")
-    with open(path, "rb") as file:
-        data = file.read(MAX_MANIFEST_BYTES + 1)
-    try:
-        return load_manifest(data)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from None
+                f"Run the same command again, or rename {aside} to {root}"
+            ) from None
+        raise FileNotFoundError(f"no dataset at {root}: make one with `gids convert SOURCE {root}`") from None
 
 
 class Locator:
-    """Turns the paths in a manifest into paths of files, and refuses those that are not allowed.
+    """Opens a dataset's directory, reads its manifest, and finds the files that the manifest names.
 
     After symbolic links are followed, a path must be inside the dataset, or (shards only) inside one of
-    ``allow_dirs``.
+    ``allow_dirs``. Files are opened through the directory, so they are those of the dataset that was at
+    `root` when the Locator was made, even if it is replaced meanwhile. A file that was seen once must stay
+    the same one. After close(), and in a pickle's copy, the directory is opened again for each file; then
+    the dataset at `root` must have all that the manifest named, except heat.
+
+    Raises FileNotFoundError, FormatError if `root` is no directory.
     """
 
     def __init__(self, root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> None:
@@ -80,17 +96,134 @@ class Locator:
             raise TypeError("allow_dirs must be a list of directories, not a single path")
         self.root = root
         self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
+        self._directory: Directory | None = _open_directory(root)
+        self._contents: Mapping[str, int] | None = None  # of the manifest that was read
+        self._seen: dict[str, Seen] = {}
 
-    def array(self, entry: ArrayEntry) -> Path:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_directory": None, "_seen": {}}
+
+    def close(self) -> None:
+        """Close the directory, once no other thread opens a file. Idempotent."""
+        self._directory = None
+
+    def read_manifest(self) -> Manifest:
+        """Read the manifest. Raises FormatError."""
+        path = self.root / MANIFEST
+        directory = self._directory or _open_directory(self.root)
+        data = self._manifest_bytes(directory)
+        if data is None and self._contents is None and not directory.is_at(self.root):
+            directory = self._directory = _open_directory(self.root)  # it was replaced, and removed
+            data = self._manifest_bytes(directory)
+        if data is None:
+            cure = "is it a gids dataset?"
+            if self.root.suffix == ".partial":
+                cure = "to finish it, run the same `gids convert` command again"
+            elif any(self.root.glob("part-[0-9]*.gids")):
+                cure = "it is a directory of parts: open it with gids.distributed.open(), or one of its parts"
+            raise FormatError(f"{self.root} has no {MANIFEST}; {cure}")
+        try:
+            manifest = load_manifest(data)
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from None
+        self._contents = manifest.contents()
+        return manifest
+
+    def _manifest_bytes(self, directory: Directory) -> bytes | None:
+        try:
+            if not stat.S_ISREG(directory.stat(MANIFEST).st_mode):
+                return None
+            with open(directory.open(MANIFEST), "rb") as file:
+                self._seen[MANIFEST] = seen(os.fstat(file.fileno()))
+                return file.read(MAX_MANIFEST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+
+    def was_changed(self) -> bool:
+        """Whether `root` has another manifest by now than the one that was read."""
+        try:
+            now = seen(os.stat(self.root / MANIFEST))
+        except OSError:
+            return False
+        return now != self._seen.get(MANIFEST)
+
+    def check_unchanged(self) -> None:
+        """Raise StorageError if `root` leads to another dataset by now."""
+        if not self._current().is_at(self.root):
+            raise replaced(self.root, self.root)
+
+    def check_contents(self, contents: Mapping[str, int]) -> None:
+        """Raise StorageError unless the manifest that was read has all of this. See Manifest.contents."""
+        if self._contents is None or not contents.items() <= self._contents.items():
+            raise replaced(self.root, self.root)
+
+    @property
+    def contents(self) -> Mapping[str, int]:
+        """Of the manifest that was read."""
+        return self._contents or {}
+
+    def open(self, name: str) -> int:
+        """Open a file for reading: the one that was at this path, as in the manifest, when it was first seen.
+
+        Returns a descriptor. Raises StorageError if it was replaced, changed or removed, OSError.
+        """
+        directory, path = self._current(), self.root / name
+        try:
+            fd = directory.open(name)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise self._changed(directory, path, "replaced or removed") from None
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
+        try:
+            now = seen(os.fstat(fd))
+            before = self._seen.setdefault(name, now)
+            if now[:1] == before[:1] and now[1] < before[1]:
+                what = "the file was truncated after the dataset was opened"
+                raise StorageError(errno.ENODATA, what, path)
+            if now != before:
+                raise self._changed(directory, path, "replaced or changed")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def stat(self, name: str) -> os.stat_result:
+        """os.stat() of a file, which open() must then find unchanged. Raises OSError."""
+        status = self._current().stat(name)
+        self._seen.setdefault(name, seen(status))
+        return status
+
+    def _current(self) -> Directory:
+        if (directory := self._directory) is not None:  # close() may come from another thread
+            return directory
+        try:
+            again = Locator(self.root)
+            again.read_manifest()
+        except (FormatError, FileNotFoundError):
+            raise replaced(self.root, self.root) from None
+        again.check_contents(self.contents)
+        assert again._directory is not None
+        return again._directory
+
+    def _changed(self, directory: Directory, path: Path, verb: str) -> StorageError:
+        if not directory.is_at(self.root):
+            return replaced(self.root, path)
+        what = f"the file was {verb} after the dataset was opened: open it again"
+        return StorageError(errno.ESTALE, what, path)
+
+    def _file(self, name: str) -> StoredFile:
+        return StoredFile(self.root / name, partial(self.open, name))
+
+    def array(self, entry: ArrayEntry) -> StoredFile:
         path = self.root / entry.path
         if not path.resolve().is_relative_to(self.root.resolve()):
             raise FormatError(
                 f"{path} leads to {path.resolve()}, outside the dataset; only shards may be outside"
             )
-        return path
+        return self._file(entry.path)
 
-    def shard(self, path: str, among: Sequence[str] = ()) -> Path:
-        """The path of a shard. among: all shards of the table; the error lists their directories too."""
+    def shard(self, path: str, among: Sequence[str] = ()) -> StoredFile:
+        """A shard. among: all shards of the table; the error lists their directories too."""
         full = self.root / path
         if not self._is_allowed(full):
             outside = [self.root / s for s in (path, *among) if not self._is_allowed(self.root / s)]
@@ -100,7 +233,7 @@ class Locator:
                 f"shard {full.resolve()} is outside the dataset {self.root.name}; if you trust it, "
                 f"open with allow_dirs={directories} (or gids ... {options})"
             )
-        return full
+        return self._file(path)
 
     def _is_allowed(self, path: Path) -> bool:
         real = path.resolve()
@@ -118,72 +251,98 @@ def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
     """Yield one line per file that is missing, not allowed or of a wrong size or type. Reads only headers."""
     for entry in manifest.arrays():
         try:
-            path = locate.array(entry)
+            file = locate.array(entry)
             header, what = array_header(entry), f"{entry.dtype}{list(entry.shape)}"
-            yield from _size_faults(path, array_bytes(entry), what)
-            if header and path.is_file():
-                with open(path, "rb") as file:
-                    if file.read(len(header)) != header:
-                        yield f"{path} does not have the header of a .npy file with {what}"
+            fault = _size_fault(locate, entry.path, array_bytes(entry), what)
+            if fault:
+                yield fault
+            elif header:
+                with opened(file) as fd:
+                    if os.pread(fd, len(header), 0) != header:
+                        yield f"{file} does not have the header of a .npy file with {what}"
         except (FormatError, OSError) as error:
             yield str(error)
     for table in manifest.tables:
         for index in range(len(table.shards)):
             try:
-                path = locate.shard(table.shards[index], table.shards)
+                locate.shard(table.shards[index], table.shards)
                 pages = table.geometry.shard_page_count(index)
-                yield from _size_faults(
-                    path, pages * table.page_bytes, f"{pages} pages of {table.page_bytes}"
-                )
+                what = f"{pages} pages of {table.page_bytes}"
+                if fault := _size_fault(locate, table.shards[index], pages * table.page_bytes, what):
+                    yield fault
             except (FormatError, OSError) as error:
                 yield str(error)
 
 
-def _size_faults(path: Path, expected: int, what: str) -> Iterator[str]:
+def open_dataset(root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> tuple[Locator, Manifest]:
+    """Open a dataset, and check its files as `faults` does. Begins again if it was changed meanwhile.
+
+    Raises FileNotFoundError, FormatError for the first fault.
+    """
+    for _ in range(_TRIES):
+        locate = Locator(root, allow_dirs)
+        manifest = locate.read_manifest()
+        fault = next(faults(manifest, locate), None)
+        if fault is None:
+            return locate, manifest
+        if not locate.was_changed():
+            break
+    raise FormatError(fault)
+
+
+def _size_fault(locate: Locator, name: str, expected: int, what: str) -> str:
+    """What is wrong with the size or the type of a file, or ""."""
+    path = locate.root / name
     try:
-        found = os.stat(path)
+        status = locate.stat(name)
     except FileNotFoundError:
-        yield f"{path} is missing"
-        return
-    if not stat.S_ISREG(found.st_mode):
-        yield f"{path} is not a regular file"
-    elif found.st_size != expected:
-        verb = "truncated" if found.st_size < expected else "too long"
-        sizes = f"{found.st_size} bytes, expected {expected} ({what})"
-        yield f"{path} is {verb}: {sizes}; restore it, or convert the source again"
+        return f"{path} is missing"
+    if not stat.S_ISREG(status.st_mode):
+        return f"{path} is not a regular file"
+    if status.st_size == expected:
+        return ""
+    verb = "truncated" if status.st_size < expected else "too long"
+    sizes = f"{status.st_size} bytes, expected {expected} ({what})"
+    return f"{path} is {verb}: {sizes}; restore it, or convert the source again"
 
 
-def map_array(path: Path, entry: ArrayEntry) -> np.ndarray:
+def map_array(file: AnyFile, entry: ArrayEntry) -> np.ndarray:
     """The array as a read-only memory map (an ordinary array when it is raw and empty)."""
     dtype = ARRAY_DTYPES[entry.dtype]
     offset = len(array_header(entry))
     if offset + math.prod(entry.shape) == 0:
         return np.empty(entry.shape, dtype)
-    return np.memmap(path, dtype, "r", offset, entry.shape)
+    with opened(file) as fd:
+        return MappedArray.of(fd, file, dtype, offset, entry.shape)
 
 
-def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
-    """Read the array into memory."""
-    values = np.fromfile(path, ARRAY_DTYPES[entry.dtype], offset=len(array_header(entry)))
-    if values.size != math.prod(entry.shape):
-        raise FormatError(f"{path} was truncated after the dataset was opened")
+def load_array(file: AnyFile, entry: ArrayEntry) -> np.ndarray:
+    """Read the array into memory. Raises StorageError if its bytes do not have their checksum."""
+    header = len(array_header(entry))
+    data = np.empty(array_bytes(entry), np.uint8)
+    with opened(file) as fd:
+        read_exactly(fd, data, 0, file)
+    if _core.crc32c_extend(0, data) != entry.crc32c:
+        what = "the checksum of this file is wrong: it was changed or damaged; restore it, or convert again"
+        raise StorageError(errno.EBADMSG, what, file)
+    values = data[header:].view(ARRAY_DTYPES[entry.dtype]).reshape(entry.shape)
     if entry.dtype == "bool":
         make_bools_proper(torch.from_numpy(values))
-    return values.reshape(entry.shape)
+    return values
 
 
-def array_rows(path: Path, entry: ArrayEntry, dtype: torch.dtype | None = None) -> FileRows:
+def array_rows(file: AnyFile, entry: ArrayEntry, dtype: torch.dtype | None = None) -> FileRows:
     """The array as rows that are read from the file. dtype: read the bytes as this type."""
     dtype = dtype or getattr(torch, entry.dtype)
-    return FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
+    return FileRows(file, entry.shape, dtype, offset=len(array_header(entry)))
 
 
-def load_scales(path: Path, entry: ArrayEntry) -> np.ndarray:
+def load_scales(file: AnyFile, entry: ArrayEntry) -> np.ndarray:
     """Read the column scales of a table, float32. Raises FormatError if one is negative or not finite."""
-    scales = load_array(path, entry)
-    check_scales(scales.reshape(-1), str(path))
+    scales = load_array(file, entry)
+    check_scales(scales.reshape(-1), os.fspath(file))
     return scales
 
 
-def shard_files(table: TableEntry, locate: Locator) -> list[Path]:
+def shard_files(table: TableEntry, locate: Locator) -> list[StoredFile]:
     return [locate.shard(s, table.shards) for s in table.shards]

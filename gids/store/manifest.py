@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import zlib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -55,13 +56,14 @@ class Part:
     """What makes a dataset one part of another one that `gids partition` divided.
 
     index: 0 … count - 1. of: the checksum of the manifest of the whole dataset. method: how nodes were
-    divided: "range", "hash", "community" or "metis".
+    divided: "range", "hash", "community" or "metis". topology: the topology_crc of the whole dataset.
     """
 
     index: int
     count: int
     of: str
     method: str
+    topology: str
 
     def __str__(self) -> str:
         return f"part {self.index} of {self.count}"
@@ -156,6 +158,24 @@ class Manifest:
             if table.order is not None:
                 yield table.order
 
+    def contents(self) -> dict[str, int]:
+        """A number for each node type, relation and table, by name: equal for equal content, heat excepted,
+        wherever its files are."""
+        entries: dict[str, object] = {f"nodes {n.type}": _without_heat(n) for n in self.nodes}
+        entries |= {f"relation {describe_type(r.type)}": r for r in self.relations}
+        entries |= {f"table {t.name}": t for t in self.tables} | {"part": self.part}
+        return {name: zlib.crc32(repr(_without_paths(entry_json(e))).encode()) for name, e in entries.items()}
+
+    @property
+    def topology_crc(self) -> str:
+        """A checksum of the edges, edge ids and times, from those of their files; in a part, of the whole
+        dataset."""
+        if self.part is not None:
+            return self.part.topology
+        of_edges = [(r.type, role, a.crc32c) for r in self.relations for role, a in r.arrays.items()]
+        of_nodes = [((n.type,), "time", n.arrays["time"].crc32c) for n in self.nodes if "time" in n.arrays]
+        return f"crc32c:{_checksum(json.dumps(sorted([*of_edges, *of_nodes])).encode()).decode()}"
+
     @property
     def version(self) -> int:
         if self.part is not None:
@@ -186,6 +206,18 @@ def entry_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: entry_json(found) for key, found in value.items()}
     return [entry_json(found) for found in value] if isinstance(value, (tuple, list)) else value
+
+
+def _without_heat(nodes: NodesEntry) -> NodesEntry:
+    arrays = {role: entry for role, entry in nodes.arrays.items() if role not in HEAT_ROLES.values()}
+    return dataclasses.replace(nodes, arrays=arrays)
+
+
+def _without_paths(value: Any) -> Any:
+    """The JSON of an entry without the paths of its files."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_paths(v) for name, v in value.items() if name not in ("path", "shards")}
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -268,17 +300,19 @@ def validate(fields: object) -> Manifest:
 
 
 def _part(value: object) -> Part:
-    fields = _fields(value, "part", ("index", "count", "of", "method"))
+    fields = _fields(value, "part", ("index", "count", "of", "method", "topology"))
     count = _integer(fields["count"], "part.count", MAX_PARTS)
     if not count:
         raise FormatError(f"part.count must be an integer from 1 to {MAX_PARTS}, not 0")
-    of = fields["of"]
-    if not isinstance(of, str) or not _OF.match(of):
-        raise FormatError(
-            f"part.of is {str(of)[:80]!r}; it must be the checksum of a manifest, crc32c:xxxxxxxx"
-        )
+    for name, what in (("of", "a manifest"), ("topology", "edges and times")):
+        checksum = fields[name]
+        if not isinstance(checksum, str) or not _OF.match(checksum):
+            raise FormatError(
+                f"part.{name} is {str(checksum)[:80]!r}; it must be the checksum of {what}, crc32c:xxxxxxxx"
+            )
     index = _integer(fields["index"], "part.index", count - 1)
-    return Part(index, count, of, check_name(fields["method"], "part.method"))
+    method = check_name(fields["method"], "part.method")
+    return Part(index, count, fields["of"], method, fields["topology"])
 
 
 def owner_dtype(part_count: int) -> str:

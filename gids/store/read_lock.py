@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gids.errors import FormatError
+from gids.stored_file import AnyFile, open_descriptor
 
 
-def read_while_alive(owner: object, path: Path) -> Callable[[], object]:
+def read_while_alive(owner: object, path: AnyFile) -> Callable[[], object]:
     """Lock `path` for reading until `owner` is garbage, or until the returned function is called.
 
     Raises FormatError while the dataset is being moved.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_descriptor(path)
     unlock = weakref.finalize(owner, os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -34,12 +35,12 @@ def read_while_alive(owner: object, path: Path) -> Callable[[], object]:
 
 
 @contextlib.contextmanager
-def without_readers(path: Path | None) -> Iterator[None]:
+def without_readers(path: AnyFile | None) -> Iterator[None]:
     """Lock `path` against readers. Raises FormatError if there is a reader."""
     if path is None:
         yield
         return
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_descriptor(path)
     try:
         try:
             try:
@@ -58,5 +59,5 @@ def without_readers(path: Path | None) -> Iterator[None]:
         os.close(fd)
 
 
-def _dataset_of(path: Path) -> Path:
-    return path.parents[2]  # tables/NAME/checksum.bin
+def _dataset_of(path: AnyFile) -> Path:
+    return Path(path).parents[2]  # tables/NAME/checksum.bin

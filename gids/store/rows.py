@@ -9,7 +9,6 @@ import errno
 import math
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from gids.errors import FormatError, StorageError
 from gids.store.dtypes import byte_view, make_bools_proper, torch_dtype_of
+from gids.stored_file import AnyFile, file_status, opened
 
 
 class Rows(Protocol):
@@ -81,33 +81,30 @@ class FileRows:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: AnyFile,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
         offset: int = 0,
         byte_swapped: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.file = path
         self.shape = shape
         self.dtype: torch.dtype = dtype
         self._offset = offset
         self._byte_swapped = byte_swapped
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         needed = offset + math.prod(shape) * dtype.itemsize
-        found = os.path.getsize(path)
+        found = file_status(path).st_size
         if found < needed:
             raise FormatError(f"{path} is truncated: {found} bytes, but {shape} {dtype} needs {needed}")
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         data = byte_view(out)
         offset = self._offset + start * self._row_bytes
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            read_exactly(fd, data, offset, self.path)
+        with opened(self.file) as fd:
+            read_exactly(fd, data, offset, self.file)
             os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
         if self._byte_swapped and self.dtype.itemsize > 1:
             data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
         make_bools_proper(out)
@@ -115,11 +112,11 @@ class FileRows:
     def row(self, index: int) -> FileRows:
         """The elements of one row, as rows."""
         offset = self._offset + index * self._row_bytes
-        return FileRows(self.path, self.shape[1:], self.dtype, offset=offset, byte_swapped=self._byte_swapped)
+        return FileRows(self.file, self.shape[1:], self.dtype, offset=offset, byte_swapped=self._byte_swapped)
 
     def reshaped(self, shape: tuple[int, ...]) -> FileRows:
         """The same elements, in rows of another shape."""
-        return FileRows(self.path, shape, self.dtype, offset=self._offset, byte_swapped=self._byte_swapped)
+        return FileRows(self.file, shape, self.dtype, offset=self._offset, byte_swapped=self._byte_swapped)
 
 
 class ColumnRows:

@@ -10,18 +10,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
+from gids.stored_file import AnyFile, open_descriptor
 
 
 def scan(
     layout: Geometry,
-    shards: Sequence[Path],
+    shards: Sequence[AnyFile],
     decode: Callable[[np.ndarray], torch.Tensor],
     rows_per_block: int,
     starts: Sequence[int],
@@ -45,9 +45,9 @@ def scan(
             yield start, future.result()
 
 
-def open_file(stack: ExitStack, path: Path) -> int:
+def open_file(stack: ExitStack, path: AnyFile) -> int:
     """Open a file for reading until the stack closes."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_descriptor(path)
     stack.callback(os.close, fd)
     return fd
 
@@ -55,7 +55,7 @@ def open_file(stack: ExitStack, path: Path) -> int:
 def _read(
     layout: Geometry,
     fds: Sequence[int],
-    shards: Sequence[Path],
+    shards: Sequence[AnyFile],
     start: int,
     count: int,
 ) -> np.ndarray:
@@ -67,7 +67,7 @@ def _read(
 
 
 def read_pages(
-    layout: Geometry, fds: Sequence[int], shards: Sequence[Path], first: int, count: int
+    layout: Geometry, fds: Sequence[int], shards: Sequence[AnyFile], first: int, count: int
 ) -> np.ndarray:
     """Read pages first … first + count, uint8[count, page_bytes], with one read per shard."""
     pages = np.empty((count, layout.page_bytes), np.uint8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ import torch
 from gids import _core
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper
-from gids.store.files import Locator, load_scales, map_array, shard_files
+from gids.store.files import Locator, load_array, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
 from gids.store.part import Held
 from gids.store.quantize import unpack_rows
 from gids.store.scan import scan
+from gids.stored_file import StoredFile, opened
 
 
 def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -45,7 +47,8 @@ class Table:
     (src, rel, dst)), key, row_count, id_count (ids that read_rows takes: row_count, except in a part, where
     it is the number of nodes or edges of the whole dataset), shape (of one row), dtype (of rows in memory),
     stored_dtype (on disk: int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes
-    (on disk), page_bytes, rows_per_page, page_count, shard_paths.
+    (on disk), page_bytes, rows_per_page, page_count, shards (files), shard_paths, pages_crc (of the checksums
+    of all pages), content_crc (the same, with those of order and scales).
     """
 
     def __init__(
@@ -74,16 +77,18 @@ class Table:
         self.page_bytes: int = entry.page_bytes
         self.rows_per_page: int = self._layout.rows_per_page
         self.page_count: int = self._layout.page_count
-        self.shard_paths: list[Path] = shard_files(entry, locate)
-        self._checksums = entry.checksums
-        self._checksums_path = locate.array(entry.checksums)
-        self._columns = None if entry.scale is None else entry.scale.columns
-        self._columns_path = None if self._columns is None else locate.array(self._columns)
+        self.shards: list[StoredFile] = shard_files(entry, locate)
+        self.pages_crc: int = entry.checksums.crc32c
+        columns = None if entry.scale is None else entry.scale.columns
+        arrays = (entry.checksums, entry.order, columns)
+        self.content_crc = zlib.crc32(str([a and a.crc32c for a in arrays]).encode())
+        self._checksums = (locate.array(entry.checksums), entry.checksums)
+        self._columns = None if columns is None else (locate.array(columns), columns)
         self._order = None if entry.order is None else (locate.array(entry.order), entry.order)
         self._where = f"'{self.name}' in {store_name}"
-        self._maps: list[np.ndarray] | None = None
-        self._order_map: np.ndarray | None = None
-        self._column_scales: np.ndarray | None = None
+        self._check_crc = False
+        self._arrays: dict[str, np.ndarray] = {}  # that were opened, shared by copies of this table
+        self._maps: list[tuple[int | None, np.ndarray]] | None = None
         self._find_held = find_held
         self._held: Held | None = None
 
@@ -93,6 +98,29 @@ class Table:
             dtype += f" with a scale per {self.scale}, "
         pages = f"{self.page_count} pages of {self.page_bytes} B"
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    @property
+    def shard_paths(self) -> list[Path]:
+        return [shard.path for shard in self.shards]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for the same rows in the same files, and not for those of a dataset that was replaced."""
+        return (*self.shard_paths, self.content_crc)
+
+    def opened(self, *, check_crc: bool) -> Table:
+        """The same table, whose order, scales and checksums are open: it can be read if it is replaced.
+
+        check_crc: the order is in memory, and compared with its checksum in the manifest. (Scales always
+        are.) Raises StorageError.
+        """
+        other = copy.copy(self)
+        other._check_crc = check_crc
+        other.column_scales()
+        if check_crc:
+            other.checksums()
+        _ = other.order
+        return other
 
     def named(self, name: str) -> Table:
         """The same table with another name, to distinguish it from a table of another dataset."""
@@ -104,29 +132,34 @@ class Table:
         """The same rows as they are on disk: a table of uint8[row_bytes]."""
         other = copy.copy(self)
         other.shape, other.dtype, other.stored_dtype = (self.row_bytes,), torch.uint8, torch.uint8
-        other.scale = other._columns = other._columns_path = None
+        other.scale = other._columns = None
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_maps": None,
-            "_order_map": None,
-            "_held": None,
-        }  # each process maps the files
+        return self.__dict__ | {"_maps": None, "_arrays": {}, "_held": None}  # each process maps the files
+
+    def _array(self, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
+        if name not in self._arrays:
+            self._arrays[name] = read()
+        return self._arrays[name]
 
     def checksums(self) -> np.ndarray:
         """CRC32C of each page with its padding: uint32[page_count], a read-only memory map."""
-        return map_array(self._checksums_path, self._checksums)
+        return self._array("checksums", lambda: map_array(*self._checksums))
 
     @property
     def order(self) -> np.ndarray | None:
         """The position of each row: int32 or int64[row_count], a read-only memory map; None: its id.
 
-        Row r is in page order[r] // rows_per_page. Datasets converted with `--order` have it.
+        Row r is in page order[r] // rows_per_page. Datasets converted with `--order` have it. It is in memory
+        if checksums are compared: a page of a map may be read from the disk again after it was compared.
         """
-        if self._order is not None and self._order_map is None:
-            self._order_map = map_array(*self._order)
-        return self._order_map
+        if self._order is None:
+            return None
+        file, entry = self._order
+        if self._check_crc:
+            return self._array("checked order", lambda: load_array(file, entry))
+        return self._array("order", lambda: map_array(file, entry))
 
     @property
     def held(self) -> Held | None:
@@ -143,10 +176,10 @@ class Table:
 
         Raises FormatError if a scale is negative or not finite.
         """
-        if self._column_scales is None and self._columns is not None:
-            assert self._columns_path is not None
-            self._column_scales = load_scales(self._columns_path, self._columns).reshape(-1)
-        return self._column_scales
+        if self._columns is None:
+            return None
+        file, entry = self._columns
+        return self._array("scales", lambda: load_scales(file, entry).reshape(-1))
 
     def rows_of_pages(self, pages: np.ndarray) -> np.ndarray:
         """The value of each row's page: bool[row_count]. pages: bool[page_count]."""
@@ -189,12 +222,13 @@ class Table:
         shards, offsets = self.page_location(pages)
         in_shard = offsets // self.page_bytes
         target = out.view(f"V{self.row_bytes}")
-        for shard, view in enumerate(self._mapped()):
-            if len(self.shard_paths) == 1:
-                target[:] = view[in_shard, slots]
-            else:
-                mine = np.flatnonzero(shards == shard)
-                target[mine] = view[in_shard[mine], slots[mine]]
+        with _core.MapGuard():
+            for shard, view in enumerate(self._mapped()):
+                if len(self.shards) == 1:
+                    target[:] = view[in_shard, slots]
+                else:
+                    mine = np.flatnonzero(shards == shard)
+                    target[mine] = view[in_shard[mine], slots[mine]]
 
     def scan(
         self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
@@ -218,7 +252,7 @@ class Table:
         decode = _bytes_of if stored else self.decode
         if self._order is not None:
             return self._gathered(starts, rows_per_block, decode)
-        return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
+        return scan(self._layout, self.shards, decode, rows_per_block, starts)
 
     def decode(self, data: np.ndarray) -> torch.Tensor:
         """Decode rows from their bytes on disk, uint8[n, row_bytes], to a new dtype[n, *shape]."""
@@ -259,29 +293,23 @@ class Table:
         return rows if held is None else held.rows_of(rows)
 
     def _mapped(self) -> list[np.ndarray]:
-        # Checked each time: access beyond the end of a mapped file kills the process.
-        for shard, path in enumerate(self.shard_paths):
-            try:
-                size_bytes = os.path.getsize(path)
-            except FileNotFoundError:
-                what = "the table was replaced or removed after the dataset was opened: open it again"
-                raise StorageError(errno.ENOENT, what, path) from None
-            if size_bytes < self._layout.shard_bytes(shard):
-                raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
         if self._maps is None:
-            self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]
-        return self._maps
+            self._maps = [self._map(shard, file) for shard, file in enumerate(self.shards)]
+        # Checked each time: access beyond the end of a mapped file kills the process.
+        for shard, (descriptor, _) in enumerate(self._maps):
+            if descriptor is not None and os.fstat(descriptor).st_size < self._layout.shard_bytes(shard):
+                what = "shard was truncated after the dataset was opened"
+                raise StorageError(errno.ENODATA, what, self.shards[shard])
+        return [view for _, view in self._maps]
 
-    def _map(self, shard: int, path: Path) -> np.ndarray:
+    def _map(self, shard: int, file: StoredFile) -> tuple[int | None, np.ndarray]:
         shape = (self._layout.shard_page_count(shard), self.rows_per_page)
         if not shape[0]:
-            return np.empty(shape, f"V{self.row_bytes}")
-        return np.ndarray(
-            shape,
-            dtype=f"V{self.row_bytes}",
-            buffer=np.memmap(path, np.uint8, "r"),
-            strides=(self.page_bytes, self.row_bytes),
-        )
+            return None, np.empty(shape, f"V{self.row_bytes}")
+        with opened(file) as fd:
+            mapped, descriptor = _core.map_file(fd, self._layout.shard_bytes(shard), os.fspath(file))
+        strides = (self.page_bytes, self.row_bytes)
+        return descriptor, np.ndarray(shape, f"V{self.row_bytes}", mapped, strides=strides)
 
 
 def _bytes_of(data: np.ndarray) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from gids.store.files import (
     array_rows,
     faults,
     map_array,
-    read_manifest,
     shard_files,
 )
 from gids.store.graph import Graph, first_out_of_order
@@ -31,6 +31,7 @@ from gids.store.part import part_paths
 from gids.store.part_checks import directory_faults, edge_faults, owner_faults
 from gids.store.rows import FileRows, Rows, blocks
 from gids.store.scan import open_file, read_pages
+from gids.stored_file import StoredFile, replaced
 
 _BLOCK_BYTES = 8 << 20
 _BOOLS = "a bool must be 0 or 1; other bytes are read as 1"
@@ -55,21 +56,44 @@ def verify(
     wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
     number of edges, that ids are in range, that edges are in the order of their times, that heat is finite
     and that bool is 0 or 1. Reads everything once (the graph twice, and with times three times), in bounded
-    memory, and leaves nothing in the page cache. Stops early if most of a sample of 64 pages of a large table
-    are wrong. Prints up to 100 faulty pages per table and the number of others. on_total(bytes), on_bytes(n):
-    progress.
+    memory, and leaves nothing in the page cache. If the dataset, or a table, is replaced meanwhile, begins
+    again; raises StorageError if there was a fault before. Stops early if most of a sample of 64 pages of a
+    large table are wrong. Prints up to 100 faulty pages per table and the number of others. on_total(bytes),
+    on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     if (parts := part_paths(root)) and not (root / MANIFEST).exists():
         yield from _parts_faults(parts, allow_dirs, workers, on_total, on_bytes)
         return
+    while True:
+        told = False
+        try:
+            for fault in _dataset_faults(root, allow_dirs, workers, on_total, on_bytes):
+                told = True
+                yield fault
+            return
+        except StorageError as error:
+            if error.errno != errno.ESTALE or told:
+                raise
+
+
+def _dataset_faults(
+    root: Path,
+    allow_dirs: Sequence[str | os.PathLike[str]],
+    workers: int,
+    on_total: Callable[[int], None],
+    on_bytes: Callable[[int], None],
+) -> Iterator[str]:
+    """See verify. Raises StorageError (ESTALE) if the dataset or a table is replaced meanwhile."""
     try:
-        manifest = read_manifest(root)
         locate = Locator(root, allow_dirs)
+        manifest = locate.read_manifest()
     except (FormatError, OSError) as error:
         yield str(error)
         return
     broken = list(faults(manifest, locate))
+    if broken and locate.was_changed():
+        raise replaced(root, root)
     yield from broken
     if broken:
         return  # truncated or missing files cannot be read
@@ -103,9 +127,9 @@ def verify(
         for table in manifest.tables:
             columns = table.scale.columns if table.scale is not None else None
             if columns is not None:
-                path, scales = _rows(columns, locate)
+                file, scales = _rows(columns, locate)
                 flat = scales.reshaped((math.prod(columns.shape),))
-                yield from _raised(_checked, path, flat, "scale", _is_wrong_weight)
+                yield from _raised(_checked, file, flat, "scale", _is_wrong_weight)
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
@@ -206,17 +230,23 @@ def _time_faults(
         )
 
 
-def _rows(entry: ArrayEntry, locate: Locator) -> tuple[Path, FileRows]:
+def _rows(entry: ArrayEntry, locate: Locator) -> tuple[StoredFile, FileRows]:
     path = locate.array(entry)
     return path, array_rows(path, entry)
 
 
-def _raised(check: Callable[..., Iterator[object]], path: Path, *arguments: object) -> Iterator[str]:
+def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments: object) -> Iterator[str]:
     try:
         for _ in check(*arguments, _BLOCK_BYTES):
             pass
     except (FormatError, StorageError) as error:
+        _raise_if_replaced(error)
         yield f"{path}: {error}"
+
+
+def _raise_if_replaced(error: Exception) -> None:
+    if isinstance(error, StorageError) and error.errno == errno.ESTALE:
+        raise error
 
 
 def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
@@ -278,7 +308,7 @@ def _table_faults(
         yield f"{wrong_pages - _MOST_LINES} more pages of {table.name!r} are wrong"
 
 
-def _page_fault(table: TableEntry, page: int, paths: Sequence[Path], fault: str) -> str:
+def _page_fault(table: TableEntry, page: int, paths: Sequence[StoredFile], fault: str) -> str:
     layout = table.geometry
     shard, offset = layout.page_location(page)
     first = page * layout.rows_per_page

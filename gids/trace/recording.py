@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cuda import on_host
 from gids.loader import FeatureLoader, Observer
 from gids.store.table import positions_of
 from gids.trace.trace_file import Pages, TracedTable
@@ -147,9 +148,9 @@ class _Recorder(Observer):
             self._mark = 1
             for marks in self._marks:
                 marks[:] = 0
-        result = []
+        result, copies = [], on_host(ids)
         for table, order, marks in zip(self._tables, self._orders, self._marks, strict=True):
-            rows = np.ascontiguousarray(ids.get(table.name, _NO_IDS).cpu().numpy())
+            rows = np.ascontiguousarray(copies.get(table.name, _NO_IDS).numpy())
             if order is not None:
                 rows = positions_of(rows, order)
             pages = np.empty(len(rows), np.int64)

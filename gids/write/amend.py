@@ -42,6 +42,21 @@ def locked_directory(path: Path) -> Iterator[None]:
             os.close(fd)
 
 
+def locking_process(path: Path) -> int | None:
+    """The process of this machine that has a lock of a file, or None if none is known."""
+    try:
+        inode = os.stat(path).st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:  # "1: FLOCK ADVISORY WRITE 4711 00:1f:INODE 0 EOF"; who waits has "->" before FLOCK
+        fields = line.split()
+        if len(fields) > 5 and fields[1] != "->" and fields[5].endswith(f":{inode}"):
+            pid = int(fields[4])
+            return pid if pid > 0 and os.path.exists(f"/proc/{pid}") else None
+    return None
+
+
 def is_open_at(fd: int, path: Path) -> bool:
     """Whether a path still leads to this open file or directory."""
     try:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError
-from gids.store.array_checks import checked_ids, checked_order, file_crc32c
-from gids.store.dtypes import dtype_name, is_whole
+from gids.store.array_checks import as_int64, checked_ids, checked_order, file_crc32c
+from gids.store.dtypes import TABLE_DTYPES, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.manifest import (
@@ -176,6 +176,7 @@ class DatasetWriter:
             if scale is not None:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
+            element = dtype_name(dtype)
             layout = stored_geometry(
                 rows.shape,
                 dtype.itemsize,
@@ -192,7 +193,7 @@ class DatasetWriter:
             type=type_,
             key=key,
             shape=tuple(rows.shape[1:]),
-            dtype=dtype_name(dtype),
+            dtype=element,
             page_bytes=layout.page_bytes,
             row_count=rows.shape[0],
             shards=tuple(shards),
@@ -456,16 +457,29 @@ class DatasetWriter:
         arrays.update({role: _array_entry(fields) for role, fields in found.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
-        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64."""
+        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64.
+
+        Raises FormatError for 2^63 and more, and for other integers than int8, uint8, int32 and int64 in
+        several dimensions.
+        """
         labels = as_rows(labels)
         if not labels.shape:
             raise FormatError(f"labels of {ntype!r} are a single number; there must be one per node")
         self.add_nodes(ntype, labels.shape[0])
-        is_class = len(labels.shape) == 1 and not labels.dtype.is_floating_point
+        is_class = len(labels.shape) == 1 and (is_whole(labels.dtype) or labels.dtype == torch.bool)
         wide = torch.float32 if labels.dtype == torch.bfloat16 else labels.dtype
         dtype = torch.int64 if is_class else wide
-        pieces = (block.to(dtype).numpy() for _, block in blocks(labels, _PIECE_BYTES))
-        self._write_node_array(ntype, "label", dtype_name(dtype), labels.shape, pieces)
+        if dtype not in TABLE_DTYPES.values():
+            described = f"{str(dtype).removeprefix('torch.')}{list(labels.shape)}"
+            raise FormatError(f"labels of {ntype!r} are {described}; save them as int32 or int64")
+        pieces = (
+            (as_int64(block, "a label", first) if is_class else block.to(dtype)).numpy()
+            for first, block in blocks(labels, _PIECE_BYTES)
+        )
+        try:
+            self._write_node_array(ntype, "label", dtype_name(dtype), labels.shape, pieces)
+        except FormatError as error:
+            raise FormatError(f"labels of {ntype!r}: {error}") from None
 
     def write_split(self, ntype: str, split: str, ids: Values) -> None:
         """Write the node ids, int[n], of a split: "train", "val" or "test"."""

@@ -7,6 +7,7 @@ that dataset's name.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -128,10 +129,13 @@ class Journal:
 def _locked(path: Path) -> io.FileIO:
     """Open or make the file and lock it. Raises BlockingIOError, OSError."""
     while True:
-        path.parent.mkdir(exist_ok=True)
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path.parent)
             file = io.FileIO(path, "a+")
         except FileNotFoundError:  # another process is removing the directory
+            if not path.parent.parent.is_dir():
+                raise
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,7 +45,9 @@ class Narrowing:
             return cls(source, dtype, scale)
         if not source.is_floating_point or not dtype.is_floating_point:
             return None
-        return None if torch.promote_types(source, dtype) == dtype else cls(source, dtype)
+        old, new = torch.finfo(source), torch.finfo(dtype)
+        is_exact = new.eps <= old.eps and new.max >= old.max and new.tiny * new.eps <= old.tiny * old.eps
+        return None if is_exact else cls(source, dtype)
 
     def bound(self, largest: float) -> float:
         """The bound on the error of values up to a magnitude."""
@@ -81,7 +83,7 @@ class Tally:
         """Add values and the values that were stored. Ignores values that are not finite."""
         if not values.numel():
             return
-        wide = torch.promote_types(values.dtype, stored.dtype)
+        wide = torch.float64 if torch.float64 in (values.dtype, stored.dtype) else torch.float32
         values, stored = values.to(wide), stored.to(wide)
         finite = torch.isfinite(values)
         zero = torch.zeros((), dtype=wide)
@@ -212,9 +214,9 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
         )
 
 
-def first_place(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, float]:
+def first_place(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, int | float]:
     """The row and column of the first wrong value, as text, and the value."""
     position = np.unravel_index(int(np.flatnonzero(wrong.numpy())[0]), values.shape)
     row, *columns = (int(i) for i in position)
     column = f", column {', '.join(map(str, columns))}" if columns else ""
-    return f"row {start + row}{column}", float(values[position])
+    return f"row {start + row}{column}", values[position].item()

@@ -26,11 +26,15 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 from gids.write.sync import sync_files
 
 MAX_BLOCK_BYTES = 8 << 20
+_COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
+_WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
+"""For whole numbers of types that tables cannot have."""
 
 
 class PageWriter:
@@ -219,24 +223,31 @@ def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int, flags: 
 
 
 def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Cast values into out. Raises FormatError if a fraction is lost or an integer is not exact in out.
+    """Cast values into out. Raises FormatError if a fraction is lost or a whole number is another one in out.
 
     Does not check the rounding to a shorter floating type; narrow.py does.
     """
+    if values.is_complex():
+        raise FormatError(f"tables cannot hold {values.dtype}: store the real and imaginary parts as columns")
+    if values.dtype.is_floating_point and not out.dtype.is_floating_point:
+        cost = "round them to 0 and 1" if out.dtype == torch.bool else "cut their fractions"
+        raise FormatError(
+            f"casting {values.dtype} features to {out.dtype} would {cost}; "
+            "int8 with a scale rounds them instead"
+        )
     out.copy_(values)
     if values.dtype.is_floating_point:
-        if not out.dtype.is_floating_point:
-            cost = "round them to 0 and 1" if out.dtype == torch.bool else "cut their fractions"
-            raise FormatError(
-                f"casting {values.dtype} features to {out.dtype} would {cost}; "
-                "int8 with a scale rounds them instead"
-            )
         return
-    lost = out.to(values.dtype) != values
-    if bool(lost.any()):
-        raise FormatError(
-            f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
-        )
+    flat_values, flat_out = values.reshape(-1), out.view(-1)
+    for start in range(0, len(flat_out), _COMPARED_VALUES):
+        piece = flat_values[start : start + _COMPARED_VALUES]
+        lost = ~equal_values(piece, flat_out[start : start + _COMPARED_VALUES])
+        if bool(lost.any()):
+            number = int(piece[int(lost.to(torch.uint8).argmax())].item())
+            cure = f"keep {_WIDER.get(str(values.dtype).removeprefix('torch.'), values.dtype)}"
+            if number >= 1 << 63:
+                cure = "tables hold whole numbers below 2^63"
+            raise FormatError(f"{number} is not exact in {out.dtype}; {cure}")
 
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -64,8 +64,8 @@ def restripe(
     root = Path(os.path.abspath(path))
     directories = _checked_directories(stripe)
     with only_writer(root):
-        manifest = read_manifest(root)
         locate = Locator(root, [*allow_dirs, *directories])
+        manifest = locate.read_manifest()
         _remove_rest(root, manifest)  # left by a killed restripe
         for fault in faults(manifest, locate):
             raise FormatError(fault)

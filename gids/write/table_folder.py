@@ -74,8 +74,8 @@ class TableFolder:
 def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:
     """Remove the files of a table that this manifest no longer names. Ignores errors."""
     with contextlib.suppress(FormatError, OSError):
-        main = locate.array(entry.checksums).parent
-        outside = {locate.shard(shard).parent for shard in entry.shards} - {main}
+        main = locate.array(entry.checksums).path.parent
+        outside = {locate.shard(shard).path.parent for shard in entry.shards} - {main}
         if not {folder.name for folder in (main, *outside)} & _named(manifest):
             _remove_folders(main, *sorted(outside))
 

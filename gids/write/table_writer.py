@@ -132,6 +132,7 @@ class TableWriter:
         self._resources = contextlib.ExitStack()
         try:
             with self._explaining("creating"), only_writer(store.path):
+                locate.check_unchanged()
                 manifest = read_manifest(store.path)
                 if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(

@@ -71,7 +71,7 @@ def scratch_times(times: Rows, path: Path) -> np.ndarray:
 
 def time_range(times: Rows) -> tuple[int, int]:
     """The least and the latest time; (0, 0) of none."""
-    ends = [(int(block.min()), int(block.max())) for _, block in blocks(times, _BLOCK_BYTES)]
+    ends = [(int(block.numpy().min()), int(block.numpy().max())) for _, block in blocks(times, _BLOCK_BYTES)]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0, 0)
 
 

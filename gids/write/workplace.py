@@ -20,7 +20,7 @@ from gids.sizes import format_bytes
 from gids.store.files import Locator, faults
 from gids.store.manifest import MANIFEST, load_manifest
 from gids.store.part import part_paths
-from gids.write.amend import locked_directory
+from gids.write.amend import locked_directory, locking_process
 from gids.write.journal import Journal
 from gids.write.publish import (
     check_replaceable,
@@ -138,10 +138,19 @@ class Workplace:
                 raise FileNotFoundError(f"stripe directory {directory} does not exist")
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
-        if not self.partial.exists():
+        try:
+            # Listed at once: another writer makes the journal first, and removes it last.
+            names = os.listdir(self.partial)
+        except FileNotFoundError:
             self._check_name()
-        elif not (self.partial / _JOURNAL).exists() and any(self.partial.iterdir()):
-            raise FileExistsError(f"{self.partial} exists and does not belong to a conversion: remove it")
+            return
+        except NotADirectoryError:
+            names = [self.partial.name]
+        if names and _JOURNAL not in names:
+            raise FileExistsError(
+                f"{self.partial} exists and does not belong to a conversion: rename it, or choose another "
+                f"name than {self.path.name}"
+            )
 
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
@@ -234,7 +243,8 @@ class Workplace:
             clean_up(self.partial, self.path, record)
             remove_tree(self.partial, last=_JOURNAL)
         except OSError as error:
-            what = f"the dataset is published, but {error.strerror} while removing the old files; remove"
+            what = f"the dataset is published, but {error.strerror} while removing the old files"
+            what += f"; the next command that writes {self.path.name} removes what is left in"
             raise StorageError(error.errno or 0, what, self.partial) from error
         finally:
             self._journal.close()
@@ -302,7 +312,15 @@ def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:
     try:
         return Journal(partial / _JOURNAL, key)
     except BlockingIOError:
-        raise FileExistsError(f"another process is writing {partial}: wait for it") from None
+        pid = locking_process(partial / _JOURNAL)
+        if pid == os.getpid():
+            raise FileExistsError(
+                f"this process is writing {partial.with_suffix('')} already: close that writer first"
+            ) from None
+        writer = "another process" if pid is None else f"process {pid}"
+        raise FileExistsError(
+            f"{writer} is writing {partial.with_suffix('')}: wait for it, or choose another name"
+        ) from None
 
 
 def _free(directories: Sequence[Path]) -> str:

@@ -121,8 +121,9 @@ void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, in
 
 std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths, u32 depth,
                                         u32 threads, u32 rings, bool direct, u32 max_read_bytes,
-                                        u32 max_merge_bytes) {
-  return io::open_engine(kind, paths, {depth, threads, max_read_bytes, max_merge_bytes, direct, rings});
+                                        u32 max_merge_bytes, std::vector<int> descriptors) {
+  return io::open_engine(kind, paths,
+                         {depth, threads, max_read_bytes, max_merge_bytes, direct, rings, std::move(descriptors)});
 }
 
 // (file system, alignment) of a file opened for direct I/O or not.
@@ -161,7 +162,7 @@ void bind_io(nb::module_& m) {
 
   m.def("open_engine", &open_engine, nb::arg("kind"), nb::arg("paths"), nb::kw_only(), nb::arg("depth"),
         nb::arg("threads"), nb::arg("rings"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("descriptors") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_file", &probe_file, nb::arg("path"), nb::kw_only(), nb::arg("direct"));
   m.attr("IO_THREADS_MAX") = u32{io::kThreadsMax};
   m.def("why_no_uring", &io::why_no_uring);

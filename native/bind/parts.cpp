@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/guarded.h"
 #include "store/held_rows.h"
 #include "store/pack_parts.h"
 
@@ -33,7 +34,10 @@ void add_owned(HeldRows& rows, In<Owner> owners, uint64_t first, uint32_t part) 
   if (first > rows.id_count() || owners.size() > rows.id_count() - first)
     throw std::invalid_argument("owners of ids that are out of range");
   nb::gil_scoped_release unlocked;
-  rows.add_owned(owners.data(), owners.size(), first, part);
+  guarded([&] {
+    rows.add_owned(owners.data(), owners.size(), first, part);
+    return 0;
+  });
 }
 
 template <class Id>
@@ -42,7 +46,7 @@ nb::object add(HeldRows& rows, In<Id> ids) {
   size_t at;
   {
     nb::gil_scoped_release unlocked;
-    at = rows.add(ours(ids.data()), ids.size());
+    at = guarded([&] { return rows.add(ours(ids.data()), ids.size()); });
   }
   return position_or_none(at, ids.size());
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/guarded.h"
 #include "store/row_order.h"
 
 namespace nb = nanobind;
@@ -34,7 +35,10 @@ template <class Position>
 void to_positions(In<Position> order, In<int64_t> ids, Out<int64_t> out) {
   expect(out.size() == ids.size(), "to_positions: ids and out differ in length");
   nb::gil_scoped_release unlocked;
-  store::to_positions(order.data(), order.size(), ours(ids.data()), ids.size(), ours(out.data()));
+  guarded([&] {
+    store::to_positions(order.data(), order.size(), ours(ids.data()), ids.size(), ours(out.data()));
+    return 0;
+  });
 }
 
 template <class Position>
@@ -43,7 +47,9 @@ nb::object sum_by_page(In<Position> order, In<float> weights, uint64_t rows_per_
   size_t at;
   {
     nb::gil_scoped_release unlocked;
-    at = store::sum_by_page(order.data(), weights.data(), order.size(), rows_per_page, sums.data(), sums.size());
+    at = guarded([&] {
+      return store::sum_by_page(order.data(), weights.data(), order.size(), rows_per_page, sums.data(), sums.size());
+    });
   }
   return position_or_none(at, order.size());
 }
@@ -53,7 +59,9 @@ nb::object mark_positions(In<Position> order, int64_t row_count, int64_t first, 
   size_t at;
   {
     nb::gil_scoped_release unlocked;
-    at = store::mark_positions(order.data(), order.size(), row_count, first, marks.size(), marks.data());
+    at = guarded([&] {
+      return store::mark_positions(order.data(), order.size(), row_count, first, marks.size(), marks.data());
+    });
   }
   return position_or_none(at, order.size());
 }
@@ -70,8 +78,10 @@ size_t propagate_labels(In<int64_t> indptr, In<Index> indices, Out<uint32_t> lab
   size_t count;
   {
     nb::gil_scoped_release unlocked;
-    count = store::propagate_labels(ours(indptr.data()), indices.data(), indices.size(), labels.size(),
-                                    labels.data(), sizes.data(), most, seed);
+    count = guarded([&] {
+      return store::propagate_labels(ours(indptr.data()), indices.data(), indices.size(), labels.size(), labels.data(),
+                                     sizes.data(), most, seed);
+    });
   }
   return checked(count);
 }
@@ -82,8 +92,10 @@ size_t adopt_lone(In<int64_t> indptr, In<Index> indices, Out<uint32_t> labels, O
   size_t count;
   {
     nb::gil_scoped_release unlocked;
-    count = store::adopt_lone(ours(indptr.data()), indices.data(), indices.size(), labels.size(), labels.data(),
-                              sizes.data(), most);
+    count = guarded([&] {
+      return store::adopt_lone(ours(indptr.data()), indices.data(), indices.size(), labels.size(), labels.data(),
+                               sizes.data(), most);
+    });
   }
   return checked(count);
 }

@@ -20,6 +20,7 @@
 #include "sampler/neighbor.h"
 #include "sampler/variates.h"
 #include "sampler/walk.h"
+#include "store/mapped_file.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -154,9 +155,12 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
   std::vector<sampler::Minibatch> made;
   {
     nb::gil_scoped_release unlocked;
-    made = self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
-      samplers.host.draw_only(only);
-      return sample(samplers, spans[i], moment_of(numbers, dependency, i), i);
+    store::MapGuard::prepare();
+    made = store::read_mapped([&] {
+      return self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
+        samplers.host.draw_only(only);
+        return sample(samplers, spans[i], moment_of(numbers, dependency, i), i);
+      });
     });
   }
   nb::list result;
@@ -346,8 +350,12 @@ void hop_walks(const OwningTopology& graph, u32 relation, const Numbers& numbers
   if (out.size() != nodes.size()) throw nb::value_error("give one value for each walk");
   const auto of = walk_draws(starts, draws, nodes.size());
   nb::gil_scoped_release unlocked;
-  sampler::hop_walks(graph.topology(), relation, moment_of(numbers, 1), layer, of, {nodes.data(), nodes.size()},
-                     out.data());
+  store::MapGuard::prepare();
+  store::read_mapped([&] {
+    sampler::hop_walks(graph.topology(), relation, moment_of(numbers, 1), layer, of, {nodes.data(), nodes.size()},
+                       out.data());
+    return 0;
+  });
 }
 
 void restart_walks(const Numbers& numbers, u32 layer, double restart, Ids starts, Ids draws,

@@ -1,10 +1,13 @@
 // gids._core: checksums, and passes over edges. Every call here releases the GIL and keeps nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "bind/bind.h"
+#include "bind/guarded.h"
 #include "store/crc32c.h"
 #include "store/topology.h"
 
@@ -56,7 +59,9 @@ nb::object count_sources(Indices<Index> indices, int64_t limit, int64_t first, W
   size_t bad;
   {
     nb::gil_scoped_release unlocked;
-    bad = store::count_sources(indices.data(), indices.size(), limit, first, counts.size(), counts.data());
+    bad = guarded([&] {
+      return store::count_sources(indices.data(), indices.size(), limit, first, counts.size(), counts.data());
+    });
   }
   return position_or_none(bad);
 }
@@ -94,16 +99,70 @@ nb::object carry_to_sources(Ids indptr, Indices<Index> indices, Shares shares, V
   size_t bad;
   {
     nb::gil_scoped_release unlocked;
-    bad = store::carry_to_sources(ids_of(indptr), shares.size(), indices.data(), indices.size(), shares.data(),
-                                  visits.data(), visits.size());
+    bad = guarded([&] {
+      return store::carry_to_sources(ids_of(indptr), shares.size(), indices.data(), indices.size(), shares.data(),
+                                     visits.data(), visits.size());
+    });
   }
   if (bad == store::kBadIndptr) throw nb::value_error("indptr decreases or exceeds the indices");
   return position_or_none(bad);
 }
 
+// A guard of the block of a with statement, in this thread.
+class BlockGuard {
+ public:
+  void enter() {
+    store::MapGuard::prepare();
+    guard_.emplace();
+  }
+  // Does not hide an OSError, which may be that of a guard inside.
+  void exit(nb::handle error) {
+    if (guard_ && guard_->failed() && !PyErr_GivenExceptionMatches(error.ptr(), PyExc_OSError)) {
+      try {
+        guard_->raise();
+      } catch (...) {
+        guard_.reset();
+        throw;
+      }
+    }
+    guard_.reset();
+  }
+
+ private:
+  std::optional<store::MapGuard> guard_;
+};
+
+void bind_mapped_files(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const store::MapFault& fault) {
+      const nb::object error = nb::module_::import_("gids.errors").attr("StorageError")(fault.error, fault.what(), fault.path, fault.offset);
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    }
+  });
+  // An array, not a bound object: nanobind calls objects leaked that a framework keeps until the process ends.
+  m.def("map_file",
+        [](int fd, u64 bytes, std::string path) {
+          auto* file = new store::MappedFile(fd, bytes, std::move(path));
+          const nb::capsule owner(file, [](void* p) noexcept { delete static_cast<store::MappedFile*>(p); });
+          const auto* data = reinterpret_cast<const uint8_t*>(file->data());
+          return nb::make_tuple(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(data, {bytes}, owner), file->fd());
+        },
+        "fd"_a, "nbytes"_a, "path"_a,
+        "The first bytes of a file, mapped for reading: (uint8[nbytes], a duplicate of fd, which is open while the "
+        "array lives). path: for errors.");
+  nb::class_<BlockGuard>(m, "MapGuard", "Of a with statement: reads of mapped files that fail raise StorageError at its end.")
+      .def(nb::init<>())
+      .def("__enter__", [](BlockGuard& guard) { guard.enter(); })
+      .def("__exit__", [](BlockGuard& guard, nb::handle error, nb::handle, nb::handle) { guard.exit(error); },
+           "error"_a.none(), "value"_a.none(), "traceback"_a.none());
+}
+
 }  // namespace
 
 void bind_store(nb::module_& m) {
+  bind_mapped_files(m);
   m.def("crc32c", &crc32c_pages, "pages"_a.noconvert(),
         "CRC32C of each page. pages: uint8[n, page_bytes], C order. Returns uint32[n].");
   m.def("crc32c_extend", &crc32c_extend, "crc"_a, "data"_a.noconvert(),

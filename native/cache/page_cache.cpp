@@ -7,6 +7,7 @@
 
 #include "cache/copy.h"
 #include "store/crc32c.h"
+#include "store/mapped_file.h"
 
 namespace gids::cache {
 
@@ -88,7 +89,7 @@ class PageCache::Fill final : public io::Batch {
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
     const Geometry& g = cache_.geometry_;
     const u64 page = g.page_at(read.file, read.offset);
-    if (!error && !cache_.checksums_.empty() && store::crc32c(data, g.page_bytes) != cache_.checksums_[page])
+    if (!error && !cache_.checksums_.empty() && store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
       error = EBADMSG;
     if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));

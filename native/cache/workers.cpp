@@ -42,8 +42,12 @@ void Workers::work(u32 worker) {
     start_.wait(lock, [&] { return stop_ || round_ != seen; });
     if (stop_) return;
     seen = round_;
+    store::MapGuard* const guard = guard_;
     lock.unlock();
-    run_pieces(worker);
+    {
+      const store::MapGuard::Join join(guard);
+      run_pieces(worker);
+    }
     lock.lock();
     if (--running_ == 0) end_.notify_one();
   }
@@ -57,6 +61,7 @@ void Workers::parallel_for(size_t n, size_t grain, const std::function<void(size
   std::lock_guard job(job_mutex_);
   std::unique_lock lock(mutex_);
   job_ = &f;
+  guard_ = store::MapGuard::current();
   n_ = n;
   grain_ = grain;
   next_.store(0, std::memory_order_relaxed);

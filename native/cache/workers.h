@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gids/target.h"
+#include "store/mapped_file.h"
 
 namespace gids::cache {
 
@@ -24,7 +25,8 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   // Calls f(begin, end, worker) over [0, n) in pieces of `grain`; worker < threads(). Returns when all are
-  // done. f must not throw. Any thread; a second caller waits for the first one's job.
+  // done. f must not throw, and reads mapped files under the caller's guard. Any thread; a second caller waits for the
+  // first one's job.
   void parallel_for(size_t n, size_t grain, const std::function<void(size_t, size_t, u32)>& f);
   u32 threads() const { return static_cast<u32>(others_.size()) + 1; }
 
@@ -38,6 +40,7 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable start_, end_;
   const std::function<void(size_t, size_t, u32)>* job_ = nullptr;
+  store::MapGuard* guard_ = nullptr;  // of the caller
   size_t n_ = 0, grain_ = 1;
   std::atomic<size_t> next_{0};
   u64 round_ = 0;

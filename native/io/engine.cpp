@@ -65,11 +65,14 @@ void Batch::complete(u32 count) {
 Engine::Engine(std::string name, const std::vector<std::string>& paths, const Options& options)
     : options_(options), name_(std::move(name)), pid_(getpid()), file_count_(static_cast<u32>(paths.size())) {
   files_.reserve(paths.size());
-  for (const std::string& path : paths) {
-    files_.emplace_back(path, options_.direct);
+  if (!options_.descriptors.empty() && options_.descriptors.size() != paths.size())
+    throw std::invalid_argument("there must be one descriptor per path, or none");
+  for (size_t i = 0; i < paths.size(); ++i) {
+    files_.emplace_back(paths[i], options_.direct, options_.descriptors.empty() ? -1 : options_.descriptors[i]);
     memory_alignment_ = std::max(memory_alignment_, files_.back().memory_alignment());
     alignment_ = std::max({alignment_, files_.back().alignment(), memory_alignment_});
   }
+  options_.descriptors.clear();  // the caller closes them
   // An extent that starts and ends amid two blocks is longer than its bytes by almost two blocks.
   slot_bytes_ = static_cast<u32>(align_up(options_.max_read_bytes, alignment_));
   if (alignment_ > 1) slot_bytes_ += alignment_;
@@ -98,7 +101,7 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   } else if (!std::is_sorted(reads.begin(), reads.end(), before)) {
     std::sort(reads.begin(), reads.end(), before);
   }
-  std::vector<Batch::Run> left;  // of each file, what is not queued yet
+  std::vector<Batch::Run> left, part;  // of each file, what is not queued yet, and what is queued next
   for (u32 i = 0; i < reads.size(); ++i) {
     if (i == 0 || reads[i].file != reads[i - 1].file) left.push_back({i, i});
     left.back().end = i + 1;
@@ -110,13 +113,21 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
     batch->runs_.clear();
     batch->runs_.reserve(left.size());
     batch->turn_ = 0;
+    if (in_parts) part.resize(left.size());
     batch->left_.store(reads.size() + 1, std::memory_order_relaxed);
     batch->self_ = batch;
-    if (!in_parts) return queue(*batch, left);
+    if (!in_parts) {
+      try {
+        return queue(*batch, left);
+      } catch (...) {  // bad_alloc: nothing of the batch is queued, and who waits for it must not wait
+        batch->left_.store(0, std::memory_order_relaxed);
+        batch->self_.reset();
+        throw;
+      }
+    }
     ++submitting_;
   }
   // A large batch is sorted in parts, each with reads of every file, while those before it are read.
-  std::vector<Batch::Run> part(left.size());
   for (u64 size = kFirstPart, rest = reads.size(); rest; size *= 4) {
     const u64 of = rest;
     for (size_t f = 0; f < left.size(); ++f) {

@@ -84,6 +84,7 @@ struct Options {
   u32 max_merge_bytes = 1u << 17; // neighboring reads are merged up to this size; 0: never
   bool direct = true;             // O_DIRECT
   u32 rings = 1;                  // threads of the engine uring where `threads` is 0
+  std::vector<int> descriptors{}; // of files that the caller has opened, by path; empty: open the paths
 };
 
 struct Stats {

@@ -92,8 +92,8 @@ std::string file_system_name(int fd) {
   return text;
 }
 
-File::File(const std::string& path, bool direct) : path_(path) {
-  fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+File::File(const std::string& path, bool direct, int opened) : path_(path) {
+  fd_ = opened < 0 ? open(path.c_str(), O_RDONLY | O_CLOEXEC) : fcntl(opened, F_DUPFD_CLOEXEC, 0);
   if (fd_ < 0) throw error(errno, "cannot open " + path + " for reading");
   try {
     struct stat s {};

@@ -13,8 +13,9 @@ namespace gids::io {
 // Owns the descriptor (close-on-exec) and, for the mmap engine, the mapping; both end with the object.
 class File {
  public:
+  // opened: a descriptor of the file, which is copied (its status flags are shared), or -1: open the path.
   // Throws std::system_error: the text names the file, its file system where that matters, and the cure.
-  File(const std::string& path, bool direct);
+  File(const std::string& path, bool direct, int opened = -1);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;

@@ -15,6 +15,7 @@
 #include "io/clock.h"
 #include "io/start_thread.h"
 #include "store/crc32c.h"
+#include "store/mapped_file.h"
 
 namespace gids::io {
 namespace {
@@ -155,7 +156,7 @@ bool QueueService::Pair::intact(u64 ticket) {
   const QueueTable& t = tables_[queue::table_of(request)];
   if (!t.checksums) return true;
   const auto* page = reinterpret_cast<const std::byte*>(q_.page(ticket));
-  return store::crc32c(page, t.page_bytes) == t.checksums[queue::page_of(request)];
+  return store::crc32c(page, t.page_bytes) == store::value_at(&t.checksums[queue::page_of(request)]);
 }
 
 void QueueService::Pair::ended(const Reads& batch, u64 ticket, int error) {

@@ -1,4 +1,4 @@
-// Starts the threads of the native code: named, and without signals. Called by the engines, the request queue's
+// Starts the threads of the native code: named, and without signals from outside. Called by the engines, the request queue's
 // service and the cache's workers.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace gids::io {
 
-// Runs `body` in a thread that takes no signals: Python's handlers belong to the main thread. name: at most 15
+// Runs `body` in a thread that takes no signals from outside: Python's handlers belong to the main thread. name: at most 15
 // characters. Throws std::system_error that names the limits when the system gives no thread.
 template <class F>
 std::thread start_thread(const std::string& name, F body) {
@@ -20,6 +20,7 @@ std::thread start_thread(const std::string& name, F body) {
     SignalsBlocked() {
       sigset_t all;
       sigfillset(&all);
+      sigdelset(&all, SIGBUS);  // of a mapped file: see store/mapped_file.h
       pthread_sigmask(SIG_SETMASK, &all, &before);
     }
     ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }

@@ -12,6 +12,7 @@
 #include "io/clock.h"
 #include "io/start_thread.h"
 #include "store/crc32c.h"
+#include "store/mapped_file.h"
 
 namespace gids::packs {
 namespace {
@@ -212,11 +213,12 @@ void Sweep::sweep(const TableSweep& table) {
     return bytes <= static_cast<size_t>(used - begin) ? begin : nullptr;
   };
   auto stopped = [&] { return stop_.load(std::memory_order_relaxed) || (writer_ && writer_->error()); };
-  // Also when an exception ends the sweep: reads in flight write into memory_.
+  // Also when an exception ends the sweep: reads in flight write into memory_. A piece that was not submitted has none.
   struct Drain {
     std::deque<Piece>& reading;
     ~Drain() {
-      for (Piece& piece : reading) piece.reads->wait();
+      for (Piece& piece : reading)
+        if (piece.reads) piece.reads->wait();
     }
   } drain{reading};
 
@@ -227,8 +229,8 @@ void Sweep::sweep(const TableSweep& table) {
       coming.memory = room_for(coming.bytes);
       if (!coming.memory) break;
       if (writer_) priority_->yield(stop_);
-      submit(coming);
       reading.push_back(std::exchange(coming, Piece()));
+      submit(reading.back());
       more = next_piece(coming);
     }
     if (stopped()) break;
@@ -275,7 +277,7 @@ void Sweep::repair(const TableSweep& table, Piece& piece) {
   if (table.checksums.empty()) return;
   const std::vector<BadPage> unread(bad_pages_.begin() + static_cast<std::ptrdiff_t>(before), bad_pages_.end());
   for (u64 page = piece.first; page < piece.end; ++page) {
-    if (store::crc32c(piece.page(g, page), g.page_bytes) == table.checksums[page]) continue;
+    if (store::crc32c(piece.page(g, page), g.page_bytes) == store::value_at(&table.checksums[page])) continue;
     const bool known = std::any_of(unread.begin(), unread.end(), [&](const BadPage& bad) {
       return bad.file == g.file_of(page) && bad.offset == g.offset_of(page);
     });
@@ -333,6 +335,7 @@ class PackRead::Reads final : public io::Batch {
     }
   }
   void begin() {
+    bad_.reserve(reads.size());  // done() cannot allocate
     left_.store(reads.size(), std::memory_order_relaxed);
     if (!reads.empty()) priority_->begin_urgent();
   }

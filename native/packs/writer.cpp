@@ -20,7 +20,7 @@ int duplicate(int fd) {
 }  // namespace
 
 Writer::Writer(int fd, u32 threads, u32 buffers, size_t buffer_bytes)
-    : fd_(duplicate(fd)), buffer_bytes_(align_up(buffer_bytes, 4096)), buffers_(buffers), memory_(buffers_ * buffer_bytes_) {
+    : fd_(duplicate(fd)), buffer_bytes_(align_up(buffer_bytes, 4096)), buffers_(buffers), memory_(buffers_ * buffer_bytes_), jobs_(buffers) {
   for (u32 i = buffers; i-- > 0;) free_.push_back(memory_.data() + i * buffer_bytes_);
   try {
     for (u32 i = 0; i < threads; ++i) threads_.push_back(io::start_thread("gids-write", [this] { serve(); }));
@@ -65,7 +65,7 @@ void Writer::give_back(std::byte* buffer) {
 void Writer::write(std::byte* buffer, size_t bytes, u64 offset) {
   {
     std::lock_guard lock(mutex_);
-    jobs_.push_back({buffer, bytes, offset});
+    jobs_[(first_job_ + job_count_++) % buffers_] = {buffer, bytes, offset};
   }
   job_cv_.notify_one();
 }
@@ -77,7 +77,7 @@ void Writer::abandon() {
 
 int Writer::finish() {
   std::unique_lock lock(mutex_);
-  idle_cv_.wait(lock, [&] { return jobs_.empty() && writing_ == 0; });
+  idle_cv_.wait(lock, [&] { return job_count_ == 0 && writing_ == 0; });
   return std::exchange(error_, 0);
 }
 
@@ -104,10 +104,11 @@ int Writer::write_all(const Job& job) const {
 void Writer::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    job_cv_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    const Job job = jobs_.front();
-    jobs_.pop_front();
+    job_cv_.wait(lock, [&] { return stop_ || job_count_; });
+    if (!job_count_) return;
+    const Job job = jobs_[first_job_];
+    first_job_ = (first_job_ + 1) % buffers_;
+    --job_count_;
     ++writing_;
     int error = error_;
     if (!error) {
@@ -119,7 +120,7 @@ void Writer::serve() {
     else if (!error_) error_ = error;
     free_.push_back(job.buffer);
     free_cv_.notify_one();
-    if (--writing_ == 0 && jobs_.empty()) idle_cv_.notify_all();
+    if (--writing_ == 0 && !job_count_) idle_cv_.notify_all();
   }
 }
 

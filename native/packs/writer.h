@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -26,7 +25,7 @@ class Writer {
 
   // A free buffer, aligned to a memory page. Waits for one; there is one again as soon as a write ends.
   std::byte* take();
-  // Writes the first `bytes` of a taken buffer at `offset`, later. Then the buffer is free. After an error nothing more
+  // Writes the first `bytes` of a taken buffer at `offset`, later. Does not throw. Then the buffer is free. After an error nothing more
   // is written.
   void write(std::byte* buffer, size_t bytes, u64 offset);
   void give_back(std::byte* buffer);  // without writing it
@@ -54,7 +53,8 @@ class Writer {
   mutable std::mutex mutex_;
   std::condition_variable free_cv_, job_cv_, idle_cv_;
   std::vector<std::byte*> free_;
-  std::deque<Job> jobs_;
+  std::vector<Job> jobs_;  // a ring, with room for all buffers: write() does not allocate
+  u32 first_job_ = 0, job_count_ = 0;
   u32 writing_ = 0;
   u64 bytes_written_ = 0;
   int error_ = 0;

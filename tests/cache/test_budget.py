@@ -273,6 +273,12 @@ def test_the_lowest_limit_of_the_control_groups_counts(
     groups = [(tmp_path / name, "max", "now") for name in ("a/b", "a", "", "gone")]
     monkeypatch.setattr(budget, "_memory_groups", lambda: iter(groups))
     assert budget.available_bytes() == 4000
+    (tmp_path / "a" / "memory.stat").write_text("file 900\ninactive_file 300\nactive_file 50\nfile_dirty 9\n")
+    assert budget.available_bytes() == 4350, "pages of files can be dropped"
+    (tmp_path / "a" / "memory.stat").write_text(
+        "active_file 1\ntotal_inactive_file 600\ntotal_active_file 100"
+    )
+    assert budget.available_bytes() == 4700, "v1 counts the group without those below it, then all together"
 
 
 def test_available_bytes_is_positive_here() -> None:

@@ -104,7 +104,7 @@ def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
     rows, ids = torch.arange(0, 400, 3), torch.full((134,), -1)
     sampling.put(lambda: ids.copy_(rows))
     with device.use(training):
-        cache.enter(0, MadeOn({table.name: ids}, sampling))
+        cache.enter(0, MadeOn({table.name: ids}, device, sampling))
         cache.plan(0)
         features, error = cache.gather(0)
         assert error is None
@@ -120,7 +120,7 @@ def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> No
         for step in range(10):
             with device.use(sampling):
                 ids = device.empty((150,), torch.int64).random_(0, 400)
-            cache.enter(step, MadeOn({table.name: ids}, sampling))
+            cache.enter(step, MadeOn({table.name: ids}, device, sampling))
             del ids
             cache.plan(step)
             _, error = cache.gather(step)
@@ -160,7 +160,8 @@ def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
         buffers = pool.take(300)
     written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
     written.insert(2, len(buffers.keys) - 1)
-    assert buffers.record.tolist() != written, "written by a copy that waits for the stream"
+    seen = list((ctypes.c_int64 * len(written)).from_address(buffers.record.data_ptr()))
+    assert seen != written, "written by a copy that waits for the stream"
     released.passed = True
     stream.synchronize()
     assert buffers.record.tolist() == written
@@ -189,7 +190,7 @@ def test_outputs_stay_few_when_the_consumer_never_synchronizes(
     training = device.new_stream()
     training.slow = True
     sampling = device.new_stream()
-    batches = [MadeOn({table.name: torch.randint(0, 400, (rows,))}, sampling) for _ in range(30)]
+    batches = [MadeOn({table.name: torch.randint(0, 400, (rows,))}, device, sampling) for _ in range(30)]
 
     def train(address: int, ids: torch.Tensor) -> None:
         read = (ctypes.c_char * (rows * 400)).from_address(address)

@@ -544,6 +544,41 @@ def test_random_split_and_float64_are_reported(tmp_path, capsys):
     assert "float64: twice" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "said"),
+    [
+        (np.ones((50, 1), np.uint16), None, "table '_N.b': tables cannot hold uint16: cast it (--dtype)"),
+        (np.ones((50, 0)), None, "table '_N.b': rows have 0 bytes"),
+        (np.array([[200], [255]] * 25, np.uint8), "b=int8", "table '_N.b': 200 is not exact in torch.int8"),
+        (np.full(50, -1), "b=uint8", "table '_N.b': -1 is not exact in torch.uint8"),
+        (np.full(50, 1 << 63, np.uint64), "b=int64", "table '_N.b': 9223372036854775808 is not exact"),
+        (np.full(50, (1 << 64) - 1, np.uint64), "b=float64", "table '_N.b': 18446744073709551615 is not"),
+    ],
+)
+def test_refused_arrays_are_named(tmp_path, capsys, values, dtype, said):
+    save_arrays(tmp_path / "s", a=FEAT, b=values)
+    casts = [] if dtype is None else ["--dtype", dtype]
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids"), *casts]) == 2
+    assert said in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_floating_labels_below_0_are_no_labels_if_they_are_whole_numbers(tmp_path, capsys):
+    labels = np.arange(50, dtype=np.float32) % 4
+    labels[:20] = -1
+    save_arrays(tmp_path / "s", feat=FEAT, label=labels)
+    store = convert(tmp_path / "s", tmp_path / "x.gids")
+    assert "labels of '_N' are whole numbers with gaps: stored as int64" in capsys.readouterr().err
+    assert store.labels["_N"].tolist() == labels.tolist()
+    split = np.concatenate([ids.numpy() for ids in store.splits["_N"].values()])
+    assert np.array_equal(np.sort(split), np.arange(20, 50))
+    save_arrays(tmp_path / "t", feat=FEAT, label=labels - 0.5)  # a measure, and -1.5 is one of its values
+    split = np.concatenate(
+        [i.numpy() for i in convert(tmp_path / "t", tmp_path / "y.gids").splits["_N"].values()]
+    )
+    assert np.array_equal(np.sort(split), np.arange(50))
+
+
 @pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
 def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys, values):
     np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
@@ -683,7 +718,7 @@ def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, mon
     def full(path, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("gids.write.workplace.Journal" if begun else "pathlib.Path.mkdir", full)
+    monkeypatch.setattr("gids.write.workplace.Journal" if begun else "os.mkdir", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device to begin x.gids (" in error
@@ -760,12 +795,15 @@ def test_edges_are_sorted_in_the_given_memory(tmp_path, options):
     assert peak_bytes(tmp_path / "s", tmp_path / "x.gids", "--memory", "16MB", *options) < 316e6
 
 
-def test_a_quiet_conversion_prints_nothing(tmp_path, capfd, monkeypatch):
+def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
     monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
-    np.savez(tmp_path / "x.npz", x=FEAT, names=np.array(["a"]))
+    np.savez(tmp_path / "x.npz", x=FEAT)
     convert(tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
     assert capfd.readouterr() == ("", "")
+    np.savez(tmp_path / "x.npz", x=FEAT, names=np.array(["a"]))
+    convert(tmp_path / "x.npz", tmp_path / "z.gids", "--quiet")
+    assert capfd.readouterr() == ("", "left out 'names' of x.npz: of type <U1, not numbers\n")
     convert(tmp_path / "x.npz", tmp_path / "y.gids")
     out, err = capfd.readouterr()
     assert out == (

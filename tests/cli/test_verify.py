@@ -225,6 +225,21 @@ def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     ]
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int16"])
+def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys, dtype):
+    values = np.array([[1, 2], [3, 4], [0, (1 << 15) - 1]], dtype)
+    np.save(tmp_path / "x.npy", values)
+    path, against = str(tmp_path / "a.gids"), ["--against", str(tmp_path / "x.npy")]
+    assert main(["convert", str(tmp_path / "x.npy"), path, "--dtype", "int64", "--quiet"]) == 0
+    assert main(["verify", path, *against]) == 0
+    assert capsys.readouterr().err == "_N.feat: equal\n"
+    values[1, 1] = -2 if dtype == "int16" else np.iinfo(dtype).max - 1
+    np.save(tmp_path / "x.npy", values)
+    assert main(["verify", path, *against, "--quiet"]) == 1
+    said = f"row 1, column 1 is 4, in the source {values[1, 1]}; 1 values differ"
+    assert said in capsys.readouterr().out
+
+
 def test_raw_source_is_compared(tmp_path, capsys):
     np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
     describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]

@@ -61,7 +61,9 @@ NAN = float("nan")
         (np.array([[1], [3]], np.uint8), [1, 3]),
         (np.array([1.0, NAN, 3.0]), [1, -1, 3]),
         (np.array([[1.0], [-1.0], [NAN]], np.float32), [1, -1, -1]),
+        (np.array([1.0, -1.0, 0.0]), [1, -1, 0]),
         (np.array([1.0, 2.0]), None),  # may be a measure
+        (np.array([-1.0, 2.5]), None),
         (np.array([1.5, NAN]), None),
         (np.array([-2.0, NAN]), None),
         (np.array([np.inf, NAN]), None),

@@ -124,7 +124,7 @@ SHAPE = "(2, E)"
 # (reader, kind) -> (make(directory) -> source, message, arguments), or the reason why there is none.
 CASES = {
     ("ogb", "truncated"): (lambda r: cut(ogb.arxiv, "raw/edge.csv.gz")(r), "is damaged or truncated"),
-    ("ogb", "wrong type"): (lambda r: relation_of_ogb(r, [["a", "b"]] * 90), "could not convert"),
+    ("ogb", "wrong type"): (lambda r: relation_of_ogb(r, [["a", "b"]] * 90), "exactly one must be named src"),
     ("ogb", "ragged"): (
         lambda r: text_of_ogb(r, "edge.csv.gz", [1]),
         "columns",
@@ -221,7 +221,7 @@ CASES = {
         lambda r: [edges.text(r / "e.csv.gz"), cut_file(r / "e.csv.gz")][1],
         "is damaged or truncated",
     ),
-    ("edges", "wrong type"): (lambda r: text(r, "1.5,2\n"), "numbers with fractions"),
+    ("edges", "wrong type"): (lambda r: text(r, "1.5,2\n"), "ids with fractions"),
     ("edges", "ragged"): (lambda r: text(r, "1,2\n3\n"), "columns"),
     ("edges", "counts differ"): (
         lambda r: [directory(r, label=np.arange(9)), edges.text(r / "s/edges.csv")] and r / "s",

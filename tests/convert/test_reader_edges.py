@@ -52,6 +52,55 @@ def test_third_column_is_the_weight(tmp_path, weights, expected):
     assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "id,src,dst,w",
+        "\ufeffdst,w,id,source",
+        '"w","id","Target","SRC"',
+        "id,u,v,w",
+        "# w,dst,id,src",
+        "#from to id w",
+    ],
+)
+def test_names_in_the_first_line_are_used(tmp_path, header):
+    names = [n.strip('"') for n in header.strip("# \ufeff").replace(",", " ").split()]
+    columns = dict.fromkeys(("src", "source", "SRC", "u", "from"), EDGES[0])
+    columns |= dict.fromkeys(("dst", "Target", "v", "to"), EDGES[1])
+    columns |= {"id": np.arange(E)[::-1] + (1 << 60), "w": np.arange(E) / 8}
+    text(tmp_path / "e.csv", header=f"{header}\n", values=zip(*(columns[n] for n in names), strict=True))
+    tables = {"_N._E._N.id": columns["id"], "_N._E._N.w": columns["w"]}
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
+    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+
+
+def test_column_without_a_name_is_left_out_with_a_warning(tmp_path, capsys):
+    """As pandas writes the index."""
+    values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)
+    text(tmp_path / "e.csv", header=",dst,src,skipped\n", values=values)
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--quiet", "--skip", "skipped")
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+    assert capsys.readouterr().err == "left out column 1 of e.csv: it has no name\n"
+
+
+@pytest.mark.parametrize("delimiter", [",", ", ", "\t", " "])
+def test_quoted_numbers_and_a_byte_order_mark_are_read(tmp_path, delimiter):
+    values = [[f'"{v}"' for v in (*pair, "0.5")] for pair in EDGES.T]
+    text(tmp_path / "e.csv", header="\ufeff", delimiter=delimiter, values=values)
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
+    weight = {"_N._E._N.weight": np.full(E, 0.5)}
+    assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+
+
+def test_large_whole_numbers_stay_exact_beside_fractions(tmp_path):
+    times = (1 << 60) + np.arange(E)
+    values = zip(*EDGES, np.arange(E) / 8, times, strict=True)
+    text(tmp_path / "e.csv", header="src,dst,w,time\n", values=values)
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
+    assert_table(store, "_N._E._N.time", times)
+    assert_table(store, "_N._E._N.w", np.arange(E) / 8)
+
+
 @pytest.mark.parametrize("name", ["two.csv", "s/edges.csv"])
 @pytest.mark.parametrize(("header", "weights"), [("", None), ("src,dst\n", None), ("", [5, 7])])
 def test_two_edges_in_text_are_pairs(tmp_path, name, header, weights):
@@ -124,12 +173,19 @@ def test_dtype_casts_features_beside_edges(tmp_path):
     [
         ("1,2\n3\n", (), "columns"),
         ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
-        ("1.5,2\n", (), "numbers with fractions; edges must be pairs"),
+        ("1.5,2\n", (), "has ids with fractions near edge 0"),
         ("1.5,2,3\n", (), "has ids with fractions"),
         ("1,2\nx,y\n", (), "could not convert"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
         ("1,2\n5,2\n", ("--num-nodes", "5"), "is 5; it must be from 0 to 4"),
         ("1,99999999999999999999\n", (), "could not convert"),
+        ("1,2,1e400\n", (), "could not convert '1e400' to float64"),
+        ('1,"2"3\n', (), "could not convert"),
+        ("id_1,id_2\n1,2\n", (), "have the columns id_1, id_2; exactly one must be named src or source"),
+        ("id,src\n1,2\n", (), "exactly one must be named dst or destination"),
+        ("src,dst,source\n1,2,3\n", (), "exactly one must be named src or source"),
+        ("src,dst\n1,2,3\n", (), "has 2 names for 3 columns"),
+        ("src,dst,w,w\n1,2,3,4\n", (), "has two columns 'w'"),
     ],
 )
 def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):

@@ -136,6 +136,8 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
             "column 'year' of nodes.parquet has nulls",
         ),
         (nodes(id=np.arange(N)[::-1]), edges(), "'id' of '_N' is not 0, 1, 2"),
+        (nodes(id=np.arange(N) + 0.3), edges(), "'id' of '_N' is not 0, 1, 2"),
+        (nodes(id=pa.array([None, *range(1, N)], pa.float64())), edges(), "'id' of '_N' is not 0, 1, 2"),
         (nodes(), edges(src=EDGES[0] + 1), f"is {N}; it must be from 0 to {N - 1}"),
         (nodes(), edges(src=EDGES[0] - 1), "is -1; it must be"),
         (nodes(), edges().rename_columns(["a", "dst", "w"]), "exactly one must be named src or source"),

@@ -137,21 +137,132 @@ def test_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
     assert "'topic' nodes have no features and no count: assuming 8 nodes" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_transposed_sparse_adjacency(tmp_path):
-    pairs = np.unique(EDGES[::-1].T, axis=0)  # destination and source, sorted
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=N))])
-    parts = (torch.from_numpy(a) for a in (indptr, pairs[:, 1].copy()))
-    adj_t = torch.sparse_csr_tensor(*parts, torch.ones(len(pairs)), (N, N), check_invariants=True)
-    torch.save({"x": torch.from_numpy(X), "adj_t": adj_t}, tmp_path / "a.pt")
-    graph = convert(tmp_path / "a.pt", tmp_path / "p.gids").graph()
-    assert np.array_equal(graph.indptr, indptr)
-    assert np.array_equal(graph.indices, pairs[:, 1])
+PAIRS = np.unique(EDGES, axis=1)  # sparse tensors have an entry once
 
 
-def test_attribute_that_is_not_a_tensor_is_left_out_with_a_note(tmp_path, capsys):
+def matrix(key, layout, values, pairs=PAIRS):
+    """The edges as adj (rows are sources) or adj_t (rows are destinations), and their order in it."""
+    lines, columns = pairs if key == "adj" else pairs[::-1]
+    order = np.lexsort((lines, columns) if layout == torch.sparse_csc else (columns, lines))
+    indices = torch.from_numpy(np.stack([lines, columns])[:, order])
+    coo = torch.sparse_coo_tensor(indices, values, (N, N, *values.shape[1:]), check_invariants=True)
+    if layout == torch.sparse_coo:
+        return coo, order
+    by_row = layout == torch.sparse_csr
+    counts = np.bincount(indices[0 if by_row else 1], minlength=N)
+    pointers = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    make = torch.sparse_csr_tensor if by_row else torch.sparse_csc_tensor
+    others = indices[1 if by_row else 0].contiguous()
+    return make(pointers, others, values, coo.shape, check_invariants=True), order
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+sparse = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+@sparse
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("key", ["adj", "adj_t"])
+def test_sparse_adjacency_is_the_graph_and_its_values_are_weights(tmp_path, capsys, key, layout):
+    weights = torch.arange(PAIRS.shape[1]) / 8
+    adjacency, order = matrix(key, layout, weights)
+    torch.save({"x": torch.from_numpy(X), key: adjacency}, tmp_path / "a.pt")
+    tables = {"_N.x": X, "_N._E._N.weight": weights}
+    store = convert(tmp_path / "a.pt", tmp_path / "p.gids", "--quiet")
+    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: PAIRS[:, order]}, labels={}, splits={})
+    assert capsys.readouterr().err == ""
+
+
+@sparse
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_adjacency_between_types_with_weights_of_several_columns_and_a_table(tmp_path, layout):
+    weights = torch.rand(PAIRS.shape[1], 2)
+    adjacency, order = matrix("adj_t", layout, weights)
+    relation, share = ("a", "to", "b"), torch.rand(PAIRS.shape[1])
+    torch.save({"a": {}, "b": {}, relation: {"adj_t": adjacency, "share": share}}, tmp_path / "a.pt")
+    tables = {"a.to.b.weight": weights, "a.to.b.share": share}
+    store = convert(tmp_path / "a.pt", tmp_path / "p.gids")
+    assert_dataset(store, tables=tables, edges={relation: PAIRS[:, order]}, labels={}, splits={})
+
+
+@sparse
+def test_weights_of_1_are_no_table(tmp_path):
+    torch.save({"adj_t": matrix("adj_t", torch.sparse_csr, torch.ones(PAIRS.shape[1]))[0]}, tmp_path / "a.pt")
+    assert not convert(tmp_path / "a.pt", tmp_path / "p.gids").tables
+
+
+@sparse
+def test_repeated_entries_of_a_sparse_tensor_stay_separate_edges(tmp_path):
+    indices, weights = torch.tensor([[2, 0, 2], [1, 0, 1]]), torch.tensor([0.5, 2, 4])
+    adjacency = torch.sparse_coo_tensor(indices, weights, (3, 3), check_invariants=True)
+    torch.save({"adj": adjacency}, tmp_path / "a.pt")
+    store = convert(tmp_path / "a.pt", tmp_path / "p.gids")
+    edges = {HOMOGENEOUS: indices.numpy()}
+    assert_dataset(store, tables={"_N._E._N.weight": weights}, edges=edges, labels={}, splits={})
+
+
+@sparse
+def test_files_of_to_sparse_tensor(tmp_path, geometric):
+    edge_index = torch.from_numpy(PAIRS[:, RNG.permutation(PAIRS.shape[1])])
+    weight, share = torch.rand(PAIRS.shape[1]), torch.rand(PAIRS.shape[1])
+    data = geometric.data.Data(x=torch.from_numpy(X), edge_index=edge_index, edge_weight=weight, share=share)
+    by_edge = {pair: i for i, pair in enumerate(zip(*edge_index.tolist(), strict=True))}
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        data_t = geometric.transforms.ToSparseTensor(layout=layout)(data.clone())
+        torch.save(data_t.to_dict(), tmp_path / "a.pt")
+        store = convert(tmp_path / "a.pt", tmp_path / "p.gids", "--overwrite")
+        graph = store.graph()
+        assert graph.edge_ids is None
+        destinations = np.repeat(np.arange(N), np.diff(graph.indptr)).tolist()
+        ids = [by_edge[pair] for pair in zip(graph.indices.tolist(), destinations, strict=True)]
+        for key, values in (("weight", weight), ("share", share)):
+            assert torch.equal(store.table(key).read_rows(range(len(ids))), values[ids])
+
+
+def adjacency_in(layout):
+    return matrix("adj_t", layout, torch.ones(PAIRS.shape[1]))[0]
+
+
+@sparse
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (
+            lambda: tensors(adj_t=adjacency_in(torch.sparse_csr)),
+            "'_N._E._N' has the graphs edge_index and adj_t: leave one out with --skip adj_t",
+        ),
+        (
+            lambda: {"x": torch.from_numpy(X), "adj": torch.ones(N, N)},
+            "'adj' of '_N._E._N' is a 2-dimensional tensor of layout torch.strided; save one matrix as",
+        ),
+        (
+            lambda: {"adj": torch.ones(N, N).to_sparse_bsr((2, 2))},
+            "is a 2-dimensional tensor of layout torch.sparse_bsr; save one matrix as adj.to_sparse_csr()",
+        ),
+        (
+            lambda: {"adj": torch.ones(3, N, N).to_sparse_coo()},
+            "is a 3-dimensional tensor of layout torch.sparse_coo",
+        ),
+        (
+            lambda: {"adj_t": adjacency_in(torch.sparse_csc), "edge_attr": torch.ones(PAIRS.shape[1])},
+            "'edge_attr' of '_N._E._N' has an unknown order",
+        ),
+    ],
+)
+def test_adjacency_that_is_not_one_graph_is_refused(tmp_path, capsys, saved, message):
+    torch.save(saved(), tmp_path / "d.pt")
+    assert message in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+
+
+@sparse
+def test_skipped_graph_is_not_read(tmp_path):
+    torch.save(tensors(adj_t=adjacency_in(torch.sparse_csr)), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--skip", "adj_t"))
+
+
+def test_attribute_that_is_not_a_tensor_is_left_out_with_a_warning(tmp_path, capsys):
     torch.save(tensors(name="cora", size=torch.tensor(5)), tmp_path / "d.pt")
-    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--quiet"))
     assert "left out 'name' of '_N': a str" in capsys.readouterr().err
 
 

@@ -174,19 +174,19 @@ def test_a_failed_launch_names_the_error(made: CudaDevice, stub: ctypes.CDLL) ->
 def test_host_memory_is_registered_and_released_once(
     made: CudaDevice, record: Callable[[], list[str]]
 ) -> None:
-    with made.map_host(0x7000, 12288) as mapping:
+    with made.map_host(0x7000, 12288, memory=None) as mapping:
         assert mapping.device_address == 0x1000000007000
         assert record() == [f"register 7000 12288 flags 3 in {CONTEXT}", "pointer 7000 flags 0"]
     mapping.close()
     assert record() == [f"unregister 7000 in {CONTEXT}"]
-    made.map_host(0x7000, 4096, read_only=True).close()
+    made.map_host(0x7000, 4096, memory=None, read_only=True).close()
     assert record()[0] == f"register 7000 4096 flags 11 in {CONTEXT}"
 
 
 def test_a_device_without_read_only_mappings_maps_read_write(
     driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
-    CudaDevice(1, driver, compiler).map_host(0x7000, 4096, read_only=True).close()  # type: ignore[arg-type]
+    CudaDevice(1, driver, compiler).map_host(0x7000, 4096, memory=None, read_only=True).close()  # type: ignore[arg-type]
     assert record()[0] == "register 7000 4096 flags 3 in 1065"
 
 
@@ -203,15 +203,15 @@ def test_memory_that_cannot_be_pinned_says_why(
 ) -> None:
     stub.stub_fail_next(status)
     with pytest.raises(RuntimeError, match=message):
-        made.map_host(0x7000, 4096)
+        made.map_host(0x7000, 4096, memory=None)
     for address, nbytes in [(0x7001, 4096), (0x7000, 0)]:
         with pytest.raises(ValueError, match=r"cannot map \d+ bytes"):
-            made.map_host(address, nbytes)
+            made.map_host(address, nbytes, memory=None)
 
 
 def test_closing_a_mapping_after_the_end_of_cuda_is_no_error(made: CudaDevice, stub: ctypes.CDLL) -> None:
     for status, fails in [(4, False), (1, True)]:
-        mapping = made.map_host(0x7000, 4096)
+        mapping = made.map_host(0x7000, 4096, memory=None)
         stub.stub_fail_next(status)
         if fails:
             with pytest.raises(CudaError):
@@ -223,7 +223,7 @@ def test_closing_a_mapping_after_the_end_of_cuda_is_no_error(made: CudaDevice, s
 def test_a_forked_child_leaves_mappings_alone(
     made: CudaDevice, record: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mapping = made.map_host(0x7000, 4096)
+    mapping = made.map_host(0x7000, 4096, memory=None)
     record()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     mapping.close()

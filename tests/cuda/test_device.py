@@ -104,18 +104,18 @@ def test_atomics_of_many_blocks_lose_nothing(device: Device) -> None:
 
 def test_mapped_memory_is_seen_from_both_sides(device: Device, host_words: tuple[int, torch.Tensor]) -> None:
     address, words = host_words
-    with device.map_host(address, 4096) as mapping:
+    with device.map_host(address, 4096, memory=None) as mapping:
         launch(device, "write_word", 1, 32, mapping.device_address + 8, 1 << 50)
         assert words[:3].tolist() == [0, 1 << 50, 0]
     mapping.close()
-    with device.map_host(address, 4096):
+    with device.map_host(address, 4096, memory=None):
         pass
 
 
 def test_memory_is_mapped_once(device: Device, host_words: tuple[int, torch.Tensor]) -> None:
-    with device.map_host(host_words[0], 4096):
+    with device.map_host(host_words[0], 4096, memory=None):
         with pytest.raises(RuntimeError, match="already mapped"):
-            device.map_host(host_words[0], 4096)
+            device.map_host(host_words[0], 4096, memory=None)
 
 
 @pytest.mark.parametrize("wait", ["stream", "kernel"])
@@ -125,7 +125,7 @@ def test_a_stream_waits_for_a_word_of_the_host(
     address, words = host_words
     stream, seen = device.new_stream(), device.zeros(1, torch.int64)
     stream.wait_stream(device.current_stream())
-    with device.map_host(address, 4096) as mapping:
+    with device.map_host(address, 4096, memory=None) as mapping:
         writer = threading.Timer(0.05, lambda: words.__setitem__(0, 7))
         writer.start()
         waits = wait == "stream" and device.wait_value(stream, mapping.device_address, 6)

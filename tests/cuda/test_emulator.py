@@ -178,7 +178,7 @@ def test_a_wait_for_a_value_that_never_comes_is_ended() -> None:
     device = EmulatedDevice(limit_s=0.1)
     memory = torch.zeros(1024, dtype=torch.int64)
     address = -(-memory.data_ptr() // 4096) * 4096
-    with device.map_host(address, 4096) as mapping:
+    with device.map_host(address, 4096, memory=None) as mapping:
         word = memory[(address - memory.data_ptr()) // 8 :]
         with pytest.raises(RuntimeError, match=r"is 0 after 0.1 s, not 3"):
             device.wait_value(device.current_stream(), mapping.device_address, 3)

@@ -62,7 +62,7 @@ def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) 
     done = gpu.zeros(1, torch.int64)
     gpu.preload(UNIT)  # loading a kernel may wait for the stream that waits
     gpu.current_stream().synchronize()
-    with gpu.map_host(address, 4096) as mapping:
+    with gpu.map_host(address, 4096, memory=None) as mapping:
         if not gpu.wait_value(stream, mapping.device_address, 5):
             pytest.skip(f"streams of {gpu.name} cannot wait for a word")
         try:

@@ -7,10 +7,13 @@ import gc
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from emulator import EmulatedDevice
-from late_device import LateDevice, LateStream
+from late_device import LateDevice, LateEvent, LateStream
+
+from gids.cuda.device import MadeOn, on_host
 
 UNIT = str(Path(__file__).parent / "kernels.cu")
 SEEDS = range(12)
@@ -113,15 +116,84 @@ def test_zeros_are_written_in_the_order_of_the_stream() -> None:
     stream, other = device.new_stream(), device.new_stream()
     with device.use(stream):
         words = device.zeros(4, torch.int64)
-    write(device, other, words, 5)
+    other.put(partial(ctypes.memset, words.data_ptr(), 5, 8))
     other.synchronize()
-    assert words.tolist()[1] != 0, "another stream does not wait for them"
+    assert ctypes.string_at(words.data_ptr(), 16) != bytes(16), "another stream does not wait for them"
     stream.synchronize()
     assert words.tolist() == [0, 0, 0, 0]
     with device.use(stream):
         words.fill_(3)
         assert words.tolist() == [3] * 4
     assert isinstance(stream, LateStream)
+
+
+def read_on_the_host(device: LateDevice, words: torch.Tensor, how: str) -> object:
+    if how == "on another stream":
+        with device.use(device.new_stream()):
+            return words.cpu()
+    return getattr(words[1], how)() if how == "item" else getattr(words, how)()
+
+
+@pytest.mark.parametrize("how", ["cpu", "numpy", "tolist", "item", "clone", "on another stream"])
+@pytest.mark.parametrize("written", ["by a kernel", "by a copy", "by torch", "zeros"])
+def test_a_tensor_is_not_read_before_its_stream_was_waited_for(how: str, written: str) -> None:
+    device = LateDevice(0, lazy=0.0)  # the work is done at once, which is luck
+    stream, other = device.new_stream(), device.new_stream()
+    host = np.full(4096, 7, np.uint8)
+    with device.use(stream):
+        words = device.zeros(4, torch.int64)
+        if written != "zeros":
+            stream.synchronize()
+        if written == "by a kernel":
+            write(device, stream, words, 5)
+        elif written == "by torch":
+            words.fill_(3)
+    if written == "by a copy":
+        device.mapped[host.ctypes.data] = 4096
+        device.copy_from_host(stream, words, host.ctypes.data)
+    with pytest.raises(
+        RuntimeError, match=r"uses a tensor, torch.int64\[4?\], that another stream may still write"
+    ):
+        read_on_the_host(device, words, how)
+    with pytest.raises(RuntimeError, match="write_word uses a tensor"):
+        write(device, other, words, 6)
+    other.wait_stream(stream)
+    write(device, other, words, 6)
+    event = other.record_event()
+    other.record_event()
+    with pytest.raises(RuntimeError, match="that another stream may still write"):
+        read_on_the_host(device, words, how)
+    event.synchronize()
+    read_on_the_host(device, words, how)
+    device.close()
+
+
+def test_a_copy_on_the_host_is_not_the_memory_of_the_device() -> None:
+    device = LateDevice(0)
+    stream = device.new_stream()
+    with device.use(stream):
+        words = device.zeros(4, torch.int64)
+        copies = [words.cpu(), words.to("cpu")]
+        words.fill_(3)
+    assert [copy.tolist() for copy in copies] == [[0] * 4] * 2
+    device.close()
+
+
+def test_ids_reach_the_host_after_their_event_and_wait_for_nothing_else() -> None:
+    device = LateDevice(0, lazy=1.0)
+    sampling, training, trained = device.new_stream(), device.new_stream(), LateEvent(device)
+    with device.use(sampling):
+        words = device.zeros(4, torch.int64)
+    write(device, sampling, words, 5)
+    ids = MadeOn({"one": words, "other": words, "part": words[:1]}, device, sampling)
+    for stream in (sampling, training):
+        stream.wait_event(trained)
+    with device.use(training):
+        copies = on_host(ids)
+    assert [copies[name].tolist()[0] for name in ids] == [5, 5, 5]
+    assert copies["one"] is copies["other"]
+    trained.passed = True
+    device.close()
 
 
 def test_the_same_seed_repeats_the_order() -> None:

@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,9 +124,9 @@ def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, t
     found: list[str] = []
     map_host = device.map_host
 
-    def look(address: int, nbytes: int, *, read_only: bool = False) -> object:
+    def look(address: int, nbytes: int, **options: Any) -> object:
         found.append(policy(address))
-        return map_host(address, nbytes, read_only=read_only)
+        return map_host(address, nbytes, **options)
 
     graph = Graph(("a", "to", "a"), 2, 2, np.array([0, 1, 2]), np.array([0, 1], np.int32), None)
     before, device.numa_node, device.map_host = device.numa_node, 0, look  # type: ignore[method-assign,assignment]

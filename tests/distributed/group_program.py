@@ -25,7 +25,7 @@ def exchange_kinds(counts: list[int]) -> None:
         def make(count: int = count) -> list[list[torch.Tensor]]:
             return [[sent(group.rank, to, kind) for kind in range(count)] for to in range(group.size)]
 
-        came = group.exchange(make, dtypes, tag=count)
+        came = group.exchange(make, dtypes, f"exchange {count}")
         assert [len(of_rank) for of_rank in came] == [count] * group.size
         for rank, of_rank in enumerate(came):
             for kind, tensor in enumerate(of_rank):
@@ -47,9 +47,9 @@ def exchange_differently(failing: bool) -> tuple[str, int]:
 
     told = ""
     try:
-        group.exchange(make, [torch.int64] * kinds)
+        group.exchange(make, [torch.int64] * kinds, "exchange")
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-    later = sum(group.most([group.rank])) if failing else -1
+    later = sum(group.most([group.rank], "later")) if failing else -1
     group.close()
     return told, later

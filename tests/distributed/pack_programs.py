@@ -119,7 +119,7 @@ def steps_wait_on_disk(dataset: Path, arguments: Mapping[str, Any]) -> int:
 
     def look(epoch: Any, _: int) -> None:
         nonlocal most
-        most = max(most, len(epoch._stream._steps._waiting))
+        most = max(most, len(epoch._stream._rows._steps._waiting))
 
     with small_packs():
         check_packs(compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"}, look=look), 2)
@@ -167,9 +167,9 @@ def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str,
     return {"steps": found["steps"], **found["stats"]["packs"]}
 
 
-def _always_large(self: Any) -> bool:
+def _always_large(self: Any, learned: Any, count: int | None) -> bool:
     """Tables that do not fit into the memory."""
-    return not self._packs.only_random and not self.has_open_epoch
+    return not learned.random(count) and not self.has_open_epoch
 
 
 class FailingOnce(Neighbor):

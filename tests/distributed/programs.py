@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from datasets import same_bits
@@ -77,6 +78,8 @@ def compare_with_one_process(
                     found = differences(a, b)
                     assert not found, found[:5]
                     count += 1
+            theirs.load_state_dict(mine.state_dict())
+            mine.load_state_dict(theirs.state_dict())
             stats = mine.stats()
     return {"minibatches": count, "stats": stats}
 
@@ -161,6 +164,8 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
             whole, seeds, sampler, rank=0, world_size=1, batch_size=batch_size * size, shuffle=True
         )
         assert len(mine) == len(alone)
+        with pytest.raises(ValueError, match="loader with cooperative = True"):
+            alone.load_state_dict(mine.state_dict())
         for _ in range(2):
             for part, expected in zip(mine, alone, strict=True):
                 check_cooperative(part, expected, whole)

@@ -142,6 +142,15 @@ def test_a_failed_read_is_an_error_of_one_step_on_every_rank(parts: Path, cooper
         assert all(("rank 1" in message) == (rank != 1) for _, message in of_rank["errors"][0])
 
 
+def test_parts_of_another_division_are_refused(parts: Path, ranks: RankPool) -> None:
+    """It has the same dataset, number of parts and method."""
+    other = parts.with_name("other parts")
+    partition(parts.with_name("one.gids"), other, 4, seed=1)
+    for rank, [error] in enumerate(ranks.run(4, fault_program.open_otherwise, parts, [{"dataset": other}])):
+        assert rank == 1 or error.startswith("dataset is 'parts of crc32c:"), error
+        assert "rank 1" in error
+
+
 @pytest.mark.parametrize(
     ("how", "own_error"), [("ends", "ArithmeticError"), ("no rows", "ValueError"), ("goes on", "RankError")]
 )
@@ -152,20 +161,3 @@ def test_a_failure_between_exchanges_ends_all_ranks(parts: Path, how: str, own_e
     for rank in (0, 1, 3):
         check_named(outcomes[rank], 2)
     assert outcomes[2].error == own_error
-
-
-def test_rows_of_another_width_are_refused(parts: Path) -> None:
-    with Processes(4, fault_program.raise_between_exchanges, parts, "other width") as ranks:
-        for rank in ranks.ranks:
-            outcome = ranks.outcome(rank)
-            assert outcome.error == "ValueError"
-            assert "exchange(1, h): all ranks must give rows of the same shape" in outcome.value
-            assert "rank 2 has" in outcome.value
-
-
-def test_rows_of_another_width_later_are_an_error(parts: Path) -> None:
-    with Processes(4, fault_program.raise_between_exchanges, parts, "other width later") as ranks:
-        for rank in ranks.ranks:
-            outcome = ranks.outcome(rank)
-            assert outcome.error == "RankError"
-            assert "on rank 2" in outcome.value or "rank 2 " in outcome.value

@@ -87,12 +87,12 @@ def test_rows_are_converted_when_they_arrive(one: Datasets, ranks: RankPool, dty
     ranks.run(3, compare_with_one_process, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_edges(one: Datasets, ranks: RankPool, size: int) -> None:
+@pytest.mark.parametrize(("size", "subgraph"), [(2, "directional"), (3, "bidirectional")])
+def test_edges(one: Datasets, ranks: RankPool, size: int, subgraph: Any) -> None:
     generator = torch.Generator().manual_seed(1)
     arguments = {
         "edges": torch.randint(PAPERS, (2, 90), generator=generator),
-        "sampler": [3, 4],
+        "sampler": Neighbor([3, 4], subgraph=subgraph),
         "exclude": "self",
         "time": False,
         "batch_size": 11,

@@ -74,11 +74,6 @@ def test_a_part_without_rows_of_a_type(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(3, programs.compare_all, cases, "pack")
 
 
-def test_sweeps(data: Datasets, ranks: RankPool) -> None:
-    cases = [(data.parts(2), data.whole, "NodeLoader", FLOATS, {}, 100_000, None)]
-    ranks.run(2, programs.compare_all, cases, "sweep")
-
-
 def test_steps_wait_on_disk(data: Datasets, ranks: RankPool) -> None:
     assert ranks.run(2, programs.steps_wait_on_disk, data.whole, FLOATS) == [0, 0]
 

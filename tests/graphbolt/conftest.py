@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,19 +23,8 @@ import dgl  # isort: skip
 @pytest.fixture(scope="session")
 def graphbolt() -> Iterator[Any]:
     """gids.graphbolt."""
-    if not model.WHY_NOT:
-        import gids.graphbolt
-
-        yield gids.graphbolt
-        return
-    before: ModuleType = sys.modules["dgl.graphbolt"]
-    dgl.graphbolt = sys.modules["dgl.graphbolt"] = model.stand_in()
-    import gids.graphbolt
-
-    yield gids.graphbolt
-    dgl.graphbolt = sys.modules["dgl.graphbolt"] = before
-    for name in [n for n in sys.modules if n.startswith("gids.graphbolt")]:
-        del sys.modules[name]
+    with model.importable() as module:
+        yield module
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ GraphBolt that gids.graphbolt builds on, which stand for it where it cannot be i
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 
+import gids.dgl  # noqa: F401  (makes dgl importable)
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
+
+import dgl  # isort: skip
 
 WRITES = ("author", "writes", "paper")
 CITES = ("paper", "cites", "paper")
@@ -149,6 +154,25 @@ def check(dataset: Dataset, minibatch: Any) -> int:
             assert features[key].dtype == rows.dtype
             assert torch.equal(features[key], rows)
     return len(expected) + sum(map(len, layers))
+
+
+@contextlib.contextmanager
+def importable() -> Iterator[Any]:
+    """gids.graphbolt, on GraphBolt itself or on the stand-in."""
+    if not WHY_NOT:
+        import gids.graphbolt
+
+        yield gids.graphbolt
+        return
+    before: ModuleType = sys.modules["dgl.graphbolt"]
+    dgl.graphbolt = sys.modules["dgl.graphbolt"] = stand_in()
+    import gids.graphbolt
+
+    yield gids.graphbolt
+    dgl.graphbolt = sys.modules["dgl.graphbolt"] = before
+    for name in [n for n in sys.modules if n.startswith("gids.graphbolt")]:
+        del sys.modules[name]
+    IterDataPipe.functions.pop("gids_fetch")  # it can be imported again
 
 
 def stand_in() -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import graphbolt_model as model
 import pytest
 import torch
 from graphbolt_model import Dataset, Minibatches
+from late_device import LateDevice
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
+from gids.cuda.device import Device
 
 MEMORY = {"memory": 1 << 28}
 
@@ -47,6 +50,22 @@ def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
         assert number == 39
         assert fetched > 39
     pipe.close()
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_rows_on_a_device_whose_streams_run_late(
+    graphbolt: Any, minibatch: Any, dataset: Dataset, cuda_is: Callable[[Device], None], reads: Any
+) -> None:
+    device = LateDevice(0, lazy=1.0)
+    cuda_is(device)
+    options: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB", "reads": reads}
+    pipe = pipe_of(minibatch, dataset).gids_fetch(
+        gids.open(dataset.store, **options), dataset.node_keys, dataset.edge_keys, device="cuda"
+    )
+    with device.use(device.new_stream()):
+        assert sum(bool(model.check(dataset, each)) for each in pipe) == 40
+    pipe.close()
+    device.close()
 
 
 def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
@@ -182,6 +201,7 @@ def test_sampled_minibatches_count_as_memory(graphbolt: Any, fetcher: Any) -> No
 
     item = SimpleNamespace(a=torch.zeros(10), b={"c": [torch.zeros(5, dtype=torch.int64)]}, d=(3, None, "e"))
     assert nbytes_of(item) == 40 + 40
+    assert nbytes_of([torch.eye(4).to_sparse()]) == 4 * (4 + 16)
     next(iter(fetcher))
     assert fetcher.stats()["memory"]["window"] > 0
 

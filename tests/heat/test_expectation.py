@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import damage
 from heat_model import Dense, random_graph, write
 
 from gids import FeatureStore, FormatError, _core
@@ -115,17 +115,11 @@ def test_a_dataset_without_topology_is_refused(tmp_path: Path) -> None:
         reverse_pagerank(FeatureStore(tmp_path / "t.gids"), {"_N": np.arange(2)})
 
 
-def damage(path: Path, position: int, value: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(position, os.SEEK_END)
-        file.write(np.int64(value).tobytes())
-
-
 @pytest.mark.parametrize("value", [40, -1, 1 << 62])
 def test_sources_out_of_range_are_reported_and_not_written(tmp_path: Path, value: int) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
-    damage(store.path / "graph/_N._E._N/indices.npy", -8, value)
+    damage(store.path / "graph/_N._E._N/indices.npy", np.int64(value).tobytes(), -8)
     message = rf"topology of '_N._E._N': indices\[119\] is {value}; it must be from 0 to 39"
     with pytest.raises(FormatError, match=message):
         expected_visits(store, {"_N": np.arange(40)}, [-1])
@@ -135,7 +129,7 @@ def test_sources_out_of_range_are_reported_and_not_written(tmp_path: Path, value
 def test_a_damaged_indptr_is_refused(tmp_path: Path, value: int) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
-    damage(store.path / "graph/_N._E._N/indptr.npy", -80, value)
+    damage(store.path / "graph/_N._E._N/indptr.npy", np.int64(value).tobytes(), -80)
     with pytest.raises(FormatError, match="indptr decreases or exceeds the indices"):
         expected_visits(store, {"_N": np.arange(40)}, [-1])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import damage
 from heat_model import Dense, random_graph, write
 
 from gids import FormatError
@@ -73,7 +74,6 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
 def test_sources_out_of_range_are_refused(tmp_path: Path) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
-    path = store.path / "graph/_N._E._N/indices.npy"
-    path.write_bytes(path.read_bytes()[:-8] + np.int64(-3).tobytes())
+    damage(store.path / "graph/_N._E._N/indices.npy", np.int64(-3).tobytes(), -8)
     with pytest.raises(FormatError, match=r"indices\[119\] is outside 0 to 39; run `gids verify`"):
         sampled_counts(store, {"_N": np.arange(40)}, [-1])

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -334,7 +335,7 @@ def test_an_unknown_kind_is_refused(device: Device, engine: Engine, shards: list
 def test_staging_that_fails_to_be_mapped_leaves_nothing(
     device: Device, engine: Engine, shards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
+    def refuse(address: int, nbytes: int, **options: Any) -> None:
         raise RuntimeError("the driver refuses")
 
     monkeypatch.setattr(device, "map_host", refuse)

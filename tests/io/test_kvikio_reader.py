@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulator import EmulatedDevice
 
 import gids.io.device.kvikio_probe as module
 from gids.cuda import Device
@@ -24,6 +25,8 @@ from gids.cuda.driver import ask_driver
 from gids.io import open_engine
 from gids.io.device.extents import open_extent_reader
 from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.packs import device_loads
+from gids.packs.scratch import Scratch
 
 TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
@@ -324,6 +327,99 @@ def test_a_missing_kvikio_and_a_missing_file_are_reported(
     assert "No such file" in missing.reason
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     assert probe_kvikio(file) == KvikioProbe(None, False, False, "kvikio is not installed")
+
+
+DRIVER_OF_HOST_MEMORY = """
+#include <stdlib.h>
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGet(int* device, int index) { *device = index; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { return 0; }
+int cuCtxSetCurrent(void* context) { return 0; }
+int cuGetErrorString(int status, const char** text) { *text = "failed"; return 0; }
+int cuMemAlloc_v2(void** memory, size_t n) { *memory = malloc(n); return 0; }
+int cuMemsetD8_v2(void* memory, unsigned char value, size_t n) { memset(memory, value, n); return 0; }
+int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
+int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
+"""
+
+KVIKIO_THAT_READS = """
+import ctypes
+__version__ = "1"
+class CuFile:
+    def __init__(self, path, flags):
+        self.file = open(path, "rb")
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+    def pread(self, buffer, nbytes, offset):
+        self.done = nbytes
+        address = buffer.__cuda_array_interface__["data"][0]
+        {does}
+        return self
+    def get(self):
+        return self.done
+"""
+
+
+@pytest.fixture
+def host_driver(fake_kvikio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A libcuda for children, whose device memory is host memory, with nvidia-fs."""
+    (tmp_path / "packages" / "kvikio" / "cufile_driver.py").write_text("def get(name):\n    return True\n")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "stub.c").write_text(DRIVER_OF_HOST_MEMORY)
+    command = ["cc", "-shared", "-fPIC", "stub.c", "-o", "libcuda.so.1"]
+    subprocess.run(command, check=True, cwd=tmp_path / "driver")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "driver"))
+
+
+@pytest.mark.parametrize(
+    ("does", "works"),
+    [
+        ("ctypes.memmove(address, self.file.read(nbytes), nbytes)", True),
+        ("ctypes.memset(address, 0, nbytes)", False),
+        ("pass", False),
+        ("ctypes.memmove(address, self.file.read(nbytes - 1), nbytes - 1)", False),
+    ],
+    ids=["reads", "zeros", "nothing", "all but a byte"],
+)
+def test_kvikio_is_used_for_scratch_only_if_it_reads_what_was_written(
+    fake_kvikio: Path,
+    host_driver: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    does: str,
+    works: bool,
+) -> None:
+    """Scratch is allocated before it is written: a file system reads zeros from it."""
+    caplog.set_level("INFO", "gids")
+    fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
+    monkeypatch.setattr("gids.io.device.kvikio_reader.KvikioReader", lambda device, paths, gds: paths)
+    monkeypatch.setattr(device_loads, "_logged", set())
+    file = Scratch(tmp_path, 1 << 30).open()
+    file.reserve(2 << 20)
+    opened = device_loads.open_kvikio(EmulatedDevice(), file, None)  # type: ignore[arg-type]
+    assert (opened is not None) == works
+    assert ("it read wrong bytes" in caplog.text) == (not works)
+    file.close()
+
+
+@pytest.mark.parametrize("contents", [bytes(5000), b"7" * 5000])
+def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
+    fake_kvikio: Path, host_driver: None, file: Path, contents: bytes
+) -> None:
+    file.write_bytes(contents)
+    fake_kvikio.write_text(
+        KVIKIO_THAT_READS.replace("{does}", f"ctypes.memset(address, {contents[0]}, nbytes)")
+    )
+    found = probe_kvikio(file)
+    assert (found.gds, found.compat) == (False, True)
+    assert "all bytes of the file are equal" in found.reason
+    assert file.read_bytes() == contents
 
 
 @has_kvikio

@@ -305,7 +305,7 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
     with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
         with device.use(training):
-            for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, sampling)):
+            for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, device, sampling)):
                 training.put(lambda: None)  # training, which never synchronizes
             del _features
     device.close()

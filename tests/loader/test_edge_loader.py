@@ -14,7 +14,7 @@ from open_options import take_options
 import gids
 from gids.cuda import Device
 from gids.loader import EdgeMinibatch
-from gids.sampler import Block, Minibatch
+from gids.sampler import Block, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 from gids.write.edges import edge_list
@@ -168,6 +168,49 @@ def test_blocks_lack_the_excluded_edges_alone(one: Path, several: Path, exclude:
                         assert block.num_dst == all_of_it.num_dst
                         dropped += len(every) - len(kept)
             assert (dropped > 0) == (exclude is not None)
+
+
+@pytest.mark.parametrize("exclude", ["self", "reverse"])
+def test_edges_that_are_made_from_excluded_edges_are_excluded(
+    one: Path, edges: Pairs, rows: dict[str, torch.Tensor], tmp_path: Path, exclude: str
+) -> None:
+    """A bidirectional subgraph has reverses with the ids of their edges. Against one without exclusion."""
+    back = ("item", "rev_buys", "user")
+    both = write(tmp_path / "both.gids", {BUYS: edges[BUYS], back: edges[BOUGHT]}, rows, [BUYS, back])
+    for path, relation, reverse in ((one, FOLLOWS, None), (both, BUYS, back), (both, back, BUYS)):
+        options: dict[str, Any] = {"relation": relation, "tables": [], "batch_size": 40}
+        options["sampler"] = Neighbor([2, 3], subgraph="bidirectional")
+        relations = [FOLLOWS] if path == one else [BUYS, back]
+        with (
+            open_loader(path, None, **options) as whole,
+            open_loader(path, None, exclude=exclude, reverse=reverse, **options) as loader,
+        ):
+            made_of_excluded = 0
+            for m, other in zip(loader, whole, strict=True):
+                assert isinstance(m, EdgeMinibatch)
+                assert isinstance(other, EdgeMinibatch)
+                seed_edges = set(map(tuple, ends_of(m, relation)[:, : m.positive_count].T.tolist()))
+                gone: dict[Relation, set[tuple[int, int]]] = {r: set() for r in relations}
+                gone[relation] |= seed_edges
+                if exclude == "reverse":
+                    gone[reverse or relation] |= {(v, u) for u, v in seed_edges}
+                for which in relations:
+                    [block], [every] = blocks_of(m, which), blocks_of(other, which)
+                    assert every.reverse is not None
+                    kept = []
+                    for (u, v), p in zip(edges_of(other, every), every.positions.tolist(), strict=True):
+                        made = p < 0 and (v, u) in gone[every.reverse.relation]
+                        made_of_excluded += made
+                        if not made and (u, v) not in gone[which]:
+                            kept.append(((u, v), p))
+                    assert list(zip(edges_of(m, block), block.positions.tolist(), strict=True)) == kept
+            assert made_of_excluded > 50
+
+
+def test_walks_may_pass_over_seed_edges_so_none_can_be_excluded(one: Path) -> None:
+    with open_loader(one, None, sampler=RandomWalk([3]), exclude="self") as loader:
+        with pytest.raises(TypeError, match=r"makes blocks of .user\.follows\.user.*use exclude=None"):
+            next(iter(loader))
 
 
 def test_edges_that_the_user_changes_later_stay_those_given(several: Path) -> None:

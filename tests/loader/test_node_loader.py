@@ -315,7 +315,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
     with open_loader(one_type, tables=[]) as loader:
         for message, wrong in (
             ("not a NodeLoader state_dict: found keys 'model'", {"model": 1}),
-            ("version 2", {**state, "version": 2}),
+            ("version 1; this version of gids reads version 2", {**state, "version": 1}),
             ("epoch -1", {**state, "epoch": -1}),
             ("step 8; an epoch has 7 steps", {**state, "step": 8}),
         ):

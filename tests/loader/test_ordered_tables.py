@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from datasets import damage
 from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
 
 import gids
@@ -130,7 +131,7 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
     shard, offset = table.page_location(5)
     file = table.shard_paths[shard]
     whole = file.read_bytes()
-    file.write_bytes(whole[:offset] + b"\xff" * 8 + whole[offset + 8 :])
+    damage(file, b"\xff" * 8, offset)
     try:
         with gids.FeatureLoader(
             gids.open(store, memory=1 << 24, check_crc=True),
@@ -145,7 +146,7 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
                 next(stream)
             assert torch.equal(next(stream)[1][PAPERS], make_source()[PAPERS][others[50:99]])
     finally:
-        file.write_bytes(whole)
+        damage(file, whole)
 
 
 def test_heat_is_that_of_the_pages_rows(store: FeatureStore) -> None:

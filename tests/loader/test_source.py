@@ -17,6 +17,7 @@ from emulator import EmulatedDevice
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches, write
 
 import gids
+from gids import cuda
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
 from gids.loader.option_names import OPTIONS
@@ -276,6 +277,53 @@ def test_loaders_of_different_devices_have_separate_memory(
             check(source, *other)
 
 
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedDevice]:
+    """Two devices of one kind, "cuda:0" and "cuda:1". The second one has less free memory."""
+    devices = [EmulatedDevice(total_bytes=64 << 20), EmulatedDevice(total_bytes=32 << 20, index=1)]
+    monkeypatch.setattr(cuda, "open_device", lambda name: devices[torch.device(name).index or 0])
+    return devices
+
+
+def test_two_equal_devices_have_separate_memory(
+    path: Path, source: Ids, two_devices: list[EmulatedDevice]
+) -> None:
+    with gids.open(path, staging=1 << 18, window=2) as opened:
+        loaders = [
+            gids.FeatureLoader(opened, ["paper.feat"], device=f"cuda:{index}", dtype=dtype)
+            for index in (0, 1)
+            for dtype in (None, torch.float16)
+        ]
+        for loader in loaders:
+            device = two_devices[loader.device.index]
+            assert opened.lender.device_bytes(device, None) == device.memory.total_bytes // 2
+        batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(4)]
+        streams = [loader.attach(batches, ids_of) for loader in loaders[::2]]
+        for one, other in zip(*streams, strict=True):  # at the same time
+            check(source, *one)
+            check(source, *other)
+        kept = loaders[0].stats()["memory"]["lines"]
+        list(loaders[3].attach(batches, ids_of))  # takes the memory of the other loader there
+        assert [loader.has_cache for loader in loaders] == [True, False, False, True]
+        assert loaders[0].stats()["memory"]["lines"] == kept
+
+
+def test_names_of_one_device_share_its_cache_and_memory(
+    path: Path, source: Ids, two_devices: list[EmulatedDevice]
+) -> None:
+    with gids.open(path, device_memory=1 << 24, staging=1 << 18, window=2) as opened:
+        names: list[Any] = ["cuda", "cuda:0", torch.device("cuda", 0), "cuda:1"]
+        loaders = [node_loader(opened, device=name).feature_loader for name in names]
+        assert loaders[0] is loaders[1] is loaders[2] is not loaders[3]
+        assert loaders[0] is not None
+        assert loaders[0].device == torch.device("cuda:0")
+        other = gids.FeatureLoader(opened, ["paper.feat"], device="cuda")
+        again = gids.FeatureLoader(opened, ["paper.feat"], device="cuda:0")
+        for loader in (other, again):
+            list(loader.attach([{"paper.feat": torch.arange(9)}], ids_of))
+        assert (other.has_cache, again.has_cache) == (False, True)
+
+
 def test_on_a_device_memory_holds_staging_and_a_tier_of_lines(
     path: Path, cuda_is: Callable[[EmulatedDevice], None]
 ) -> None:
@@ -370,3 +418,15 @@ def test_shards_outside_the_dataset_need_allow_dirs(tmp_path: Path) -> None:
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(ValueError, match="dataset is an empty list"):
         gids.open([])
+
+
+def test_stored_rows_and_rows_are_read_by_loaders_of_their_own(path: Path) -> None:
+    """Cooperative minibatches read rows, and ranks that share rows read them as they are stored."""
+    with gids.open(path, memory="16MB") as source:
+        table = source.store.table("paper.feat")
+        rows = source.feature_loader(table, {"paper.feat": table})
+        stored = source.feature_loader(table, {"paper.feat": table.stored()})
+        assert rows is source.feature_loader(source, {"paper.feat": table})
+        for loader, dtype in ((rows, table.dtype), (stored, torch.uint8)):
+            ((_, features),) = loader.attach([{"paper.feat": torch.arange(9)}], lambda ids: ids)
+            assert features["paper.feat"].dtype == dtype

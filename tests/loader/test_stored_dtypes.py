@@ -19,6 +19,7 @@ from gids.convert import Options, convert
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.cuda import Device
 from gids.store import FeatureStore
+from gids.store.dtypes import TABLE_DTYPES
 from gids.store.names import Relation
 from gids.write import DatasetWriter
 
@@ -241,3 +242,34 @@ def test_training_is_as_accurate_as_with_float32(tmp_path: Path) -> None:
     assert found["wide"] > 0.7, found
     for kind in kinds:
         assert abs(found[kind] - found["wide"]) < 0.02, found
+
+
+def documented() -> list[list[list[str]]]:
+    """The rows of the table of types in docs/storage.md: for each, the names in its three columns."""
+    lines = (Path(__file__).parents[2] / "docs/storage.md").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| stored as | without `dtype`"))
+    rows = [line.strip("| ").split("|") for line in lines[first + 2 :]]
+    return [[cell.strip().split(", ") for cell in row] for row in rows[: [len(r) for r in rows].index(1)]]
+
+
+def test_loaders_return_the_documented_types(tmp_path: Path) -> None:
+    stored = {}
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for names, without, with_dtype in documented():
+            for name in names:
+                scaled, dtype = "with a scale" in name, getattr(torch, name.split()[0])
+                values = (
+                    torch.rand(20, 3) if scaled or dtype.is_floating_point else torch.ones(20, 3).to(dtype)
+                )
+                key = name.replace(" ", "-")
+                scale = "row" if scaled else None
+                writer.write_table("node", "n", key, values, dtype=dtype, scale=scale)
+                stored[f"n.{key}"] = dtype, without[0], with_dtype[0]
+    assert {dtype for dtype, *_ in stored.values()} == set(TABLE_DTYPES.values())
+    for wanted in (None, torch.float32, torch.float16, torch.bfloat16):
+        with gids.FeatureLoader(str(tmp_path / "a.gids"), list(stored), dtype=wanted) as loader:
+            (_, rows), *_ = loader.attach([0], lambda _: {name: torch.arange(5) for name in stored})
+        for name, (dtype, without, with_dtype) in stored.items():
+            told = without if wanted is None else with_dtype
+            expected = {"the stored type": dtype, "`dtype`": wanted, "float32": torch.float32}[told]
+            assert rows[name].dtype == expected, (name, wanted)

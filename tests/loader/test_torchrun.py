@@ -113,7 +113,7 @@ def test_memory_is_divided_among_the_ranks(ranks: Any) -> None:
 
 
 def test_different_arguments_are_refused(ranks: Any) -> None:
-    for rank, saw in enumerate(ranks):
-        assert f"rank {rank} made this loader with seeds = '" in saw["split by hand"]
+    for saw in ranks:
+        assert saw["split by hand"].startswith("rank 0 made this loader with seeds = '")
         assert "Give every rank the same arguments and all seeds" in saw["split by hand"]
-        assert f"rank {rank} made this loader with seed = {rank}, and rank" in saw["other seed"]
+        assert saw["other seed"].startswith("rank 0 made this loader with seed = 0, and rank 1 with 1.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from gids.measure.choices import describe_choices, predictions
 
-PREDICTED = {"pack": 20.0, "sweep": 31.5, "random": math.inf}
+PREDICTED = {"pack": 20.0, "other": 31.5, "random": math.inf}
 
 
 def choice(way: str, **values: Any) -> dict[str, Any]:
@@ -30,10 +30,10 @@ RANDOM = choice(
 def test_a_choice_is_described_by_its_packs_and_seconds() -> None:
     assert describe_choices([choice("pack")]) == (
         "1,250 minibatches by pack reads in 17 packs of 1 superbatch, took 21.2 s (predicted: pack 20.0 s, "
-        "sweep 31.5 s, random does not fit in memory)"
+        "other 31.5 s, random does not fit in memory)"
     )
-    assert describe_choices([choice("sweep", packs=1, predicted_s={})]) == (
-        "1,250 minibatches by sweep reads in 1 pack of 1 superbatch, took 21.2 s"
+    assert describe_choices([choice("pack", packs=1, predicted_s={})]) == (
+        "1,250 minibatches by pack reads in 1 pack of 1 superbatch, took 21.2 s"
     )
 
 
@@ -49,7 +49,7 @@ def test_choices_are_added_up_by_way() -> None:
 def test_metrics_have_the_ways_that_fit_and_were_predicted_for_all() -> None:
     assert predictions([choice("pack"), choice("pack")]) == {
         "predicted_pack_s": 40.0,
-        "predicted_sweep_s": 63.0,
+        "predicted_other_s": 63.0,
         "chosen_s": 42.5,
     }
     assert predictions([choice("pack"), RANDOM]) == {"predicted_pack_s": 22.0, "chosen_s": 22.75}

@@ -1,4 +1,4 @@
-// sources: sampler/*.cpp cache/workers.cpp
+// sources: sampler/*.cpp cache/workers.cpp store/mapped_file.cpp
 // Many minibatches in one call, by every sampler and any number of threads: those that are made alone.
 #include <random>
 #include <vector>

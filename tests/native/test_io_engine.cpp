@@ -1,4 +1,4 @@
-// sources: io/*.cpp store/crc32c.cpp
+// sources: io/*.cpp store/crc32c.cpp store/mapped_file.cpp
 // The I/O engines under several submitting threads, with injected and real faults, closed and cancelled in
 // mid-flight. Argument: a directory to work in.
 #include <algorithm>

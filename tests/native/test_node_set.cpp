@@ -1,4 +1,4 @@
-// sources: sampler/*.cpp cache/workers.cpp
+// sources: sampler/*.cpp cache/workers.cpp store/mapped_file.cpp
 // Numbering the nodes of a minibatch: by one thread and by several, as an ordinary map does it.
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-// sources: packs/*.cpp io/*.cpp cache/workers.cpp cache/convert_rows.cpp cache/copy.cpp store/crc32c.cpp
+// sources: packs/*.cpp io/*.cpp cache/workers.cpp cache/convert_rows.cpp cache/copy.cpp store/crc32c.cpp store/mapped_file.cpp
 // Packs against obvious models: row sets, counts and cuts; sweeps of random tables into memory and into a file, with
 // injected faults, full disks and cancels; reads and gathers of packs. Argument: a directory to work in.
 #include <algorithm>

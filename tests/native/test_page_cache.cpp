@@ -1,4 +1,4 @@
-// sources: io/*.cpp cache/*.cpp store/crc32c.cpp
+// sources: io/*.cpp cache/*.cpp store/crc32c.cpp store/mapped_file.cpp
 // The cache on a real file: planned ahead, with faults, while another thread reads through it and streams
 // are cut off in the middle. Every row delivered equals the file's. Argument: a directory to work in.
 #include <algorithm>

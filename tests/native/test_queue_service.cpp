@@ -1,4 +1,4 @@
-// sources: io/*.cpp store/crc32c.cpp
+// sources: io/*.cpp store/crc32c.cpp store/mapped_file.cpp
 // The service thread on real engines and real files, and when things go wrong: completions lost, late or held,
 // closing with requests in flight, corrupt pages, broken and abandoned queues. Argument: a directory to work in.
 #include <algorithm>

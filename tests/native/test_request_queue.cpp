@@ -1,4 +1,4 @@
-// sources: io/*.cpp store/crc32c.cpp
+// sources: io/*.cpp store/crc32c.cpp store/mapped_file.cpp
 // A million requests through rings of 4 to 4096 slots, posted by 1 to 64 threads that play the warps, answered
 // by a controller that fails, reorders and stalls: each is answered once, with its own status and page.
 // Argument: a directory to work in.

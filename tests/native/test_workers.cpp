@@ -1,4 +1,4 @@
-// sources: cache/workers.cpp
+// sources: cache/workers.cpp store/mapped_file.cpp
 // The workers that several tables share: every piece of every job is done once, by one thread at a time.
 #include <cstddef>
 #include <thread>

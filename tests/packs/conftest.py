@@ -11,14 +11,6 @@ import torch
 from gids.store import FeatureStore
 
 
-@pytest.fixture(autouse=True)
-def mixed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests whose `way` is "mixed" sweep some tables, other ones in each superbatch."""
-    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    if params.get("way") == "mixed":
-        packs_example.sweep_some(monkeypatch)
-
-
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packs_example.write(tmp_path_factory.mktemp("packs") / "two.gids")

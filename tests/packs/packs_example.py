@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges, same_bits
 
 import gids
 from gids.loader import pack_reads, packed
-from gids.packs import cut, memory
+from gids.packs import memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 PAPERS, AUTHORS = 4000, 700
-WAYS = ["sweep", "pack", "mixed"]
-"""Loaders choose "mixed" by themselves; tests make them choose it."""
 
 
 def write(path: Path) -> Path:
@@ -49,7 +46,6 @@ def write(path: Path) -> Path:
 
 
 def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
-    reads = "pack" if reads == "mixed" else reads
     return gids.open(path, reads=reads, memory=memory, queue_depth=16, window=4, **options)  # type: ignore[arg-type]
 
 
@@ -102,19 +98,6 @@ def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
     while (left := [*background_threads(), *scratch_files(scratch)]) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left
-
-
-def sweep_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where packs are asked for, sweep some tables, other ones for each layout, and pack the rest."""
-    price, rng = cut.Work._price, np.random.default_rng(0)
-
-    def mixed(work: cut.Work, way: str, trial: Any, times: float) -> Any:
-        seconds, _ = price(work, "pack", trial, times)  # type: ignore[misc]
-        tables = [t.name for space in work.spaces for t in space.tables]
-        return seconds, frozenset(name for name in tables if rng.random() < 0.5)
-
-    monkeypatch.setattr(cut.Work, "_price", mixed)
-    monkeypatch.setattr(pack_reads.PackReads, "_ways", ("mixed",))
 
 
 def cut_small(

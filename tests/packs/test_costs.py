@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
 
+import numpy as np
 import pytest
 
+from gids import _core
 from gids.packs import Scratch, costs, measure_rates
 
 MIB = 1 << 20
@@ -59,3 +64,74 @@ def test_rates_of_a_disk_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert found[0].read_bytes_per_s > 0
         assert (found[0].write_bytes_per_s > 0) == (on is not None)
     assert not scratch.taken_bytes
+
+
+class SlowDisk:
+    """In place of an engine: a disk with so many reads, and bytes, per second. The clock is its own."""
+
+    def __init__(self, reads_per_s: float, bytes_per_s: float) -> None:
+        self.now, self.reads, self.most_bytes = 0.0, 0, 0
+        self._busy_until = 0.0
+        self._read_s, self._byte_s = 1 / reads_per_s, 1 / bytes_per_s
+        self.native: Any = self
+
+    def open(self, *_: Any, depth: int, max_read_bytes: int, **__: Any) -> SlowDisk:
+        self.most_bytes = max(self.most_bytes, depth * max_read_bytes)
+        return self
+
+    def __enter__(self) -> SlowDisk:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def read(self, files: np.ndarray, offsets: np.ndarray, nbytes: int, out: np.ndarray) -> np.ndarray:
+        assert out.shape == (len(files), nbytes)
+        self.most_bytes = max(self.most_bytes, out.nbytes)
+        self.reads += len(files)
+        self.now += len(files) * self._read_s + out.nbytes * self._byte_s
+        return np.zeros(len(files), np.int32)
+
+    def long_read(self, _: Any, __: Any, file: int, offset: int, to: Any, at: int, nbytes: int) -> Any:
+        assert at + nbytes <= to.nbytes
+        self.most_bytes = max(self.most_bytes, to.nbytes)
+        self.reads += 1
+        self._busy_until = max(self.now, self._busy_until) + nbytes * self._byte_s
+        return SimpleNamespace(wait=partial(self._pass, self._busy_until))
+
+    def _pass(self, until: float) -> None:
+        self.now = max(self.now, until)
+
+
+@pytest.mark.parametrize("memory", [16 * MIB, 300 * MIB, None])
+@pytest.mark.parametrize("page_bytes", [512, 4096, MIB])
+@pytest.mark.parametrize(("reads_per_s", "bytes_per_s"), [(150, 100e6), (20, 1e6), (300_000, 3e9)])
+def test_measuring_is_bounded_in_seconds_and_in_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: int | None,
+    page_bytes: int,
+    reads_per_s: float,
+    bytes_per_s: float,
+) -> None:
+    disk = SlowDisk(reads_per_s, bytes_per_s)
+    monkeypatch.setattr(costs, "_known", {})
+    monkeypatch.setattr(costs, "open_engine", disk.open)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: disk.now)
+    monkeypatch.setattr(_core, "PackRead", disk.long_read)
+    file = tmp_path / "file"
+    with open(file, "wb") as made:
+        made.truncate(8 << 30)
+    options: dict[str, Any] = {"depth": 256, "direct": False, "engine": "threads"}
+    rates = measure_rates([file], None, page_bytes=page_bytes, memory_bytes=memory, **options)
+    assert rates.random_reads_per_s == pytest.approx(
+        1 / (1 / reads_per_s + page_bytes / bytes_per_s), rel=0.01
+    )
+    assert rates.read_bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+    assert disk.most_bytes <= max((memory or 1 << 40) // 16, 4 * 256 << 10, page_bytes)
+    assert disk.most_bytes <= 32 * MIB
+    # 17 random reads, and 2 long ones, are made in any case.
+    seconds = 17 * (1 / reads_per_s + page_bytes / bytes_per_s) + 2 * 4 * (256 << 10) / bytes_per_s
+    assert disk.now < 3 + 2 * seconds
+    if reads_per_s < 1000:
+        assert disk.reads < 400

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packs_example import WAYS, assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
 import gids
 from gids import _core
@@ -18,12 +18,11 @@ from gids.loader import pack_reads, packed
 from gids.packs import DiskRates, Spool
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
-def test_minibatches_and_rows_are_those_of_random_reads(path: Path, way: str, engine: str) -> None:
+def test_minibatches_and_rows_are_those_of_random_reads(path: Path, engine: str) -> None:
     with (
         open_source(path, "random") as random,
-        open_source(path, way, engine=engine, check_crc=True) as packed,
+        open_source(path, "pack", engine=engine, check_crc=True) as packed,
     ):
         one, other = open_loader(random), open_loader(packed)
         for _ in range(2):
@@ -33,7 +32,7 @@ def test_minibatches_and_rows_are_those_of_random_reads(path: Path, way: str, en
                 assert_same(a, b)
         stats = other.stats()["packs"]
         assert stats["minibatches"] == 2 * len(one)
-        assert [c["way"] for c in stats["choices"]] == [way, way]
+        assert [c["way"] for c in stats["choices"]] == ["pack", "pack"]
         assert stats["bytes_written"] > 0
     assert not scratch_files(path)
 
@@ -78,16 +77,15 @@ def test_packs_are_where_direct_reads_need_no_copy(
     assert all(n % 4096 == 0 for one in reads for n in one)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(2))
-def test_several_superbatches(path: Path, way: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(packed, "EARLY", int(rng.integers(1, 4)))
     monkeypatch.setattr(pack_reads, "_LEAST_SUPERBATCH", int(rng.integers(3, 9)))
     monkeypatch.setattr(pack_reads, "_MOST_SUPERBATCHES", 100)
     monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: pack_reads._LEAST_SUPERBATCH)
     memory = int(rng.integers(9 << 20, 14 << 20))
-    with open_source(path, "random", 64 << 20) as random, open_source(path, way, memory) as other:
+    with open_source(path, "random", 64 << 20) as random, open_source(path, "pack", memory) as other:
         loaders = [open_loader(source, batch_size=20) for source in (random, other)]
         for _ in range(2):
             for a, b in zip(*loaders, strict=True):
@@ -113,9 +111,8 @@ def test_a_run_resumes_inside_a_pack(path: Path) -> None:
                 assert_same(a, b)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_converted_features(path: Path, way: str) -> None:
-    with open_source(path, "random") as random, open_source(path, way) as packed:
+def test_converted_features(path: Path) -> None:
+    with open_source(path, "random") as random, open_source(path, "pack") as packed:
         for a, b in zip(
             gids.NodeLoader(random, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
             gids.NodeLoader(packed, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
@@ -245,22 +242,6 @@ def test_predictions_are_corrected_by_what_superbatches_took(
         assert first["actual_s"] > 4 * first["predicted_s"]["pack"]
         for later in (left, last):
             assert later["predicted_s"]["pack"] == pytest.approx(4 * first["predicted_s"]["pack"], rel=0.05)
-
-
-def test_each_table_is_read_in_its_cheapest_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing is slow: only the table whose pages have many unwanted rows goes through scratch."""
-    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
-    monkeypatch.setattr(pack_reads, "_WORTH_S", 0.0)
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10, 1e9, 2e7))
-    with open_source(path, "random") as random, open_source(path, "auto", 2_700_000) as auto:
-        one, other = open_loader(random, batch_size=8), open_loader(auto, batch_size=8)
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-        (choice,) = other.stats()["packs"]["choices"]
-    assert choice["way"] == "mixed"
-    assert choice["swept"] == ["author.feat", "paper.feat", "paper.text"]
-    assert choice["returned"] == choice["minibatches"] == len(one)
-    assert choice["predicted_s"]["mixed"] == min(choice["predicted_s"].values())
 
 
 def test_a_later_minibatch_is_larger_than_those_that_cuts_are_tried_on(

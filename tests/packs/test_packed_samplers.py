@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
-from packs_example import AUTHORS, PAPERS, WAYS, assert_same, cut_small, open_loader, open_source
+from packs_example import AUTHORS, PAPERS, assert_same, cut_small, open_loader, open_source
 
 import gids
-from gids.loader.sampled_ahead import SampledAhead
 from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk
 from gids.write import DatasetWriter
 
@@ -61,9 +60,8 @@ def pairs(one: Iterable[Any], other: Iterable[Any]) -> Iterator[tuple[Any, Any]]
     return zip(one, other, strict=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_every_sampler(one: Path, kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sampler(one: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"batch_size": 96, "shuffle": True, "seed": 5, "tables": ["paper.feat"]}
     if kind != "walks":  # whose edges are not the graph's
         options["tables"].append("paper.cites.paper.w")
@@ -71,9 +69,7 @@ def test_every_sampler(one: Path, kind: str, way: str, monkeypatch: pytest.Monke
         loader = gids.NodeLoader(source, torch.arange(NODES), SAMPLERS[kind](one), **options)
         expected = [list(loader) for _ in range(2)]
     cut_small(monkeypatch, minibatches=9, packs=2)
-    # Two of five minibatches are written to scratch, the others are sampled again.
-    monkeypatch.setattr(SampledAhead, "_keeps", lambda self, _: len(self.spool) % 5 < 2)
-    with open_source(one, way) as source:
+    with open_source(one, "pack") as source:
         loader = gids.NodeLoader(source, torch.arange(NODES), SAMPLERS[kind](one), **options)
         for epoch in expected:
             for a, b in pairs(epoch, loader):
@@ -83,9 +79,8 @@ def test_every_sampler(one: Path, kind: str, way: str, monkeypatch: pytest.Monke
         assert stats["superbatches"] >= 6
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("relation", [CITES, ("author", "writes", "paper")])
-def test_edge_loaders(path: Path, way: str, relation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edge_loaders(path: Path, relation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 2, "negatives": 2}
     nodes = {"paper": PAPERS, "author": AUTHORS}
     edges = torch.stack([torch.arange(700) % nodes[ntype] for ntype in relation[::2]])
@@ -99,44 +94,40 @@ def test_edge_loaders(path: Path, way: str, relation: Any, monkeypatch: pytest.M
 
     expected = epochs("random")
     cut_small(monkeypatch, minibatches=5, packs=2)
-    for one, other in pairs(expected, epochs(way)):
+    for one, other in pairs(expected, epochs("pack")):
         for a, b in pairs(one, other):
             assert_same(a, b)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_drop_last_several_seed_types_and_other_dtypes(
-    path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drop_last_several_seed_types_and_other_dtypes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = {"paper": torch.arange(0, PAPERS, 11), "author": torch.arange(AUTHORS)}
     options: dict[str, Any] = {"batch_size": 70, "drop_last": True, "shuffle": True, "dtype": torch.float32}
     with open_source(path, "random") as source:
         expected = list(gids.NodeLoader(source, seeds, [3, 2], **options))
     cut_small(monkeypatch, minibatches=4, packs=1)
-    with open_source(path, way) as source:
+    with open_source(path, "pack") as source:
         loader = gids.NodeLoader(source, seeds, [3, 2], **options)
         for a, b in pairs(expected, loader):
             assert_same(a, b)
         assert loader.stats()["packs"]["minibatches"] == len(expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stop", [0, 1, 5, 12, 20])
 def test_resuming_between_and_inside_superbatches(
-    path: Path, way: str, stop: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_source(path, "random") as source:
         loader = open_loader(source)
         expected = [*loader, *loader]
     cut_small(monkeypatch, minibatches=6, packs=2)
-    with open_source(path, way) as source:
+    with open_source(path, "pack") as source:
         loader = open_loader(source)
         epoch = iter(loader)
         for a, b in zip(expected[:stop], epoch, strict=False):
             assert_same(a, b)
         state = loader.state_dict()
         epoch.close()
-    with open_source(path, way) as source:
+    with open_source(path, "pack") as source:
         resumed = open_loader(source)
         resumed.load_state_dict(state)
         found = [*resumed, *resumed]

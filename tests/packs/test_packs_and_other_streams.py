@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import same_bits
-from packs_example import PAPERS, WAYS, assert_same, cut_small, open_loader, open_source
+from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
@@ -26,17 +25,14 @@ def validation(source: gids.Source, tables: list[str] | None = None) -> gids.Nod
     return gids.NodeLoader(source, seeds, [3, 2], tables=tables or list(source.store.tables), batch_size=40)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("check_crc", [False, True])
-def test_validation_in_mid_epoch(
-    path: Path, way: str, check_crc: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_in_mid_epoch(path: Path, check_crc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_source(path, "random") as source:
         loader, other = open_loader(source), validation(source)
         expected, validated = [list(loader) for _ in range(2)], [list(other) for _ in range(7)]
     cut_small(monkeypatch, minibatches=5, packs=2)
     passes = iter(validated)
-    with open_source(path, way, check_crc=check_crc) as source:
+    with open_source(path, "pack", check_crc=check_crc) as source:
         loader, other = open_loader(source), validation(source)
         for epoch in expected:
             for step, (a, b) in enumerate(zip(epoch, loader, strict=True)):
@@ -125,26 +121,6 @@ def test_a_loader_that_is_closed_in_mid_epoch(path: Path) -> None:
             iter(loader)
 
 
-def test_minibatches_that_do_not_pickle_are_read_at_random(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = FeatureStore(path)
-    rows = store.table("paper.feat").read_rows(range(PAPERS))
-    store.close()
-    ids = [torch.arange(i, i + 50) for i in range(20)]
-    for first_bad in (0, 1, 9):
-        caplog.clear()
-        batches = [(one, (lambda: None) if i >= first_bad else None) for i, one in enumerate(ids)]
-        with open_source(path, "pack") as source:
-            loader = gids.FeatureLoader(source, ["paper.feat"])
-            stream = loader.attach(batches, lambda b: {"paper.feat": b[0]}, count=len(batches))
-            for (one, _), ((found, _), features) in zip(batches, stream, strict=True):
-                assert torch.equal(one, found)
-                assert same_bits(features["paper.feat"], rows[one])
-            (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-            assert "does not pickle" in warning
-
-
 @pytest.mark.parametrize("bad", [0, 1, 8, 19])
 @pytest.mark.parametrize("size", [3, 100])
 def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
@@ -169,10 +145,9 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
         assert list(stream) == []
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_id_out_of_range_is_named(path: Path, way: str) -> None:
+def test_an_id_out_of_range_is_named(path: Path) -> None:
     batches = [{"paper.feat": torch.tensor([0, 1])}, {"paper.feat": torch.tensor([3, PAPERS])}]
-    with open_source(path, way) as source:
+    with open_source(path, "pack") as source:
         loader = gids.FeatureLoader(source, ["paper.feat"])
         stream = loader.attach(batches, lambda ids: ids)
         next(stream)

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import in_edges
+from datasets import in_edges, same_bits
+from packs_example import PAPERS, open_source
 
+import gids
+from gids import _core
 from gids.write import DatasetWriter
 
 ROWS, DIM = 600_000, 128
@@ -44,22 +47,12 @@ def run(large: Path, reads: str, memory: int, superbatch: int, *more: str) -> di
 def test_the_process_stays_within_the_memory_that_is_listed(large: Path) -> None:
     """From 1/16 of the rows' bytes on. 64 MB are for what libraries take when they are first used."""
     checksums = set()
-    for way, share, superbatch in (
-        ("pack", 16, 24),
-        ("sweep", 16, 24),
-        ("pack", 16, 6),
-        ("pack", 8, 24),
-        ("sweep", 8, 6),
-        ("pack", 4, 6),
-        ("pack", 2, 24),
-        ("pack", 16, 49),
-        ("pack", 4, 49),
-    ):
+    for share, superbatch in ((16, 24), (16, 6), (8, 24), (4, 6), (2, 24), (16, 49), (4, 49)):
         memory = ROWS * DIM * 4 // share
-        found = run(large, way, memory, superbatch)
-        print(way, share, superbatch, found)
+        found = run(large, "pack", memory, superbatch)
+        print(share, superbatch, found)
         assert found["minibatches"] == 48
-        assert {choice["way"] for choice in found["choices"]} == {way}
+        assert {choice["way"] for choice in found["choices"]} == {"pack"}
         listed = sum(found["memory"].values())
         assert listed <= memory
         assert found["most"] - found["before"] <= listed + (64 << 20)
@@ -76,3 +69,35 @@ def test_the_memory_of_a_superbatch_is_free_before_the_next_one_takes_its_own(la
     print(found)
     assert used >= memory // 2
     assert used <= sum(found["memory"].values()) + (64 << 20)
+
+
+@pytest.mark.parametrize("check_crc", [False, True])
+def test_a_second_stream_takes_the_memory_that_is_listed_for_it(
+    path: Path, rows: dict[str, torch.Tensor], check_crc: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the size of its minibatches."""
+    create, taken = _core.PackMemory.create, []
+
+    def counting(nbytes: int) -> _core.PackMemory:
+        taken.append(nbytes)
+        return create(nbytes)
+
+    rng = np.random.default_rng(0)
+    names = ["paper.text", "paper.feat"]
+    with open_source(path, "pack", memory=16 << 20, check_crc=check_crc) as source:
+        loader = gids.FeatureLoader(source, names)
+        many = [dict.fromkeys(names, torch.arange(i, i + 100)) for i in range(10)]
+        first = loader.attach(many, lambda ids: ids, count=10)
+        next(first)
+        monkeypatch.setattr(_core.PackMemory, "create", counting)
+        ids = [torch.from_numpy(rng.integers(0, PAPERS, count)) for count in (0, 1, 3000)]
+        second = loader.attach([dict.fromkeys(names, of) for of in ids], lambda ids: ids)
+        for of, (_, features) in zip(ids, second, strict=True):
+            for name in names:
+                assert same_bits(features[name], rows[name][of])
+        listed = loader.stats()["memory"]
+        assert len(taken) == len(ids)
+        assert 2 * max(taken) <= listed["second stream"] <= (16 << 20) // 32
+        assert 3000 * rows["paper.text"][0].nbytes > 4 * max(taken)
+        assert listed["outputs"] >= sum(3000 * rows[name][0].nbytes for name in names)
+        assert len(list(first)) == 9

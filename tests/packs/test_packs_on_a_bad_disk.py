@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import same_bits
-from packs_example import WAYS, cut_small, open_source
+from datasets import damage, same_bits
+from packs_example import cut_small, open_source
 
 import gids
+from gids import _core
 from gids.errors import StorageError
 from gids.io import Engine
 from gids.packs import superbatch
 from gids.store import FeatureStore
+from gids.stored_file import AnyFile
 
 Ids = dict[str, torch.Tensor]
 Pages = set[tuple[str, int]]  # (table, page)
@@ -78,10 +81,10 @@ def faulty(monkeypatch: pytest.MonkeyPatch, faults_of: Callable[[int, list[str]]
     """Inject faults into the engines of superbatches. faults_of: (number of the engine, its files)."""
     original, opened = superbatch.open_engine, 0
 
-    def opening(paths: list[str], *args: Any, **options: Any) -> Engine:
+    def opening(paths: list[AnyFile], *args: Any, **options: Any) -> Engine:
         nonlocal opened
         engine = original(paths, *args, **options)
-        engine.inject_faults(faults_of(opened, paths))
+        engine.inject_faults(faults_of(opened, [os.fspath(path) for path in paths]))
         opened += 1
         return engine
 
@@ -111,12 +114,10 @@ def check_error(store: FeatureStore, error: StorageError, needed: Pages, bad: Pa
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("once", [False, True])
 def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
     path: Path,
     rows: Ids,
-    way: str,
     once: bool,
     cut: dict[str, int],
     seed: int,
@@ -124,7 +125,7 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
 ) -> None:
     rng = np.random.default_rng(seed)
     cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
-    with open_source(path, way) as source:
+    with open_source(path, "pack") as source:
         bad = random_pages(source.store, rng) | {("paper.text", 0)}
         places = [place(source.store, *page) for page in bad]
 
@@ -150,15 +151,13 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
         assert all(error is None for error in results(loader, batches, rows))  # the next epoch
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", CUTS[:2], ids=str)
-@pytest.mark.parametrize("damage", ["truncated", "checksum"])
+@pytest.mark.parametrize("kind", ["truncated", "checksum"])
 def test_a_shard_that_is_damaged_after_opening(
     path: Path,
     rows: Ids,
     tmp_path: Path,
-    way: str,
-    damage: str,
+    kind: str,
     cut: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,24 +165,20 @@ def test_a_shard_that_is_damaged_after_opening(
     copy = tmp_path / "copy.gids"
     shutil.copytree(path, copy)
     cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
-    with open_source(copy, way, check_crc=damage == "checksum") as source:
+    with open_source(copy, "pack", check_crc=kind == "checksum") as source:
         table = source.store.table("paper.text")
         shards = len(table.shard_paths)
         first = table.page_count * 3 // 4
         shard, offset = place(source.store, table.name, first)
-        if damage == "truncated":
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        if kind == "truncated":
             code, bad = errno.ENODATA, {(table.name, p) for p in range(first, table.page_count, shards)}
             with open(shard, "r+b") as file:
                 file.truncate(offset + 100)
         else:
             code, bad = errno.EBADMSG, {(table.name, first)}
-            with open(shard, "r+b") as file:
-                file.seek(offset + 100)
-                byte = file.read(1)[0]
-                file.seek(offset + 100)
-                file.write(bytes([byte ^ 1]))
+            damage(Path(shard), bytes([Path(shard).read_bytes()[offset + 100] ^ 1]), offset + 100)
         batches = minibatches(source.store, 30, rng)
-        loader = gids.FeatureLoader(source, list(source.store.tables))
         failed = [
             (batch, error)
             for batch, error in zip(batches, results(loader, batches, rows), strict=True)
@@ -214,3 +209,34 @@ def test_scratch_that_cannot_be_read_fails_the_minibatches_of_that_pack(
                 assert Path(error.filename or "") == directory
         assert any(errors)
         assert errors.count(None) > len(errors) // 2 or cut  # the first pack of every superbatch
+
+
+@pytest.mark.parametrize("turn", [1, 2, 4])
+def test_a_sweep_whose_thread_ends_early_gives_way_to_random_reads(
+    path: Path,
+    rows: Ids,
+    turn: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No minibatch gets rows that were not swept."""
+    original, count = _core.Sweep, 0
+
+    def sweep(*args: Any, **options: Any) -> _core.Sweep:
+        nonlocal count
+        count += 1
+        made = original(*args, **options)
+        if count >= turn:
+            made.cancel()
+            assert made.wait()["error"] == errno.ECANCELED
+        return made
+
+    monkeypatch.setattr(_core, "Sweep", sweep)
+    cut_small(monkeypatch, pack_bytes=PACK_BYTES, packs=2)
+    with open_source(path, "pack") as source:
+        batches = minibatches(source.store, 40, np.random.default_rng(7))
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        assert list(results(loader, batches, rows)) == [None] * len(batches)
+        assert count >= turn
+        assert loader.stats()["packs"]["minibatches"] < len(batches)
+    assert len(caplog.records) == 1

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges, same_bits
-from emulator import EmulatedDevice
+from emulator import EmulatedDevice, EmulatedStream
 from late_device import LateDevice, LateStream
 from packs_example import (
     PAPERS,
@@ -39,7 +39,6 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.pinned_reader import PinnedExtentReader
 from gids.loader import packed
-from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.row_memory import Extent, Wanted
@@ -139,7 +138,7 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
     cuda_is(device)
     sampling, training = device.new_stream(), device.new_stream()
     training.slow = bool(rng.integers(2))
-    on_training = seed % 2 == 1  # ids are made there, and not on a stream of their own
+    on_current = seed % 2 == 1  # ids are made there, and not on a stream of their own
     scratch_bytes = int(rng.integers(1 << 20, 1 << 28))
     with open_source(path, "pack", 64 << 20, 64 << 20, scratch_bytes=scratch_bytes) as source:
         chosen = list(source.store.tables.values())
@@ -157,11 +156,10 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
             batches = random_minibatches(rng, {name: t.row_count for name, t in tables.items()})
             trained: list[Ids] = []
             with device.use(training):
-                made_on = None if on_training else sampling
-                ids_of = partial(sampled_late, on=training if on_training else sampling, made_on=made_on)
+                ids_of = partial(sampled_late, device=device, made_on=None if on_current else sampling)
                 stream = loader.attach(batches, ids_of, count=len(batches))
                 for _, features in stream:
-                    trained.append({name: copied_late(rows, on=training) for name, rows in features.items()})
+                    trained.append({n: copied_late(rows, device, training) for n, rows in features.items()})
                 del features
                 training.synchronize()
             for asked, features in zip(batches, trained, strict=True):
@@ -171,16 +169,18 @@ def test_rows_are_those_of_the_table_whatever_runs_late(
     assert not device.mapped
 
 
-def sampled_late(ids: Ids, on: LateStream, made_on: LateStream | None) -> Ids:
-    """Ids that are there when the stream has done its work."""
-    copies = {name: copied_late(of_table, on) for name, of_table in ids.items()}
-    return copies if made_on is None else MadeOn(copies, made_on)
+def sampled_late(ids: Ids, device: LateDevice, made_on: LateStream | None) -> Ids:
+    """Ids that are there when the stream has done its work. made_on: None for torch's current stream."""
+    on = made_on or device.current_stream()
+    copies = {name: copied_late(of_table, device, on) for name, of_table in ids.items()}
+    return copies if made_on is None else MadeOn(copies, device, made_on)
 
 
-def copied_late(tensor: torch.Tensor, on: LateStream) -> torch.Tensor:
+def copied_late(tensor: torch.Tensor, device: LateDevice, on: EmulatedStream) -> torch.Tensor:
     """A copy that the stream makes later, whether or not the tensor is released before."""
     copy = torch.zeros_like(tensor)
     on.put(partial(copy_bytes, copy, tensor.data_ptr()))
+    device.note_written(on, [copy])
     return copy
 
 
@@ -198,9 +198,6 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
 def test_minibatches_that_are_sampled_on_the_device(
     path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
-    """They are kept in the spool, or sampled again."""
-    rng = np.random.default_rng(seed)
-    monkeypatch.setattr(SampledAhead, "_keeps", lambda *_: bool(rng.integers(2)))
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=6)
@@ -273,15 +270,8 @@ def test_too_little_of_either_memory_says_so(
         list(open_loader(source, device="cuda", batch_size=1334))
 
 
-def test_sweep_is_refused_and_auto_reads_at_random(
-    path: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> None:
     cuda_is(EmulatedDevice())
-    with (
-        open_source(path, "sweep") as source,
-        pytest.raises(ValueError, match="reads='sweep' needs device='cpu': use reads='pack'"),
-    ):
-        open_loader(source, device="cuda")
     with open_source(path, "auto", device_memory=4 << 20) as source:
         loader = open_loader(source, device="cuda")
         next(iter(loader))
@@ -535,6 +525,33 @@ def test_packs_that_kvikio_reads(
         assert len(told) == 1
         assert sum(staged) > 0
     assert not scratch_files(path)
+
+
+def test_kvikio_that_failed_once_is_not_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(EmulatedDevice())
+    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
+    opens, reads = [], []
+
+    class Fails:
+        def read(self, *_: Any) -> bool:
+            reads.append(1)
+            return False
+
+        def close(self) -> None:
+            pass
+
+    def opened(*_: Any) -> Any:
+        opens.append(1)
+        return Fails()
+
+    monkeypatch.setattr(device_rows, "open_kvikio", opened)
+    with open_source(path) as source:
+        loader = open_loader(source, device="cuda")
+        list(loader)
+        assert loader.stats()["packs"]["superbatches"] > 3
+    assert (len(opens), len(reads)) == (1, 1)
 
 
 def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from full_disk import fail_at
 from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
-from gids.loader.sampling import EpochSampling
-from gids.packs import PackMachine, Scratch, Spool, Superbatch
+import gids
+from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch, spool
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -80,7 +81,6 @@ def test_scratch_that_fails_in_other_places(
         caplog.clear()
         with pytest.MonkeyPatch.context() as monkeypatch:
             cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
-            monkeypatch.setattr(EpochSampling, "repeats", turn % 2 == 0)
             with open_source(path, "pack") as source:
                 loader = open_loader(source)
                 packs = loader._features._packs  # type: ignore[union-attr]
@@ -121,3 +121,27 @@ def test_a_disk_that_fills_up_in_mid_sweep(
     (warning,) = warnings_of(caplog)
     assert os.strerror(errno.EFBIG) in warning
     assert not scratch_files(path)
+
+
+def test_minibatches_that_could_not_be_written_come_before_an_id_out_of_range(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [{"paper.feat": torch.tensor([step if step != 10 else 1 << 40])} for step in range(20)]
+    write, calls = spool._write, 0
+
+    def write_some(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= 9:
+            raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
+        write(*args)
+
+    with open_source(path, "pack") as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        loader._packs.rates()
+        monkeypatch.setattr(spool, "_write", write_some)
+        stream = loader.attach(batches, lambda ids: ids, count=20)
+        for step in range(10):
+            assert next(stream)[0]["paper.feat"].item() == step
+        with pytest.raises(IndexError):
+            next(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from children import interrupted
+from full_disk import fail_at
 from packs_example import (
-    WAYS,
+    assert_same,
     background_threads,
     cut_small,
     open_loader,
@@ -24,7 +27,9 @@ from packs_example import (
 )
 
 import gids
-from gids.packs import Superbatch, memory
+import gids.distributed
+from gids.errors import StorageError
+from gids.packs import Spool, Superbatch, memory, spool
 from gids.write import DatasetWriter
 
 CUTS: list[dict[str, Any]] = [{}, {"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}]
@@ -40,13 +45,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_an_epoch_that_is_left_at_any_minibatch(
-    path: Path, tmp_path: Path, way: str, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
-    with open_source(path, way, scratch=tmp_path) as source:
+    with open_source(path, "pack", scratch=tmp_path) as source:
         loader = open_loader(source)
         for stop in (0, 1, 4, 6, 13, 21):
             for end in ("close", "drop", "fail"):
@@ -134,3 +138,138 @@ def test_a_killed_process_leaves_no_file(large: Path, tmp_path: Path, when: str)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == -9, errors
     assert list(tmp_path.iterdir()) == []
+
+
+def taken() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def take_some(loader: gids.NodeLoader, end: str) -> None:
+    """An epoch that is whole, or closed or left at the sixth minibatch."""
+    epoch = iter(loader)
+    for step, _ in enumerate(epoch):
+        if end != "whole" and step == 5:
+            break
+    if end == "closed":
+        epoch.close()
+
+
+@pytest.mark.parametrize("end", ["whole", "closed", "left"])
+def test_closed_loaders_keep_no_thread_and_no_descriptor(path: Path, end: str) -> None:
+    """Whether or not Python's garbage collector runs."""
+
+    def run() -> None:
+        with open_source(path, "pack") as source, open_loader(source) as loader:
+            take_some(loader, end)
+
+    run()
+    gc.collect()
+    gc.disable()
+    try:
+        before = taken()
+        for _ in range(3):
+            run()
+        assert taken() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_a_pack_that_cannot_be_read_gives_way_to_random_reads(
+    path: Path, turn: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000)
+    fail_at(monkeypatch, Superbatch, "_load", turn)
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        epoch = iter(loader)
+        for step, minibatch in enumerate(expected):
+            assert_same(next(epoch), minibatch)
+            assert loader.state_dict()["step"] == (step + 1) % len(loader)
+        assert list(epoch) == []
+        by_packs = loader.stats()["packs"]["minibatches"]  # the second pack is loaded with the first
+        assert 0 < by_packs < len(expected) if turn == 3 else by_packs == 0
+        ways = {choice["way"]: choice["returned"] for choice in loader.stats()["packs"]["choices"]}
+        assert ways == {"pack": by_packs, "random": len(expected) - by_packs}
+    assert len(caplog.records) == 1
+
+
+def test_a_sampled_minibatch_that_cannot_be_read_from_scratch_is_one_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    take = Spool.take
+
+    def take_most(spool: Spool, index: int) -> Any:
+        if index == 3:
+            raise StorageError(5, "cannot read a sampled minibatch", "scratch", 0)
+        return take(spool, index)
+
+    monkeypatch.setattr(Spool, "take", take_most)
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        epoch = iter(loader)
+        for step, minibatch in enumerate(expected):
+            if step == 3:
+                with pytest.raises(StorageError):
+                    next(epoch)
+            else:
+                assert_same(next(epoch), minibatch)
+            assert loader.state_dict()["step"] == (step + 1) % len(loader)
+
+
+def test_the_garbage_collector_may_end_an_epoch_in_a_thread_of_its_own(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, dropped = spool._read, threading.Event()
+    reads = 0
+
+    def read_and_collect(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads > before + 1:  # of a minibatch that is not due yet
+            assert dropped.wait(60)
+            gc.collect()
+        return read(*args)
+
+    with open_source(path, "pack", scratch=tmp_path) as source:
+        loader = open_loader(source)
+        epoch: Any = iter(loader)
+        next(epoch)
+        next(epoch)
+        before = 1 << 60
+        monkeypatch.setattr(spool, "_read", read_and_collect)
+        before = reads - 1
+        next(epoch)
+        cycle: list[Any] = [epoch]
+        cycle.append(cycle)
+        del epoch, cycle
+        dropped.set()
+        wait_until_all_has_ended(tmp_path)
+        monkeypatch.undo()
+        assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_closed_loaders_of_ranks_keep_no_thread_and_no_descriptor(path: Path, reads: str) -> None:
+    def run(end: str) -> None:
+        options: dict[str, Any] = {"memory": 16 << 20, "reads": reads, "queue_depth": 16, "window": 4}
+        with gids.distributed.open(path, **options) as source, open_loader(source) as loader:
+            take_some(loader, end)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run("whole")
+        gc.collect()
+        gc.disable()
+        before = taken()
+        for end in ("whole", "closed", "left"):
+            run(end)
+        assert taken() == before
+    finally:
+        gc.enable()
+        dist.destroy_process_group()

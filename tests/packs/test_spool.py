@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from packs_example import scratch_files
 
 import gids
 from gids.errors import StorageError
-from gids.packs import NotSpoolable, Scratch, Spool
+from gids.packs import NotSpoolable, Reads, Scratch, Spool
 
 DTYPES = [
     torch.bool,
@@ -93,28 +94,49 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
+class Minibatch:
+    """What it reads, and anything else."""
+
+    def __init__(self, rows: list[np.ndarray], tables: tuple[str, ...], other: Any = None) -> None:
+        self.rows, self.tables, self.other = rows, tables, other
+
+
+def reads_of(minibatch: Minibatch) -> Reads:
+    return Reads(minibatch.rows, minibatch.tables)
+
+
+def small_minibatch(other: Any = None, first: int = 0, count: int = 5) -> Minibatch:
+    return Minibatch([np.arange(first, first + count, dtype=np.uint32)], ("paper.feat",), other)
+
+
+def open_spool(path: Path, nbytes: int = 1 << 30, spaces: int = 1) -> Spool:
+    return Spool(Scratch(path, nbytes), spaces, reads_of)
+
+
+def put(spool: Spool, minibatch: Minibatch) -> None:
+    spool.put(minibatch, reads_of(minibatch))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_put_comes_back(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     spaces = int(rng.integers(1, 4))
-    spool = Spool(Scratch(tmp_path, 1 << 30), spaces)
-    put = []
+    spool, written = open_spool(tmp_path, spaces=spaces), []
     for _ in range(30):
-        minibatch = random_object(rng)
         rows = [rng.integers(0, 1 << 32, rng.integers(0, 3000), np.uint32) for _ in range(spaces)]
         tables = tuple(f"t{i}" for i in range(rng.integers(0, 4)))
-        spool.put(minibatch, rows, tables)
-        put.append((minibatch, tables, rows))
+        written.append(Minibatch(rows, tables, random_object(rng)))
+        put(spool, written[-1])
         if rng.random() < 0.3:  # while it is filled, as for the next superbatch
-            i = int(rng.integers(len(put)))
-            for of_space, expected in zip(spool.rows(i), put[i][2], strict=True):
-                assert np.array_equal(of_space, expected)
-    assert len(spool) == len(put)
-    order = np.sort(rng.permutation(len(put))[: rng.integers(1, 30)])  # some are skipped
+            i = int(rng.integers(len(written)))
+            for rows_of_space, expected in zip(spool.rows(i), written[i].rows, strict=True):
+                assert np.array_equal(rows_of_space, expected)
+    assert len(spool) == len(written)
+    order = np.sort(rng.permutation(len(written))[: rng.integers(1, 30)])  # some are skipped
     for i in order.tolist():
-        for found, expected in zip(spool.take(i), put[i], strict=True):
-            if found is not put[i][2]:
-                assert_equal(list(found) if isinstance(expected, list) else found, expected)
+        minibatch, reads = spool.take(i)
+        assert reads == reads_of(written[i]) == reads_of(minibatch)
+        assert_equal(minibatch.other, written[i].other)
     assert spool.bytes_read > 0
     spool.close()
     spool.close()
@@ -124,45 +146,129 @@ def test_what_is_put_comes_back(tmp_path: Path, seed: int) -> None:
 def test_tensors_of_the_dataset_are_not_written(path: Path, tmp_path: Path) -> None:
     store = gids.FeatureStore(path)
     graph = store.graph(("paper", "cites", "paper"))
-    spool = Spool(Scratch(tmp_path, 1 << 30), 1)
-    for i in range(3):
-        spool.put((i, graph), [np.arange(5, dtype=np.uint32)], ("paper.feat",))
+    spool = open_spool(tmp_path)
+    for _ in range(3):
+        put(spool, small_minibatch(graph))
     assert spool.bytes_written < 3 * 8192
     for i in range(3):
-        (number, found), _, _ = spool.take(i)
-        assert number == i
-        assert found is graph
+        assert spool.take(i)[0].other is graph
     spool.close()
     store.close()
 
 
-def test_what_does_not_pickle_is_not_added(tmp_path: Path) -> None:
-    spool = Spool(Scratch(tmp_path, 1 << 30), 1)
-    rows = [np.arange(5, dtype=np.uint32)]
-    spool.put("first", rows, ())
-    for bad in (lambda: None, threading.Lock(), (i for i in range(3))):
-        with pytest.raises(NotSpoolable, match="does not pickle"):
-            spool.put(("second", bad), rows, ())
-    spool.put("third", rows, ())
-    assert len(spool) == 2
-    assert [spool.take(i)[0] for i in range(2)] == ["first", "third"]
+def test_copies_of_mapped_arrays_are_written(tmp_path: Path) -> None:
+    """They have the type of a map, and memory of their own."""
+    np.save(tmp_path / "labels.npy", np.arange(1 << 16))
+    mapped = np.load(tmp_path / "labels.npy", mmap_mode="r")
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch((mapped, mapped[: 1 << 15].astype(np.int32))))
+    assert spool.bytes_written > 1 << 17
+    labels, copy = spool.take(0)[0].other
+    assert labels is mapped
+    assert np.array_equal(copy, np.arange(1 << 15))
+    spool.close()
+
+
+class Raises:
+    """Raises an error when it is pickled."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error("no")
+
+
+class DoesNotUnpickle:
+    """Its constructor needs an argument that pickle does not give."""
+
+    def __init__(self, *needed: int) -> None:
+        assert needed
+
+    def __reduce__(self) -> Any:
+        return DoesNotUnpickle, ()
+
+
+class TwoArguments(Exception):
+    """An exception pickles, and raises TypeError when it is unpickled."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+class ReadsOtherRows(Minibatch):
+    """Unpickles to a minibatch with other rows."""
+
+    def __getstate__(self) -> Any:
+        return self.__dict__ | {"rows": [rows + np.uint32(1) for rows in self.rows]}
+
+
+UNFIT = [
+    lambda: None,
+    threading.Lock(),
+    (i for i in range(3)),
+    ctypes.pointer(ctypes.c_int(1)),
+    Raises(ValueError),
+    Raises(KeyError),
+    Raises(OSError),
+    DoesNotUnpickle(1),
+    TwoArguments("a", "b"),
+]
+
+
+@pytest.mark.parametrize("unfit", UNFIT, ids=lambda unfit: type(unfit).__name__)
+def test_what_does_not_come_back_is_not_added(tmp_path: Path, unfit: Any) -> None:
+    spool = open_spool(tmp_path)
+    put(spool, small_minibatch("first"))
+    with pytest.raises(NotSpoolable, match=r"a Minibatch does not (un)?pickle"):
+        put(spool, small_minibatch(("second", unfit)))
+    put(spool, small_minibatch("third"))
+    assert [spool.take(i)[0].other for i in range(len(spool))] == ["first", "third"]
+    spool.close()
+
+
+def test_a_minibatch_that_unpickles_to_other_rows_is_not_added(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    with pytest.raises(NotSpoolable, match="reads other rows"):
+        put(spool, ReadsOtherRows([np.arange(5, dtype=np.uint32)], ("paper.feat",)))
+    assert len(spool) == 0
+    spool.close()
+
+
+def test_a_minibatch_that_comes_back_with_other_rows_is_an_error(tmp_path: Path) -> None:
+    """As if a class changed while its minibatches were on scratch."""
+    spool, shift = open_spool(tmp_path), 0
+    spool._reads_of = lambda m: Reads([rows + np.uint32(shift) for rows in m.rows], m.tables)
+    for _ in range(2):
+        put(spool, small_minibatch())
+    assert spool.take(0)[0].tables == ("paper.feat",)
+    shift = 1
+    with pytest.raises(RuntimeError, match=r"minibatch 1, a Minibatch, reads other rows .* reads='random'"):
+        spool.take(1)
     spool.close()
 
 
 def test_a_full_scratch_leaves_what_was_put_before(tmp_path: Path) -> None:
-    spool = Spool(Scratch(tmp_path, 1 << 20), 1)
-    rows = np.arange(10_000, dtype=np.uint32)
+    spool = open_spool(tmp_path, 1 << 20)
     count = 0
     with contextlib.suppress(StorageError):
         while count < 100:
-            spool.put(count, [rows + np.uint32(count)], ())
+            put(spool, small_minibatch(count, first=count, count=5000))
             count += 1
     assert 20 < count < 30  # 40 kB each
     with pytest.raises(StorageError, match="scratch_bytes"):
-        spool.put(count, [rows], ())
+        put(spool, small_minibatch(count=5000))
     assert len(spool) == count
     for i in range(count):
-        number, _, (found,) = spool.take(i)
-        assert number == i
-        assert np.array_equal(found, rows + i)
+        assert spool.take(i)[0].other == i
+    spool.close()
+
+
+def test_what_minibatches_share_is_copied_into_each(tmp_path: Path) -> None:
+    shared, spool = {"names": ["a", "b"]}, open_spool(tmp_path)
+    for _ in range(2):
+        put(spool, small_minibatch(shared))
+    first, second = (spool.take(i)[0].other for i in range(2))
+    assert first == second == shared
+    assert first is not second
     spool.close()

@@ -100,6 +100,10 @@ def test_a_sampler_gives_the_order(one_path: Path) -> None:
             assert [batch.input_id.tolist() for batch in loader] == [[5, 3], [99, 3], [0]]
         with pytest.raises(ValueError, match="cannot save the position of sampler="):
             loader.state_dict()
+        with gids.pyg.NeighborLoader(one_path, [2], nodes[:5], batch_size=2) as other:
+            state = other.state_dict()
+        with pytest.raises(ValueError, match="the position of sampler="):
+            loader.load_state_dict(state | {"made_with": loader._loader._made_with()})
     with gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=SubsetRandomSampler(range(9))) as loader:
         first, second = ([int(batch.input_id) for batch in loader] for _ in range(2))
         assert sorted(first) == sorted(second) == list(range(9))

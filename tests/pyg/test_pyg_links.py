@@ -110,6 +110,51 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
                 assert torch.equal(pairs_of(next(iter(loader)), relation), pairs_of(batch, relation))
 
 
+def test_a_state_of_other_negatives_is_refused_with_any_sampler(one_path: Path) -> None:
+    sampler = gids.pyg.NeighborSampler(one_path, [2])
+    for options in ({"num_neighbors": [2]}, {"num_neighbors": None, "neighbor_sampler": sampler}):
+        with gids.pyg.LinkNeighborLoader(one_path, neg_sampling="binary", **options) as loader:
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+        with gids.pyg.LinkNeighborLoader(one_path, neg_sampling="triplet", **options) as loader:
+            with pytest.raises(ValueError, match="negatives=binary"):
+                loader.load_state_dict(state)
+
+
+def test_a_state_of_another_sampler_or_transform_is_refused(
+    one_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Other(gids.pyg.NeighborSampler):
+        def __init__(self, count: int) -> None:
+            super().__init__(one_path, [count])
+            self.count = count
+
+        def __repr__(self) -> str:
+            return f"Other({self.count})"
+
+    def same(output: Any) -> Any:
+        return output
+
+    def state_of(**options: Any) -> Any:
+        with gids.pyg.NeighborLoader(one_path, **options) as loader:
+            return loader.state_dict()
+
+    def load(state: Any, **options: Any) -> None:
+        with gids.pyg.NeighborLoader(one_path, **options) as loader:
+            loader.load_state_dict(state)
+
+    state = state_of(num_neighbors=None, neighbor_sampler=Other(2))
+    load(state, num_neighbors=None, neighbor_sampler=Other(2))
+    assert not caplog.records
+    with pytest.raises(ValueError, match=r"Other\(2\).*Other\(20\)"):
+        load(state, num_neighbors=None, neighbor_sampler=Other(20))
+    state = state_of(num_neighbors=[2], transform_sampler_output=same)
+    load(state, num_neighbors=[2], transform_sampler_output=same)
+    assert "same has no __repr__" in caplog.text
+    with pytest.raises(ValueError, match="transform="):
+        load(state, num_neighbors=[2])
+
+
 def test_triplets(one: Data, one_path: Path, several: HeteroData, several_path: Path) -> None:
     edges = one.edge_index[:, :100]
     with gids.pyg.LinkNeighborLoader(

@@ -41,14 +41,12 @@ def assert_same(a: Any, b: Any) -> None:
         assert a == b
 
 
-@pytest.mark.parametrize("way", ["pack", "sweep"])
 @pytest.mark.parametrize("options", [{}, {"replace": True}], ids=str)
 @pytest.mark.parametrize("typed", [False, True])
 def test_data_is_that_of_random_reads(
     one_path: Path,
     several_path: Path,
     typed: bool,
-    way: str,
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -58,6 +56,6 @@ def test_data_is_that_of_random_reads(
     expected = epochs(path, "random", counts, nodes, **options)
     monkeypatch.setattr(packed, "EARLY", 2)
     monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
-    for epoch, expected_epoch in zip(epochs(path, way, counts, nodes, **options), expected, strict=True):
+    for epoch, expected_epoch in zip(epochs(path, "pack", counts, nodes, **options), expected, strict=True):
         for a, b in zip(epoch, expected_epoch, strict=True):
             assert_same(a.to_dict(), b.to_dict())

@@ -19,9 +19,9 @@ LATEST = 1000
 COUNTS = {"paper": PAPERS, "author": AUTHORS}
 
 
-def timed(path: Path, data: Data | HeteroData) -> Path:
+def timed(path: Path, data: Data | HeteroData, seed: int = 5) -> Path:
     """A dataset of data whose nodes have the times "when" and whose edges have the times "since"."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
 
     def times(count: int) -> torch.Tensor:
         return torch.randint(LATEST, (count, 1), generator=generator)
@@ -166,6 +166,19 @@ def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_tim
     ) as links:
         with pytest.raises(ValueError, match="or there are negatives: give input_time= or edge_label_time="):
             next(iter(links))
+
+
+def test_a_state_of_other_times_is_refused(one: Data, one_timed: Path, tmp_path: Path) -> None:
+    """Times of a table, which are not the times that conversion stores."""
+    given = {"time_attr": "when", "input_time": torch.full((PAPERS,), LATEST // 2)}
+    with gids.pyg.NeighborLoader(one_timed, [2], **given) as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+    other = timed(tmp_path / "other.gids", one, seed=6)
+    for path, name in ((one_timed, "since"), (other, "when")):
+        with gids.pyg.NeighborLoader(path, [2], **{**given, "time_attr": name}) as loader:
+            with pytest.raises(ValueError, match=r"sampler = .*tables=\{'paper.when': "):
+                loader.load_state_dict(state)
 
 
 def test_induced_subgraphs_are_refused_on_a_device(one_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from emulator import EmulatedDevice
 from late_device import LateDevice
 from sampling_graphs import mixed_degrees
 
+from gids.cache import budget
 from gids.cuda import Device
 from gids.cuda.device import Argument, Stream
 from gids.errors import FormatError
@@ -153,15 +156,32 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
     )
     with pytest.raises(MemoryError, match=message):
         PinnedGraph(graph, device, topology_on="device")
-    monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
+    monkeypatch.setattr(pinned_graph, "available_bytes", lambda: 7999)
     with pytest.raises(
         MemoryError, match=r"indices 8000 = 8000 bytes of host memory, but 7999 are available"
     ):
         PinnedGraph(graph, device, topology_on="indptr")
 
 
+def test_memory_is_also_short_in_a_control_group(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the machine has memory, and a process that takes more than its group's is killed."""
+    (tmp_path / "max").write_text("70000")
+    (tmp_path / "now").write_text("60000")
+    monkeypatch.setattr(budget, "_memory_groups", lambda: iter([(tmp_path, "max", "now")]))
+    graph = make_graph([2] * 1000)
+    with pytest.raises(MemoryError, match=r"16008 bytes of host memory, but 10000 are available"):
+        PinnedGraph(graph, device, topology_on="host")
+    (tmp_path / "memory.stat").write_text("file 8000\nactive_file 1000\ninactive_file 6000\n")
+    with PinnedGraph(graph, device, topology_on="host") as pinned:
+        assert pinned.host_bytes == 16384
+        with pytest.raises(MemoryError, match=r"weights 20000 = 20000 bytes of host memory, but 17000 are"):
+            pinned.array(np.zeros(5000, np.float32), "weights")
+
+
 def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
+    def refuse(address: int, nbytes: int, **options: Any) -> None:
         raise RuntimeError("cudaErrorMemoryAllocation")
 
     graph = make_graph([2] * 1000)

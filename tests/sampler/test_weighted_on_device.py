@@ -189,7 +189,7 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
     with PinnedGraph(graph, device, topology_on="host") as pinned:
         sampler = Neighbor([2], weights=np.ones(7))
         with monkeypatch.context() as short:
-            short.setattr(pinned_graph, "_available_bytes", lambda: 27)
+            short.setattr(pinned_graph, "available_bytes", lambda: 27)
             message = (
                 r"pinning the weights of '_N\._E\._N' needs weights 28 = 28 bytes of host memory, but 27"
             )
@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
                 sampler.sample(pinned, torch.arange(2))
         with monkeypatch.context() as locked:
 
-            def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
+            def refuse(address: int, nbytes: int, **options: Any) -> None:
                 raise RuntimeError("cudaErrorMemoryAllocation")
 
             locked.setattr(device, "map_host", refuse)

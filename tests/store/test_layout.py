@@ -186,7 +186,8 @@ PART = """\
   "index": 1,
   "count": 2,
   "of": "%s",
-  "method": "range"
+  "method": "range",
+  "topology": "crc32c:%08x"
  },
  "nodes": [
   {
@@ -311,7 +312,11 @@ def test_every_byte_of_a_part(tmp_path):
         "graph/_N._E._N/edge_ids.npy": npy("<i4", 1, int32(0)),
         "tables/_N.feat/checksum.bin": b"".join(crc32c(p).to_bytes(4, "little") for p in page),
     }
-    text = PART % (of, *(crc32c(data) for data in files.values()), "00000000")
+    graph = tmp_path / "a.gids/graph/_N._E._N"
+    whole = {role: crc32c((graph / f"{role}.npy").read_bytes()) for role in ("edge_ids", "indices", "indptr")}
+    names = ", ".join(f'[["_N", "_E", "_N"], "{role}", {crc}]' for role, crc in whole.items())
+    sums = (crc32c(data) for data in files.values())
+    text = PART % (of, crc32c(f"[{names}]".encode()), *sums, "00000000")
     text = text.replace("crc32c:00000000", f"crc32c:{crc32c(text.encode()):08x}")
     files |= {"manifest.json": text.encode(), "tables/_N.feat/shard-00.bin": page[0] + page[1]}
     part = tmp_path / "parts/part-001.gids"

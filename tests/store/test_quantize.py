@@ -9,10 +9,11 @@ import torch
 from model import int8_with_a_scale
 
 import gids
-from gids import FormatError
+from gids import FormatError, StorageError
 from gids.store import FeatureStore, GeneratedRows, verify
-from gids.store.files import read_manifest
-from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.store.array_checks import file_crc32c
+from gids.store.files import load_scales, read_manifest
+from gids.store.manifest import ArrayEntry, dump_manifest, load_manifest, validate
 from gids.write import DatasetWriter
 
 ROW_COUNT = 37
@@ -241,8 +242,10 @@ def test_scales_of_columns_are_checked_when_they_are_used(scaled):
         scales = np.load(path / "tables/n.column/scale.npy")
         scales[2] = wrong
         file.write_bytes(good[:-24] + scales.tobytes())
-        with pytest.raises(FormatError, match=re.escape(said)):
+        with pytest.raises(StorageError, match="the checksum of this file is wrong"):
             FeatureStore(path).table("column").read_rows([0])
+        with pytest.raises(FormatError, match=re.escape(said)):
+            load_scales(file, ArrayEntry("scale.npy", "float32", (6,), file_crc32c(file)))
         assert any("CRC32C" in fault for fault in verify(path))
         assert any(said in fault for fault in verify(path))
         file.write_bytes(good)

@@ -18,6 +18,7 @@ from datasets import write_dataset
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
 from gids.write import DatasetWriter
+from gids.write.journal import Journal
 from gids.write.publish import _exchange
 
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
@@ -105,9 +106,64 @@ def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path):
 def test_two_writers_of_one_dataset_are_refused(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "n", "k", ROWS)
-        with pytest.raises(FileExistsError, match="another process is writing"):
+        with pytest.raises(FileExistsError, match=r"^this process is writing .*/a\.gids already"):
             DatasetWriter(tmp_path / "a.gids")
     assert FeatureStore(tmp_path / "a.gids").num_nodes() == 2000
+
+
+WRITER = """
+import sys
+from gids.write import DatasetWriter
+writer = DatasetWriter(sys.argv[1])
+print("writing", flush=True)
+sys.stdin.read()
+writer.close(discard=True)
+"""
+
+
+def test_the_error_names_the_process_that_writes_and_advises_nothing_dangerous(tmp_path):
+    arguments = [sys.executable, "-P", "-c", WRITER, str(tmp_path / "a.gids")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert "writing" in child.stdout.readline()
+        with pytest.raises(FileExistsError) as caught:
+            DatasetWriter(tmp_path / "a.gids", overwrite=True)
+        assert str(caught.value) == (
+            f"process {child.pid} is writing {tmp_path / 'a.gids'}: wait for it, or choose another name"
+        )
+        child.stdin.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_begins_while_another_one_removes_its_directory(tmp_path, monkeypatch):
+    mkdir, calls = os.mkdir, []
+
+    def exists_no_more(path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", exists_no_more)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", ROWS)
+    assert FeatureStore(tmp_path / "a.gids").num_nodes() == 2000
+
+
+def test_a_writer_that_begins_is_not_taken_for_a_directory_of_the_user(tmp_path, monkeypatch):
+    """The other writer makes its journal and dataset/ while this one looks for them."""
+    partial = tmp_path / "a.gids.partial"
+    partial.mkdir()
+    with contextlib.ExitStack() as opened:
+
+        def begin(path):
+            monkeypatch.undo()
+            opened.enter_context(contextlib.closing(Journal(partial / "journal", None)))
+            (partial / "dataset").mkdir()
+            return os.listdir(path)
+
+        monkeypatch.setattr(os, "listdir", begin)
+        with pytest.raises(FileExistsError, match=r"wait for it|close that writer first"):
+            DatasetWriter(tmp_path / "a.gids")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
         assert list(verify(dataset)) == []
     assert files(dataset).keys() == names  # an even number of times: the names alternate
     write_heat(dataset, "sampled", heat_of(7.0, 1.0))
-    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone, because .* open the dataset again"):
+    with pytest.raises(
+        StorageError, match=r"after the dataset was opened: open it again: .*heat_sampled.npy"
+    ):
         opened_before.heat("sampled", "paper")
 
 

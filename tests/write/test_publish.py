@@ -221,7 +221,7 @@ def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disk
             raise PermissionError(13, "Permission denied")
 
         patch.setattr(workplace, "clean_up", fail)
-        match = r"the dataset is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
+        match = r"the dataset is published, but Permission denied .*; the next command .*a\.gids\.partial"
         with pytest.raises(StorageError, match=match):
             with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
                 writer.write_table("node", "_N", "feat", torch.arange(4000.0).reshape(500, 8))

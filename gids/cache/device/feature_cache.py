@@ -39,7 +39,7 @@ from gids.cache.device.state import (
 from gids.cache.feature_cache import FeatureCache
 from gids.cache.ids import check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
-from gids.cuda.device import CACHE_PRIORITY, MadeOn
+from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.store.dtypes import make_bools_proper
 
@@ -361,7 +361,7 @@ class DeviceFeatureCache:
                 for name, tensor in tensors.items():
                     positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
                     if len(positions):
-                        rows, failure = self._host.read_through({name: tensor[positions].cpu()})
+                        rows, failure = self._host.read_through({name: on_host(tensor[positions])})
                         outputs[name][positions] = rows[name].to(self._device.torch_device)
                         error = error or failure
             self._hand_over(self.stream.record_event(), outputs)
@@ -439,7 +439,7 @@ class DeviceFeatureCache:
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
         """A copy of a table's page words, uint64[page_count]. Waits for the cache's stream."""
         self.stream.synchronize()
-        words: npt.NDArray[np.uint64] = self._states[table].words.cpu().numpy().copy().view(np.uint64)
+        words: npt.NDArray[np.uint64] = on_host(self._states[table].words).numpy().copy().view(np.uint64)
         return words
 
     # --- reads ---

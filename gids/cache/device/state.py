@@ -17,11 +17,13 @@ from gids import _core
 from gids.cache.budget import TableShape
 from gids.cache.live_batches import GROWTH
 from gids.cache.output_dtype import RowForm
+from gids.cuda import on_host
 from gids.cuda.host_memory import host_memory
 
 if TYPE_CHECKING:
     from gids.cache.device.kernels import CacheKernels
     from gids.cuda.device import Device
+    from gids.cuda.device import Mapping as HostMapping
     from gids.store import Table
 
 RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
@@ -40,7 +42,9 @@ class HostArray:
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes, device.numa_node), np.uint8)[
             :nbytes
         ]
-        self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
+        self._mapping: HostMapping | None = None
+        if nbytes:
+            self._mapping = device.map_host(self.bytes.ctypes.data, nbytes, memory=self.bytes)
         self.address = self._mapping.device_address if self._mapping else 0
         """The address for the device."""
 
@@ -121,8 +125,8 @@ class TableState:
 
     def audit(self) -> None:
         """Raise RuntimeError if words and owners disagree. The device must be idle."""
-        words = self.words.cpu().numpy().view(np.uint64)
-        owners = self.owners.cpu().numpy()
+        words = on_host(self.words).numpy().view(np.uint64)
+        owners = on_host(self.owners).numpy()
         line = (words >> np.uint64(_core.LINE_SHIFT) & np.uint64(_core.MAX_LINES)).astype(np.int64)
         absent = words >> np.uint64(_core.STATE_SHIFT) == _core.ABSENT
         if np.any(line[absent]):

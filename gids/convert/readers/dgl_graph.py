@@ -42,7 +42,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save one graph per file")
     source = read_dgl_graph(graphs[0])
-    source.notes += [f"left out {name!r}: a label of the whole graph" for name in labels]
+    for name in labels:
+        source.leave_out(repr(name), "a label of the whole graph")
     return source
 
 

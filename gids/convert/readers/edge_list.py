@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
 
 from gids.convert.array_files import open_numbers, open_raw
-from gids.convert.edges import check_edge_array, column_of, edge_pairs, edge_rows, largest_id
+from gids.convert.damage import shown
+from gids.convert.edges import check_edge_array, edge_pairs, edge_rows, end_columns, largest_id
 from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, starts_with
-from gids.convert.text_table import read_text
+from gids.convert.text_table import header_of, read_columns
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.names import NODE, RELATION
-from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
+from gids.store.rows import GeneratedRows, Rows, read_range
 
 _TEXT = (".csv", ".tsv", ".txt", ".el", ".edges")
 
@@ -49,7 +52,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         _read_nodes(path, file, scratch, choices, source)
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
-    rows, weights, are_pairs = _edges(file, scratch, choices)
+    rows, tables, are_pairs = _edges(file, scratch, choices, source)
     if not are_pairs and rows.shape == (2, 2):
         source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): its first row is the sources")
     check_edge_array(rows, str(file))
@@ -62,8 +65,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     ends = source.ends(RELATION)
     is_rows = not are_pairs and rows.shape[0] == 2
     source.graphs[RELATION] = edge_rows(rows, str(file), **ends) if is_rows else edge_pairs(rows, **ends)
-    if weights is not None:
-        source.add_edge_table(RELATION, "weight", weights)
+    for name, values in tables.items():
+        source.add_edge_table(RELATION, name, values)
     return source
 
 
@@ -75,47 +78,75 @@ def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source:
     arrays.read_nodes(NODE)
 
 
-def _edges(file: Path, scratch: Path, choices: Choices) -> tuple[Rows, Rows | None, bool]:
-    """(edges, weights or None, whether the shape is certainly (E, 2)) of a file."""
+def _edges(file: Path, scratch: Path, choices: Choices, source: Source) -> tuple[Rows, dict[str, Rows], bool]:
+    """(edges, tables of edges, whether the shape is certainly (E, 2)) of a file."""
     is_npy = starts_with(file, b"\x93NUMPY")
     if choices.shape is not None and (is_npy or _is_text(file)):
         raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
     if is_npy:
-        return open_numbers(file), None, False
+        return open_numbers(file), {}, False
     if _is_text(file):
-        return *_text_edges(file, scratch), True
+        return *_text_edges(file, scratch, source), True
     shape = choices.shape or (-1, 2)
-    return open_raw(file, choices.dtype or "int64", shape), None, choices.shape is None
+    return open_raw(file, choices.dtype or "int64", shape), {}, choices.shape is None
 
 
-def _text_edges(file: Path, scratch: Path) -> tuple[Rows, Rows | None]:
-    rows = read_text(file, scratch)
-    if rows.dtype != torch.int64:
-        rows = read_text(file, scratch, torch.float64)  # weights with fractions; ids are exact up to 2^53
-    if rows.shape[1] not in (2, 3):
-        raise FormatError(f"{file} has {rows.shape[1]} columns; edges must have 2, or 3 with weights")
-    if rows.shape[1] == 2 and rows.dtype == torch.int64:
-        return rows, None
-    if rows.shape[1] == 2:
-        raise FormatError(f"{file} has numbers with fractions; edges must be pairs of whole numbers")
-    return _ids(rows, file), column_of(rows, 2)
+def _text_edges(file: Path, scratch: Path, source: Source) -> tuple[Rows, dict[str, Rows]]:
+    """The edges, int64[E, 2], and the other columns by name."""
+    names, is_comment = header_of(file)
+    columns = read_columns(file, scratch)
+    ends = (0, 1)
+    if is_comment and not _names_ends(names, len(columns)):
+        names = []
+    if names:
+        ends = end_columns(names, f"the edges of {file}")
+        if len(names) != len(columns):
+            raise FormatError(f"{file} has {len(names)} names for {len(columns)} columns")
+    elif len(columns) not in (2, 3):
+        raise FormatError(
+            f"{file} has {len(columns)} columns; edges must have 2, or 3 with weights, or names in the first "
+            "line"
+        )
+    tables: dict[str, Rows] = {}
+    for index, column in enumerate(columns):
+        name = names[index] if names else "weight"
+        if index in ends or source.skips(name):
+            continue
+        if not name:
+            source.leave_out(f"column {index + 1} of {file.name}", "it has no name")
+        elif name in tables:
+            raise FormatError(f"{file} has two columns {shown(name)}")
+        else:
+            tables[name] = column
+    return _pairs([columns[i] for i in ends], file), tables
 
 
-def _ids(rows: FileRows, file: Path) -> Rows:
-    """The first two of three columns, as int64."""
+def _names_ends(names: list[str], count: int) -> bool:
+    """Whether a comment is a header of `count` columns."""
+    with contextlib.suppress(FormatError):
+        return len(names) == count and bool(end_columns(names, ""))
+    return False
+
+
+def _pairs(ends: list[Rows], file: Path) -> Rows:
+    """Sources and destinations side by side, as int64."""
 
     def fill(start: int, out: torch.Tensor) -> None:
-        ids = read_range(rows, start, start + len(out))[:, :2]
-        out.copy_(ids)
-        if not torch.equal(out.to(ids.dtype), ids):
-            raise FormatError(f"{file} has ids with fractions near edge {start}; ids must be whole numbers")
+        for index, column in enumerate(ends):
+            ids = read_range(column, start, start + len(out))
+            out[:, index] = ids
+            if not bool(equal_values(out[:, index], ids).all()):
+                raise FormatError(
+                    f"{file} has ids with fractions near edge {start}; ids must be whole numbers"
+                )
 
-    return GeneratedRows((rows.shape[0], 2), torch.int64, fill)
+    return GeneratedRows((ends[0].shape[0], 2), torch.int64, fill)
 
 
 _LAYOUT = """\
 Pairs of ids, source first, separated by commas or blanks; # begins a comment; a third column is table
-weight of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default)
+weight of edges. With a first line of names: src | source, dst | destination | target; the rest are
+tables of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default)
 or int32. Number of nodes: --num-nodes, or the largest id plus 1. SRC may be a directory with edges.csv
 (.tsv, .txt, .npy, .bin) and arrays of nodes as in `directory`."""
 

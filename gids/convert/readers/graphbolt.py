@@ -20,7 +20,7 @@ from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, split_relation, whole_number
 from gids.convert.source_file import read_file
-from gids.convert.text_table import read_text
+from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, check_ids
@@ -68,9 +68,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         taken.add(name)
     for number, task in enumerate(_entries(meta, "tasks")):
         if number:
-            source.notes.append(
-                f"left out task {shown(task.get('name', number))}: only the first task is converted"
-            )
+            source.leave_out(f"task {shown(task.get('name', number))}", "only the first task is converted")
         else:
             _read_task(task, open_array, source)
     return source
@@ -110,7 +108,7 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     if kind == "numpy":
         rows = open_npy(file).rows
     elif kind == "csv":
-        rows = read_text(file, scratch, torch.int64)
+        rows = read_pairs(file, scratch) if part == "edges" else read_text(file, scratch, torch.int64)
     elif kind == "torch" and isinstance(values := load_torch(file), torch.Tensor):
         rows = mapped_rows(values, file)
     if rows is None or not rows.shape:
@@ -121,7 +119,7 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
 def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
     domain, name = _text(entry, "domain"), _text(entry, "name")
     if domain not in ("node", "edge") or not name:
-        source.notes.append(f"left out feature {shown(name)}: its domain is {shown(domain)}")
+        source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
         return
     key = check_name(name, "the name of a feature in metadata.yaml")
     rows = open_array("feature_data", entry)
@@ -141,7 +139,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
             arrays = {_text(entry, "name") or "seeds": open_array("tasks", entry) for entry in data}
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
-                source.notes.append(f"left out {role} of {ntype!r}: its seeds are not nodes")
+                source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
                 continue
             source.add_split(ntype, split, seeds)
             if "labels" in arrays:

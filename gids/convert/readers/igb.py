@@ -71,14 +71,12 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
         source.splits[folder.name] = _split(labelled)
         for other in labels:
             if other != chosen:
-                source.notes.append(
-                    f"left out {other.name}: use --labels {other.stem} to take it instead of {chosen.stem}"
-                )
+                source.leave_out(other.name, f"use --labels {other.stem} to take it instead of {chosen.stem}")
     for file in sorted(folder.glob("*.npy")):
         if file in labels:
             continue
         if file.stem != "node_feat":
-            source.notes.append(f"left out {file.name} of {folder.name!r}: not an array of the graph")
+            source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph")
             continue
         source.add_node_table(folder.name, "feat", _array(file), str(file))
 

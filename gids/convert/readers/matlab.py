@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gids.convert.damage import parsing
+from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import LABELS, InEdges, Source, starts_with
@@ -41,13 +42,15 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     matrix = variables.pop(name).tocsc()
     matrix.sort_indices()
     source.graphs[RELATION] = InEdges(ArrayRows(matrix.indptr), ArrayRows(matrix.indices), None)
-    if (matrix.data != 1).any():
-        source.add_edge_table(RELATION, "weight", ArrayRows(matrix.data))
+    if torch_dtype_of(matrix.dtype) is None:
+        raise FormatError(f"{name!r} of {path.name} has {matrix.dtype} values, which tables cannot hold")
+    add_weights(source, RELATION, ArrayRows(matrix.data))
     for key, values in variables.items():
         if key == "local_info":
             _add_attributes(values, source)
         elif (rows := _rows(values)) is None or rows.shape[0] != count:
-            source.notes.append(f"left out {key!r}: {_described(values)} does not have a row per node")
+            why = f"{_described(values)} is not an array of numbers with a row per node"
+            source.leave_out(repr(key), why)
         elif key.lower() in LABELS or key == choices.labels:
             source.labels[NODE] = normalised(rows, are_classes=True)
         else:
@@ -89,12 +92,13 @@ def _adjacency(variables: dict[str, Any], path: Path) -> str:
 
 
 def _rows(values: Any) -> Rows | None:
+    is_array = isinstance(values, np.ndarray) and bool(values.shape)
+    if not (is_array or hasattr(values, "tocsr")) or torch_dtype_of(values.dtype) is None:
+        return None
     if hasattr(values, "tocsr"):
         matrix = values.tocsr()
         parts = (ArrayRows(a) for a in (matrix.data, matrix.indices, matrix.indptr))
         return SparseRows(*parts, shape=matrix.shape)
-    if not isinstance(values, np.ndarray) or torch_dtype_of(values.dtype) is None or not values.shape:
-        return None
     if values.shape[0] == 1 and values.ndim == 2:  # MATLAB has no one-dimensional arrays
         values = values[0]
     return ArrayRows(np.ascontiguousarray(values))

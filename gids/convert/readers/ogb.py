@@ -18,7 +18,7 @@ from gids.convert.labels import normalised
 from gids.convert.named import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, numbers
-from gids.convert.text_table import first_words, read_text
+from gids.convert.text_table import first_words, read_pairs, read_text
 from gids.convert.times import find_times
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
@@ -90,9 +90,7 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
             source.add_node_table(NODE, _key(file), rows, str(file))
     for file in sorted(raw.glob("*.csv.gz")):
         if not file.name.startswith(("node", "edge", "num-")):
-            source.notes.append(
-                f"left out {file.name}: rename it to node_{file.name} to convert it as a table"
-            )
+            source.leave_out(file.name, f"rename it to node_{file.name} to convert it as a table")
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
@@ -131,9 +129,7 @@ def _folder_name(name: str, file: Path) -> str:
 
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
     edges, counted = folder / "edge.csv.gz", folder / "num-edge-list.csv.gz"
-    pairs = read_text(edges, scratch, torch.int64)
-    if pairs.shape[1] != 2:
-        raise FormatError(f"{edges} has {pairs.shape[1]} columns; edges must have 2")
+    pairs = read_pairs(edges, scratch)
     count = _only(read_text(counted, scratch), counted)
     _check_count(pairs.shape[0], count, str(edges), counted.name)
     source.graphs[relation] = edge_pairs(pairs, **source.ends(relation))

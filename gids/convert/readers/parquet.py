@@ -9,17 +9,16 @@ from urllib.parse import unquote
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
-from gids.convert.edges import BLOCK_BYTES, count_by_edges
+from gids.convert.edges import BLOCK_BYTES, count_by_edges, end_columns
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, dotted_relation
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.names import NODE, RELATION, Relation
 from gids.store.rows import Rows, blocks
 from gids.write.edges import edge_list
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
-_SOURCES = ("src", "source", "src_id", "u", "from")
-_DESTINATIONS = ("dst", "destination", "target", "dst_id", "v", "to")
 _IDS = ("id", "node_id", "nid")
 
 
@@ -93,16 +92,8 @@ def _read_edges(relation: Relation, table: ArrowTable, source: Source) -> None:
 
 def _ends(relation: Relation, columns: dict[str, list[str]]) -> list[str]:
     """The names of the columns of sources and of destinations. Raises FormatError."""
-    ends = []
-    for names in (_SOURCES, _DESTINATIONS):
-        found = [n for n in names if n in columns]
-        if len(found) != 1:
-            raise FormatError(
-                f"edges {relation} have the columns {', '.join(columns)}; exactly one must be named "
-                f"{' or '.join(names)}"
-            )
-        ends += found
-    return ends
+    names = list(columns)
+    return [names[i] for i in end_columns(names, f"edges {relation}")]
 
 
 def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
@@ -110,7 +101,7 @@ def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for column, kind in table.types.items():
         if table.dtype(column) is None:
-            source.notes.append(f"left out column {column!r}: of type {kind}, not numbers")
+            source.leave_out(f"column {column!r}", f"of type {kind}, not numbers")
         else:
             numbered = re.fullmatch(r"(.+)_(\d+)", column)
             groups.setdefault(numbered[1] if numbered else column, []).append(column)
@@ -127,7 +118,7 @@ def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
 
 def _check_positions(rows: Rows, ntype: str, key: str) -> None:
     for start, block in blocks(rows, BLOCK_BYTES):
-        if not torch.equal(block.to(torch.int64), torch.arange(start, start + len(block))):
+        if not bool(equal_values(block, torch.arange(start, start + len(block))).all()):
             raise FormatError(
                 f"{key!r} of {ntype!r} is not 0, 1, 2, … from row {start} on: sort the table by it and close "
                 "the gaps, because edges use positions as node ids"

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from gids.convert.damage import shown
-from gids.convert.edges import count_by_edges, edge_rows, largest_id
+from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import InEdges, Source, whole_number
 from gids.convert.times import find_times
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
-from gids.store.rows import Rows, TensorRows
+from gids.store.rows import Rows
+from gids.write.edges import edge_list, out_edges
 
 # PyG recognises these by name, and all others by size.
 _OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
@@ -34,8 +35,8 @@ def _recognises(path: Path) -> bool:
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    stores = _stores(load_torch(path), path)
     graph = _Graph(path, Source(skip=choices.skip))
+    stores = _stores(load_torch(path), path, graph.source)
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
@@ -47,8 +48,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     return graph.source
 
 
-def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes of each node type and relation of the saved object."""
+def _stores(saved: Any, path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
+    """The attributes of each node type and relation of the saved object, without those that source skips."""
     if isinstance(saved, (tuple, list)) and len(saved) > 1 and all("_store" in _fields(s) for s in saved):
         raise FormatError(f"{path} holds {len(saved)} graphs; save one graph per file with torch.save")
     if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
@@ -60,20 +61,21 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
         raise FormatError(f"{path} holds a {type(saved).__name__}, not a PyG graph; {_SAVE}")
     if "_node_store_dict" in fields:
         nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
-        return _typed({**nodes, **edges}, path)
+        return _typed({**nodes, **edges}, path, source)
     if "_store" in fields:
-        return _by_size(_attributes(fields["_store"], path), path)
+        return _by_size(_attributes(fields["_store"], path, source), path)
     if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
-        return _typed({key: store for key, store in fields.items() if key != "_global_store"}, path)
-    return _by_size(_attributes(fields, path), path)
+        typed = {key: store for key, store in fields.items() if key != "_global_store"}
+        return _typed(typed, path, source)
+    return _by_size(_attributes(fields, path, source), path)
 
 
-def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
+def _typed(stores: Mapping[Any, Any], path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
     """The attributes by node type and relation. Raises FormatError for another key."""
     for key in stores:
         for name in key if isinstance(key, tuple) and len(key) == 3 else (key,):
             check_name(name, f"a node type or relation of {path}")
-    return {key: _attributes(store, path) for key, store in stores.items()}
+    return {key: _attributes(store, path, source) for key, store in stores.items()}
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -89,13 +91,13 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _attributes(store: Any, path: Path) -> Mapping[str, Any]:
+def _attributes(store: Any, path: Path, source: Source) -> Mapping[str, Any]:
     """The attributes of one store. Raises FormatError for a name that is not text."""
     found = _mapping(store, path)
     for key in found:
         if not isinstance(key, str):
             raise FormatError(f"{path} has an attribute called {shown(key)}; names must be text")
-    return found
+    return {key: values for key, values in found.items() if not source.skips(key)}
 
 
 def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
@@ -120,12 +122,24 @@ def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapp
 
 
 def _edge_count(fields: Mapping[str, Any]) -> int | None:
-    edges, adjacency = fields.get("edge_index"), fields.get("adj_t")
+    edges = fields.get("edge_index")
     if isinstance(edges, torch.Tensor) and edges.dim() == 2:
         return edges.shape[1]
-    if isinstance(adjacency, torch.Tensor) and adjacency.layout == torch.sparse_csr:
-        return len(adjacency.col_indices())
-    return None
+    return next((_matrix_values(fields[key]).shape[0] for key in _matrices(fields)), None)
+
+
+def _matrices(store: Mapping[str, Any]) -> list[str]:
+    """The adjacency matrices of a store: sparse, or dense without another graph."""
+    tensors = {key: store[key] for key in ("adj_t", "adj") if isinstance(store.get(key), torch.Tensor)}
+    has_graph = "edge_index" in store
+    return [k for k, v in tensors.items() if v.dim() and not (has_graph and v.layout == torch.strided)]
+
+
+def _matrix_values(matrix: torch.Tensor) -> torch.Tensor:
+    """One value per edge; none for a dense matrix."""
+    if matrix.layout == torch.strided:
+        return matrix[:0]
+    return matrix._values() if matrix.layout == torch.sparse_coo else matrix.values()
 
 
 def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
@@ -136,8 +150,9 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
     named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
     if named:
         return len(tensors[named[0]])
-    if "adj_t" in tensors and tensors["adj_t"].dim() == 2:
-        return tensors["adj_t"].shape[1]
+    for key, of_sources in (("adj", 0), ("adj_t", 1)):
+        if key in tensors and tensors[key].dim() >= 2:
+            return tensors[key].shape[of_sources]
     if (edges := tensors.get("edge_index")) is None or edges.dim() != 2 or len(edges) != 2:
         return None
     return max(1 + largest_id(mapped_rows(row, path)) for row in edges)
@@ -168,9 +183,7 @@ class _Graph:
             what = f"num_nodes of {ntype!r}"
             self.source.add_nodes(ntype, whole_number(count, what), what)
         for key, values in store.items():
-            if key == "num_nodes" or self.source.skips(key):
-                continue
-            if (rows := self._rows(key, ntype, values)) is None:
+            if key == "num_nodes" or (rows := self._rows(key, ntype, values)) is None:
                 continue
             if key in _SPLITS:
                 self.source.add_split(ntype, _SPLITS[key], rows)
@@ -182,6 +195,11 @@ class _Graph:
         """Set the numbers of nodes that only the edges give, as PyG does."""
         ends = []
         for relation, store in stores.items():
+            if isinstance(relation, str):
+                continue
+            for key in _matrices(store):
+                self._count_matrix(relation, key, store[key])
+        for relation, store in stores.items():
             edges = store.get("edge_index")
             if isinstance(relation, str) or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
                 continue
@@ -191,25 +209,30 @@ class _Graph:
         count_by_edges(self.source, ends)
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
-        links, count = _links(store), _edge_count(store)
+        links, count, matrices = _links(store), _edge_count(store), _matrices(store)
+        graphs = [key for key in ("edge_index", *matrices) if key in store]
+        if len(graphs) > 1:
+            raise FormatError(
+                f"{describe_type(relation)} has the graphs {' and '.join(graphs)}: leave one out with "
+                f"--skip {graphs[-1]}"
+            )
         for key, values in store.items():
-            if self.source.skips(key):
-                continue
             if key in links:
-                self.source.notes.append(
-                    f"left out {key!r} of {relation!r}: a dataset has no pairs to predict; load them from "
-                    f"{self._path}"
-                )
-            elif key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
-                self.source.add_nodes(relation[2], values.shape[0], "adj_t")
-                self.source.add_nodes(relation[0], values.shape[1], "adj_t")
-                in_edges = InEdges(TensorRows(values.crow_indices()), TensorRows(values.col_indices()), None)
-                self.source.graphs[relation] = in_edges
+                why = f"a dataset has no pairs to predict; load them from {self._path}"
+                self.source.leave_out(f"{key!r} of {relation!r}", why)
+            elif key in matrices:
+                self._add_matrix(relation, key, values)
             elif (rows := self._rows(key, relation, values)) is None:
                 continue
             elif key == "edge_index":
                 ends = self.source.ends(relation)
                 self.source.graphs[relation] = edge_rows(rows, f"edge_index of {relation}", **ends)
+            elif "adj_t" in matrices and store["adj_t"].layout == torch.sparse_csc:
+                raise FormatError(
+                    f"{key!r} of {describe_type(relation)} has an unknown order: PyG sorts it as the entries "
+                    "of adj_t in CSR form, but adj_t is in CSC form; save adj_t.to_sparse_csr(), or give "
+                    f"--skip {key}"
+                )
             elif count is not None and rows.shape[0] != count:
                 raise FormatError(
                     f"relation {describe_type(relation)} has {count} edges, but its table {key!r} has "
@@ -218,9 +241,49 @@ class _Graph:
             else:
                 self.source.add_edge_table(relation, key, rows)
 
+    def _count_matrix(self, relation: Relation, key: str, matrix: torch.Tensor) -> None:
+        """Set the numbers of nodes. Raises FormatError for a matrix of another layout, and several in one."""
+        dims = matrix.dim() - (0 if matrix.layout == torch.strided else matrix.dense_dim())
+        if matrix.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc) or dims != 2:
+            raise FormatError(
+                f"{key!r} of {describe_type(relation)} is a {dims}-dimensional {_describe(matrix)}; save one "
+                f"matrix as {key}.to_sparse_csr(), or give --skip {key}"
+            )
+        num_src, num_dst = matrix.shape[:2] if key == "adj" else matrix.shape[1::-1]
+        what = f"{key!r} of {describe_type(relation)}"
+        self.source.add_nodes(relation[0], num_src, what, skip=key)
+        self.source.add_nodes(relation[2], num_dst, what, skip=key)
+
+    def _add_matrix(self, relation: Relation, key: str, matrix: torch.Tensor) -> None:
+        """Add the edges of an adjacency matrix, and its values as table `weight`.
+
+        Row u of adj lists the destinations of u, row v of adj_t the sources of v. The id of an edge is the
+        position of its entry.
+        """
+        source = self.source
+        num_src, num_dst = source.ends(relation).values()
+
+        def rows(values: torch.Tensor) -> Rows:
+            return mapped_rows(values, self._path)
+
+        if matrix.layout == torch.sparse_coo:
+            lines, columns = (rows(positions) for positions in matrix._indices())
+            pair = (columns, lines) if key == "adj_t" else (lines, columns)
+            source.graphs[relation] = edge_list(*pair, num_src=num_src, num_dst=num_dst)
+        else:
+            by_row = matrix.layout == torch.sparse_csr
+            pointers = rows(matrix.crow_indices() if by_row else matrix.ccol_indices())
+            others = rows(matrix.col_indices() if by_row else matrix.row_indices())
+            source.graphs[relation] = (
+                InEdges(pointers, others, None)
+                if by_row == (key == "adj_t")
+                else out_edges(pointers, others, num_dst=num_dst)
+            )
+        add_weights(source, relation, rows(_matrix_values(matrix)))
+
     def _rows(self, key: str, where: str | Relation, values: Any) -> Rows | None:
         if not isinstance(values, torch.Tensor) or values.layout != torch.strided or not values.dim():
-            self.source.notes.append(f"left out {key!r} of {where!r}: a {_describe(values)}")
+            self.source.leave_out(f"{key!r} of {where!r}", f"a {_describe(values)}")
             return None
         return mapped_rows(values, self._path)
 
@@ -233,11 +296,12 @@ def _describe(values: Any) -> str:
 
 _LAYOUT = """\
 Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels; train_mask, val_mask,
-test_mask: splits; x and any other attribute with a row per node: tables; edge_index (or adj_t as
-torch.sparse_csr): the graph; other attributes with a row per edge: tables of edges; time: a table, and
-the times of nodes or edges. If there are as many nodes as edges, "edge" in a name means edges. Leaves
-out edge_label_index and edge_label (pairs to predict). Never runs pickled code: objects of other classes
-(torch_sparse.SparseTensor, transforms, ...) raise an error; save data.to_dict() without them."""
+test_mask: splits; x and any other attribute with a row per node: tables; edge_index, or adj_t or
+adj as a sparse tensor (COO, CSR, CSC): the graph, with values other than 1 as table weight of edges;
+other attributes with a row per edge: tables of edges; time: a table, and the times of nodes or edges. If
+there are as many nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label
+(pairs to predict). Never runs pickled code: objects of other classes (torch_sparse.SparseTensor,
+transforms, ...) raise an error; save data.to_dict() without them."""
 
 READER = Reader(
     "pyg",

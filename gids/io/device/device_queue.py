@@ -142,7 +142,8 @@ class DeviceQueue:
                 timeout_ms=math.ceil(timeout_s * 1e3),
             )
             undo.callback(self._service.close)
-            self._mapping: Mapping = device.map_host(self._memory.address, self._memory.shared_bytes)
+            address, nbytes = self._memory.address, self._memory.shared_bytes
+            self._mapping: Mapping = device.map_host(address, nbytes, memory=self._memory)
             undo.callback(self._mapping.close)
             self._local = device.zeros((self._memory.local_bytes,), torch.uint8)
             self._pairs = self._device_pairs()

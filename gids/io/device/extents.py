@@ -143,7 +143,9 @@ def split(extents: Extents, piece_bytes: int) -> Extents:
     )
 
 
-def failure(code: int, path: str, offset: int, length: int, detail: str = "") -> StorageError:
+def failure(
+    code: int, path: str | os.PathLike[str], offset: int, length: int, detail: str = ""
+) -> StorageError:
     """The error of an extent that could not be read. code: its errno. detail: added in parentheses."""
     reason = "the file ends before it" if code == errno.ENODATA else os.strerror(code)
     told = f" ({detail})" if detail else ""
@@ -255,7 +257,7 @@ def open_extent_reader(
 
     obstacle = why_no_gds() if kind == "auto" else ""
     if not obstacle:
-        found = probe_kvikio(paths[0], device.torch_device.index or 0)
+        found = probe_kvikio(paths[0], device.index)
         if kind == "auto" and not found.gds:
             obstacle = found.reason
     if obstacle:

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TIMEOUT_S = 30.0
+_PATTERN_BYTES = 1 << 20
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
 
 # Reads the head of argv[1] into memory of device argv[2] and compares. The last line of stdout is its answer.
+# Before, no byte there is that of the file. Files whose bytes are all equal do not show that GDS reads them:
+# a disk may return zeros.
 _CHILD = r"""
-import json, sys
+import json, os, sys
 def answer(**found):
     print(json.dumps(found), flush=True)
     sys.exit()
@@ -41,13 +44,16 @@ with open(sys.argv[1], "rb") as file:
     expected = file.read(1 << 20)
 if not expected:
     answer(version=version, fault="the file is empty")
+if len(set(expected)) == 1 and os.environ["KVIKIO_COMPAT_MODE"] == "OFF":
+    answer(version=version, fault="cannot be tested here, as all bytes of the file are equal")
 device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
 check(cuda.cuInit(0))
 check(cuda.cuDeviceGet(ctypes.byref(device), int(sys.argv[2])))
 check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
 check(cuda.cuCtxSetCurrent(context))
 check(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
-check(cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(0), ctypes.c_size_t(1 << 20)))
+others = expected.translate(bytes(range(255, -1, -1)))
+check(cuda.cuMemcpyHtoD_v2(memory, others, ctypes.c_size_t(len(others))))
 class Buffer:
     __cuda_array_interface__ = {
         "shape": (len(expected),), "typestr": "|u1", "data": (memory.value, False), "version": 3,
@@ -81,19 +87,35 @@ _found: dict[tuple[int, int], KvikioProbe] = {}
 
 
 def probe_kvikio(
-    path: str | os.PathLike[str], device_index: int = 0, *, timeout_s: float = _TIMEOUT_S
+    path: str | os.PathLike[str],
+    device_index: int = 0,
+    *,
+    scratch: bool = False,
+    timeout_s: float = _TIMEOUT_S,
 ) -> KvikioProbe:
     """Try kvikio on the first MiB of a file, once per process, file system and device.
 
-    Blocks for at most twice timeout_s. Only reads. Never raises because kvikio or a device is missing.
+    scratch: the file may be written to. It gets random bytes, because a file that is only allocated reads as
+    zeros, and so may a disk that does not read at all.
+
+    Blocks for at most twice timeout_s. Never raises because kvikio or a device is missing. Raises OSError if
+    scratch cannot be written.
     """
     try:
         key = (os.stat(path).st_dev, device_index)
     except OSError as error:
         return KvikioProbe(None, False, False, f"{os.fspath(path)}: {error.strerror}")
     if key not in _found:
+        if scratch:
+            _write_pattern(path)
         _found[key] = _probe(os.fspath(path), device_index, timeout_s)
     return _found[key]
+
+
+def _write_pattern(path: str | os.PathLike[str]) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.write(os.urandom(min(_PATTERN_BYTES, os.fstat(file.fileno()).st_size)))
+        os.fsync(file.fileno())
 
 
 def why_no_gds() -> str:

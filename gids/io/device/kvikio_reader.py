@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gids.errors import StorageError
 from gids.io.device.extents import ExtentReader, Extents, checked, failure, merged
+from gids.stored_file import AnyFile, file_status, opened
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class KvikioReader:
         small: ExtentReader | None = None,
     ) -> None:
         self._device, self._gds, self._small = device, gds, small
-        self._paths = [os.fspath(p) for p in paths]
+        self._paths = list(paths)
         self._kvikio = _import_kvikio("OFF" if gds else "ON")
         self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if small is not None else 0
         self._registered: torch.Tensor | None = None
@@ -130,9 +131,13 @@ class KvikioReader:
         except (RuntimeError, OSError) as error:
             _log.info("cuFile cannot register the memory for GPUDirect Storage: %s", error)
 
-    def _open(self, path: str) -> Any:
+    def _open(self, path: AnyFile) -> Any:
         try:
-            return self._kvikio.CuFile(path, "r")
+            with opened(path) as fd:
+                return self._kvikio.CuFile(f"/proc/self/fd/{fd}", "r")
+        except StorageError:
+            self.close()
+            raise
         except (RuntimeError, OSError) as error:
             self.close()
             detail = str(error).strip().splitlines()[-1]
@@ -184,9 +189,9 @@ def _buffer(tensor: torch.Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-def _ends_before(path: str, end: int) -> bool:
+def _ends_before(path: AnyFile, end: int) -> bool:
     try:
-        return os.stat(path).st_size < end
+        return file_status(path).st_size < end
     except OSError:
         return False
 

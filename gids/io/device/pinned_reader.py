@@ -46,7 +46,8 @@ class PinnedExtentReader:
         self._paths = [os.fspath(p) for p in paths]
         self._half_bytes = staging_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         self._staging = np.frombuffer(host_memory(2 * self._half_bytes, device.numa_node), np.uint8)
-        self._mapping = device.map_host(self._staging.ctypes.data, len(self._staging))
+        address, nbytes = self._staging.ctypes.data, len(self._staging)
+        self._mapping = device.map_host(address, nbytes, memory=self._staging)
         self._tensor = torch.from_numpy(self._staging)
         self._stream = device.new_stream()
         self._closed = False

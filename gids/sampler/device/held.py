@@ -109,7 +109,8 @@ class OnHost(Held):
             self._copy = np.frombuffer(memory, source.dtype, len(source.array))
         del memory
         try:
-            self._mapping: Mapping = device.map_host(self._copy.ctypes.data, self.nbytes)
+            address = self._copy.ctypes.data
+            self._mapping: Mapping = device.map_host(address, self.nbytes, memory=self._copy)
         except RuntimeError as error:
             self._copy = None  # even if the error is kept
             raise RuntimeError(

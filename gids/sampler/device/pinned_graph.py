@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gids.cache.budget import available_bytes
 from gids.sampler.device.held import Held, OnDevice, OnHost, Original
 from gids.sampler.device.shared import Peers, share
 from gids.store.names import describe_type
@@ -205,18 +206,13 @@ def _check_device_memory(what: str, sources: list[Original], device: Device) -> 
 
 
 def _check_host_memory(what: str, sources: list[Original], advice: str) -> None:
-    wanted, available = sum(s.nbytes for s in sources), _available_bytes()
+    wanted, available = sum(s.nbytes for s in sources), available_bytes()
     if wanted > available:
         raise MemoryError(
             f"{what} needs {_listing(sources)} = {wanted} bytes of host memory, but {available} are "
-            f"available (MemAvailable of /proc/meminfo): {advice}"
+            f"available on this machine or in this process's control group (container): {advice}"
         )
 
 
 def _listing(sources: list[Original]) -> str:
     return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
-
-
-def _available_bytes() -> int:
-    with open("/proc/meminfo") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))

@@ -18,7 +18,7 @@ import numpy as np
 from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
-from gids.store.files import array_bytes, map_array, read_manifest
+from gids.store.files import array_bytes, map_array
 from gids.store.geometry import div_ceil
 from gids.store.manifest import (
     MAX_PARTS,
@@ -37,6 +37,7 @@ from gids.store.manifest import (
 )
 from gids.store.names import describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
+from gids.stored_file import AnyFile
 from gids.write.array_file import ArrayFile
 from gids.write.partition import rows as table_rows
 from gids.write.partition import topology
@@ -93,7 +94,7 @@ def partition(
     store = FeatureStore(path, allow_dirs=allow_dirs)
     try:
         refuse_part(store, "gids partition", "partition the whole dataset")
-        manifest = read_manifest(store.path)
+        manifest = store.locate.read_manifest()
         _check(manifest)
         key = {
             "the dataset": manifest_checksum(manifest),
@@ -109,7 +110,7 @@ def partition(
             store,
             manifest,
             workplace,
-            Part(0, parts, manifest_checksum(manifest), method),
+            Part(0, parts, manifest_checksum(manifest), method, manifest.topology_crc),
             seed,
             workers=workers,
             memory_bytes=memory_bytes,
@@ -292,7 +293,7 @@ class _Run:
             found[OWNER] = owners
         return entries
 
-    def _copy(self, source: Path, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
+    def _copy(self, source: AnyFile, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
         copy_array(
             source,
             entry,

@@ -16,6 +16,7 @@ from gids.store.array_checks import file_crc32c
 from gids.store.files import Locator, array_rows, map_array
 from gids.store.manifest import ArrayEntry
 from gids.store.rows import read_range
+from gids.stored_file import AnyFile, StoredFile, open_descriptor
 from gids.write.sync import sync_files
 
 _BLOCK_BYTES = 8 << 20
@@ -27,7 +28,7 @@ class SourceArrays:
     def __init__(self, locate: Locator) -> None:
         self._locate = locate
 
-    def path(self, entry: ArrayEntry) -> Path:
+    def path(self, entry: ArrayEntry) -> StoredFile:
         return self._locate.array(entry)
 
     def mapped(self, entry: ArrayEntry) -> np.ndarray:
@@ -45,7 +46,7 @@ class SourceArrays:
 
 
 def copy_array(
-    source: Path,
+    source: AnyFile,
     entry: ArrayEntry,
     path: str,
     roots: Sequence[Path],
@@ -65,7 +66,7 @@ def copy_array(
             for root in roots[first : first + at_once]:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 files.append(stack.enter_context(open(root / path, "wb", buffering=0)))
-            read = stack.enter_context(open(source, "rb", buffering=0))
+            read = stack.enter_context(open(open_descriptor(source), "rb", buffering=0))
             crc = 0
             while count := read.readinto(buffer.data):
                 crc = _core.crc32c_extend(crc, buffer[:count])
@@ -84,6 +85,6 @@ def _write_all(fd: int, data: np.ndarray) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _damaged(path: Path) -> StorageError:
+def _damaged(path: AnyFile) -> StorageError:
     what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
     return StorageError(errno.EBADMSG, what, path)

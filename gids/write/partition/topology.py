@@ -12,6 +12,7 @@ from gids.store.files import array_rows
 from gids.store.manifest import ArrayEntry, RelationEntry
 from gids.store.names import encode_path
 from gids.store.rows import read_range
+from gids.stored_file import AnyFile
 from gids.write.array_file import ArrayFile
 from gids.write.partition.edge_blocks import by_part, edge_blocks
 
@@ -31,7 +32,7 @@ def id_dtype(relation: RelationEntry) -> str:
 
 def divide_topology(
     relation: RelationEntry,
-    paths: Mapping[str, Path],
+    paths: Mapping[str, AnyFile],
     indptr: np.ndarray,
     owners: np.ndarray,
     roots: Sequence[Path],

@@ -1,0 +1,77 @@
+"""MappedArray: an array in a file of a dataset, memory-mapped. Made by gids.store.files and Table.
+
+A page that cannot be read, because of a device error or because the file was truncated, would end the process
+with SIGBUS. Native code and the functions of NumPy that read a MappedArray raise StorageError instead. What
+hides the mapping from them (np.asarray, torch.from_numpy, a framework) reads it as any mapping: wrap such
+reads in ``with gids._core.MapGuard():``, which guards the present thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gids import _core
+
+
+def _guarded(name: str) -> Callable[..., Any]:
+    method = getattr(np.ndarray, name)
+
+    def call(self: np.ndarray, *args: Any, **options: Any) -> Any:
+        with _core.MapGuard():
+            return method(self, *args, **options)
+
+    return call
+
+
+class MappedArray(np.memmap):
+    """A read-only memory map. Copies of its values are ordinary arrays.
+
+    descriptor: of the file, for an array that of() has returned. It is open while the array lives.
+    """
+
+    descriptor: int | None = None
+    _mmap: Any  # NumPy's name: what keeps the mapping; None for a copy
+
+    @classmethod
+    def of(
+        cls, file: int, path: str | os.PathLike[str], dtype: npt.DTypeLike, offset: int, shape: Sequence[int]
+    ) -> MappedArray:
+        """file: a descriptor, which is duplicated. path: for errors. offset: of the array, in bytes."""
+        dtype = np.dtype(dtype)
+        nbytes = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        mapped, descriptor = _core.map_file(file, nbytes, os.fspath(path))
+        array = np.ndarray.__new__(cls, tuple(shape), dtype, buffer=mapped, offset=offset)
+        array._mmap, array.filename, array.offset, array.mode = mapped, os.fspath(path), offset, "r"
+        array.descriptor = descriptor
+        return array
+
+    def __getitem__(self, key: Any) -> Any:
+        with _core.MapGuard():
+            values = super().__getitem__(key)
+        is_copy = isinstance(values, MappedArray) and values._mmap is None
+        return values.view(np.ndarray) if is_copy else values
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        plain = [a.view(np.ndarray) if isinstance(a, MappedArray) else a for a in inputs]
+        with _core.MapGuard():
+            return getattr(ufunc, method)(*plain, **options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        with _core.MapGuard():
+            return super().__array_function__(function, types, args, options)
+
+    astype = _guarded("astype")
+    copy = _guarded("copy")
+    take = _guarded("take")
+    tolist = _guarded("tolist")
+    tobytes = _guarded("tobytes")
+    min = _guarded("min")
+    max = _guarded("max")
+    sum = _guarded("sum")
+    any = _guarded("any")
+    all = _guarded("all")

@@ -1,0 +1,530 @@
+"""Random sources for every reader, and what the datasets made from them must hold.
+
+`draw` is the one place that draws arrays. READERS has a function for each form of source: it writes a draw,
+and returns the tables and edges that the dataset must have. `stored` is the model of a conversion of values.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy.io
+import scipy.sparse
+import torch
+import yaml
+from datasets import save_arrays
+
+from gids.convert.readers.dgl_graph import MAGIC
+from gids.store.dtypes import byte_view
+
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+TARGETS = (None, "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+HOMOGENEOUS = ("_N", "_E", "_N")
+CITES = ("paper", "cites", "paper")
+_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # of a significand
+_LARGEST = {name: torch.finfo(getattr(torch, name)).max for name in FLOATS}
+
+
+@dataclass(frozen=True)
+class Values:
+    """An array and its type. NumPy has no bfloat16: such values are in a float32 array."""
+
+    array: np.ndarray
+    dtype: str
+
+    def tensor(self) -> torch.Tensor:
+        native = self.array.astype(self.array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(native).to(getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """feat has a row per node and weight a number per edge; edges: sources and destinations."""
+
+    seed: int
+    feat: Values
+    weight: Values
+    labels: np.ndarray
+    edges: np.ndarray
+    target: str | None
+
+    @property
+    def node_count(self) -> int:
+        return len(self.feat.array)
+
+
+@dataclass
+class Written:
+    """A source, its options, and what the dataset holds: tables by name, and edges in the order of ids."""
+
+    path: Path
+    options: tuple[str, ...]
+    tables: dict[str, Values | None]  # None: the source itself is refused, with this name
+    edges: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
+    labels: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Random values of a type: small ones, all of its range, the limits of other types, or 0 and 1."""
+    kind = rng.choice(["small", "range", "limits", "bits"], p=[0.4, 0.2, 0.3, 0.1])
+    if dtype == "bool" or kind == "bits":
+        return rng.integers(0, 2, shape).astype("float32" if dtype == "bfloat16" else dtype)
+    if dtype in WHOLE:
+        limits = np.iinfo(dtype)
+        low, high = (max(limits.min, -100), 100) if kind == "small" else (limits.min, limits.max)
+        if kind != "limits":
+            return rng.integers(low, high, shape, dtype, endpoint=True)
+        near = [
+            s * (1 << b) + d
+            for b in (0, 7, 8, 11, 15, 16, 24, 31, 32, 53, 63)
+            for d in (-1, 0, 1)
+            for s in (1, -1)
+        ]
+        return rng.choice(np.array([v for v in near if limits.min <= v <= limits.max], dtype), shape)
+    with np.errstate(over="ignore"):
+        values = rng.standard_normal(shape)
+        if kind == "range":
+            values = values * 2.0 ** rng.integers(-140, 127, shape)
+        if kind == "limits":
+            near = [
+                0.0,
+                -0.0,
+                65504,
+                65520,
+                3.3e38,
+                1e39,
+                1e-40,
+                6e-8,
+                2.0**24 + 1,
+                -1,
+                np.nan,
+                np.inf,
+                -np.inf,
+            ]
+            values = rng.choice(near[: int(rng.integers(1, len(near) + 1))], shape)
+        if dtype == "bfloat16":
+            return torch.from_numpy(np.asarray(values)).to(torch.bfloat16).to(torch.float32).numpy()
+        return np.asarray(values).astype(dtype)
+
+
+def draw(seed: int, name: str) -> Draw:
+    """A source for the reader of this name."""
+    rng = np.random.default_rng([seed, *name.encode()])
+
+    def swapped(values: np.ndarray) -> np.ndarray:
+        """The values, sometimes in the other order of bytes."""
+        return values.astype(values.dtype.newbyteorder(">")) if rng.random() < 0.3 else values
+
+    node_count = int(rng.integers(2, 12))
+    shape = [(), (1,), (3,), (5,), (2, 2), (0,)][rng.choice(6, p=[0.2, 0.15, 0.25, 0.2, 0.15, 0.05])]
+    dtype = str(rng.choice(READERS[name][1]))
+    # As one --dtype is for both tables, they are of one kind, else most draws would be refused.
+    weight = str(rng.choice(["float32", "float64"] if dtype in FLOATS else ["int64", "uint8"]))
+    feat = swapped(numbers(rng, dtype, (node_count, *shape)))
+    # No pair is there twice, because matrices in memory add them up.
+    pairs = rng.permutation(node_count * node_count - 1)[: rng.integers(1, 20)]
+    edges = np.stack(np.divmod(np.append(pairs, node_count * node_count - 1), node_count))
+    return Draw(
+        seed=seed,
+        feat=Values(np.asarray(feat, order=str(rng.choice(["C", "F"]))), dtype),
+        weight=Values(swapped(numbers(rng, weight, edges.shape[1:])), weight),
+        labels=rng.integers(0, 5, node_count).astype(rng.choice(WHOLE)),
+        edges=swapped(edges.astype(rng.choice(["int32", "int64", "uint8", "uint16"]))),
+        target=None if rng.random() < 0.2 else TARGETS[rng.integers(len(TARGETS))],
+    )
+
+
+def stored(values: Values | None, target: str | None) -> torch.Tensor | str | None:
+    """The rows that a table has, "scaled" for int8 with a scale, or None if the conversion is refused."""
+    if values is None or not np.prod(values.array.shape[1:], dtype=int):
+        return None
+    source, target = values.dtype, target or values.dtype
+    if target not in TARGETS:
+        return None
+    wanted = getattr(torch, target)
+    tensor = values.tensor()
+    if source in FLOATS:
+        if target == "int8":
+            return "scaled" if bool(torch.isfinite(tensor.to(torch.float32)).all()) else None
+        if target not in FLOATS:
+            return None
+        result = tensor.to(wanted)
+        return None if bool((torch.isinf(result) & ~torch.isinf(tensor)).any()) else result
+    whole = [int(v) for v in values.array.reshape(-1)]
+    if not all(_holds(target, v) for v in whole):
+        return None
+    return (
+        torch.tensor(whole, dtype=torch.float64 if target in FLOATS else torch.int64)
+        .to(wanted)
+        .view(tensor.shape)
+    )
+
+
+def _holds(dtype: str, value: int) -> bool:
+    """Whether a type has this whole number."""
+    if dtype == "bool":
+        return value in (0, 1)
+    if dtype in FLOATS:
+        odd = abs(value) // max(1, abs(value) & -abs(value))
+        return odd < 1 << _BITS[dtype] and abs(value) <= _LARGEST[dtype]
+    return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
+
+
+def _weight(draw: Draw, name: str) -> dict[str, Values | None]:
+    """The table of an adjacency matrix's values: none if all are 1."""
+    return {} if (draw.weight.array == 1).all() else {name: draw.weight}
+
+
+def _permuted(draw: Draw, order: np.ndarray) -> Draw:
+    """The draw with its edges in another order."""
+    weight = Values(draw.weight.array[order], draw.weight.dtype)
+    return Draw(draw.seed, draw.feat, weight, draw.labels, draw.edges[:, order], draw.target)
+
+
+def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=count))])
+
+
+def _homogeneous(path: Path, draw: Draw, *options: str, weight: str = "weight") -> Written:
+    return Written(
+        path,
+        options,
+        {"_N.feat": draw.feat, f"_N._E._N.{weight}": draw.weight},
+        {HOMOGENEOUS: draw.edges},
+        {"_N": draw.labels},
+    )
+
+
+# ---- one function for each form of source ----
+
+
+def npy(root: Path, draw: Draw) -> Written:
+    np.save(root / "feat.npy", draw.feat.array)
+    return Written(root / "feat.npy", (), {"_N.feat": draw.feat})
+
+
+def raw(root: Path, draw: Draw) -> Written:
+    """--dtype is the type in the file, so nothing is cast."""
+    (root / "feat.data").write_bytes(byte_view(draw.feat.tensor()).tobytes())
+    shape = ",".join(map(str, draw.feat.array.shape))
+    return Written(
+        root / "feat.data", ("--dtype", draw.feat.dtype, f"--shape={shape}"), {"_N.feat": draw.feat}
+    )
+
+
+def _arrays(draw: Draw) -> dict[str, np.ndarray]:
+    return {
+        "feat": draw.feat.array,
+        "edge_weight": draw.weight.array,
+        "edge_index": draw.edges,
+        "y": draw.labels,
+    }
+
+
+def npz(root: Path, draw: Draw) -> Written:
+    save = np.savez_compressed if draw.seed % 2 else np.savez
+    save(root / "a.npz", **_arrays(draw))
+    return _homogeneous(root / "a.npz", draw)
+
+
+def directory(root: Path, draw: Draw) -> Written:
+    save_arrays(root / "s", **_arrays(draw))
+    return _homogeneous(root / "s", draw)
+
+
+def in_edges(root: Path, draw: Draw) -> Written:
+    order = np.argsort(draw.edges[1], kind="stable")
+    arrays = {k: v for k, v in _arrays(draw).items() if k != "edge_index"}
+    indptr = _pointers(draw.edges[1], draw.node_count)
+    save_arrays(root / "s", **arrays, indptr=indptr, indices=draw.edges[0, order], edge_ids=order)
+    return _homogeneous(root / "s", draw)
+
+
+def sparse_npz(root: Path, draw: Draw) -> Written:
+    """SciPy's CSR matrices: rows of adj list destinations, attr is dense in the dataset."""
+    draw = _permuted(draw, np.lexsort((draw.edges[1], draw.edges[0])))
+    (root / "s").mkdir()
+    feat = draw.feat.array
+    if feat.ndim == 2 and feat.shape[1]:
+        matrix = scipy.sparse.csr_matrix(feat.astype(feat.dtype.newbyteorder("=")))
+        scipy.sparse.save_npz(root / "s/attr.npz", matrix)
+    else:
+        np.save(root / "s/feat.npy", feat)
+    shape = (draw.node_count, draw.node_count)
+    ends = (draw.edges[1].astype(np.int64), _pointers(draw.edges[0], draw.node_count))
+    scipy.sparse.save_npz(root / "s/adj.npz", scipy.sparse.csr_matrix((draw.weight.array, *ends), shape))
+    tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
+    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges})
+
+
+def pyg(root: Path, draw: Draw) -> Written:
+    torch.save(
+        {
+            "feat": draw.feat.tensor(),
+            "edge_index": torch.from_numpy(draw.edges.astype(np.int64)),
+            "edge_weight": draw.weight.tensor(),
+            "y": torch.from_numpy(draw.labels),
+        },
+        root / "d.pt",
+    )
+    return _homogeneous(root / "d.pt", draw, weight="edge_weight")
+
+
+def _pyg_matrix(key: str, layout: str) -> Callable[[Path, Draw], Written]:
+    """An adjacency matrix as a sparse tensor, with a dense part for weights of several columns."""
+
+    def write(root: Path, draw: Draw) -> Written:
+        by_row = layout != "csc"
+        lines, columns = (1, 0) if key == "adj_t" else (0, 1)
+        first, second = (lines, columns) if by_row else (columns, lines)
+        if layout != "coo":
+            draw = _permuted(draw, np.lexsort((draw.edges[second], draw.edges[first])))
+        edges = torch.from_numpy(draw.edges.astype(np.int64))
+        values = draw.weight.tensor()
+        size = (draw.node_count, draw.node_count)
+        if layout == "coo":
+            matrix = torch.sparse_coo_tensor(edges[[lines, columns]], values, size, check_invariants=True)
+        else:
+            make = torch.sparse_csr_tensor if by_row else torch.sparse_csc_tensor
+            pointers = torch.from_numpy(_pointers(draw.edges[first], draw.node_count))
+            matrix = make(pointers, edges[second].contiguous(), values, size, check_invariants=True)
+        torch.save(
+            {"feat": draw.feat.tensor(), key: matrix, "y": torch.from_numpy(draw.labels)}, root / "d.pt"
+        )
+        tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
+        return Written(root / "d.pt", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+
+    return write
+
+
+def _cells(values: np.ndarray) -> list[str]:
+    """The text of numbers, so that they can be read back."""
+    return [repr(v.item()) for v in values]
+
+
+def _as_text(values: Values, floats: str) -> Values | None:
+    """Numbers that were read from text: int64 if all are whole, else floating. None: refused."""
+    if values.dtype in WHOLE:
+        return Values(values.array.astype(np.int64), "int64") if (values.array < 1 << 63).all() else None
+    with np.errstate(over="ignore"):
+        read = values.array.astype(floats)
+    return None if (np.isinf(read) & ~np.isinf(values.array)).any() else Values(read, floats)
+
+
+def csv_edges(root: Path, draw: Draw) -> Written:
+    """An edge list beside features: with and without names, in any order, quoted, with a byte order mark."""
+    rng = np.random.default_rng(draw.seed)
+    header = str(rng.choice(["none", "names", "quoted names", "comment"]))
+    columns = {"src": _cells(draw.edges[0]), "dst": _cells(draw.edges[1]), "w": _cells(draw.weight.array)}
+    names = ["src", "dst", "w"]
+    if header != "none":
+        columns["eid"] = _cells(np.arange(len(draw.weight.array)))
+        names = rng.permutation([*names, "eid"]).tolist()
+    if rng.random() < 0.3:
+        columns = {name: [f'"{cell}"' for cell in cells] for name, cells in columns.items()}
+    delimiter = str(rng.choice([",", "\t", ", "]))
+    line = delimiter.join(f'"{n.upper()}"' if header == "quoted names" else n for n in names)
+    text = "" if header == "none" else f"# {line}\n" if header == "comment" else f"{line}\n"
+    text += "".join(delimiter.join(cells) + "\n" for cells in zip(*(columns[n] for n in names), strict=True))
+    (root / "s").mkdir()
+    content = text.encode("utf-8-sig" if rng.random() < 0.3 else "utf-8")
+    (root / "s/edges.csv.gz").write_bytes(gzip.compress(content))
+    save_arrays(root / "s", feat=draw.feat.array, y=draw.labels)
+    weight = _as_text(draw.weight, "float64")
+    tables: dict[str, Values | None] = {"_N.feat": draw.feat}
+    if header == "none":
+        tables["_N._E._N.weight"] = weight
+    else:
+        ids = Values(np.arange(len(draw.weight.array)), "int64")
+        upper = str.upper if header == "quoted names" else str
+        tables |= {f"_N._E._N.{upper('w')}": weight, f"_N._E._N.{upper('eid')}": ids}
+    return Written(root / "s", ("--from", "edges"), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+
+
+def _column(values: Values) -> Any:
+    native = values.array.astype(values.array.dtype.newbyteorder("="))
+    if native.ndim == 1:
+        return pa.array(native)
+    if not native.shape[1]:
+        return pa.array([[]] * len(native), pa.list_(pa.from_numpy_dtype(native.dtype)))
+    return pa.FixedSizeListArray.from_arrays(pa.array(native.reshape(-1)), native.shape[1])
+
+
+def parquet(root: Path, draw: Draw) -> Written:
+    (root / "s").mkdir()
+    feat, name = draw.feat, "feat"
+    if feat.array.ndim > 2:
+        feat = Values(feat.array.reshape(draw.node_count, -1), feat.dtype)
+    ids = np.arange(draw.node_count).astype(["int64", "uint8", "float64"][draw.seed % 3])
+    columns = {"id": pa.array(ids), "y": pa.array(draw.labels)}
+    if feat.array.ndim == 2 and feat.array.shape[1] > 1 and draw.seed % 2:
+        columns |= {f"{name}_{i}": _column(Values(c, feat.dtype)) for i, c in enumerate(feat.array.T)}
+    else:
+        columns[name] = _column(feat)
+    pq.write_table(pa.table(columns), root / "s/nodes.parquet", row_group_size=5)
+    ends = {
+        "dst": draw.edges[1].astype("uint16"),
+        "src": draw.edges[0].astype("int32"),
+        "w": _column(draw.weight),
+    }
+    pq.write_table(pa.table(ends), root / "s/edges.parquet", row_group_size=5)
+    tables = {"_N.feat": feat, "_N._E._N.w": draw.weight}
+    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+
+
+def matlab(root: Path, draw: Draw) -> Written:
+    """MATLAB has matrices of two dimensions and more, and its sparse values are double."""
+    draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
+    weight = Values(draw.weight.array.astype(np.float64), "float64")
+    draw = Draw(draw.seed, draw.feat, weight, draw.labels, draw.edges, draw.target)
+    indptr = _pointers(draw.edges[1], draw.node_count)
+    shape = (draw.node_count, draw.node_count)
+    matrix = scipy.sparse.csc_matrix((weight.array, draw.edges[0].astype(np.int64), indptr), shape)
+    scipy.io.savemat(root / "a.mat", {"A": matrix, "feat": draw.feat.array, "y": draw.labels}, oned_as="row")
+    tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
+    return Written(root / "a.mat", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+
+
+def graphbolt(root: Path, draw: Draw) -> Written:
+    (root / "s").mkdir()
+    torch.save(draw.feat.tensor(), root / "s/feat.pt")
+    np.save(root / "s/weight.npy", draw.weight.array)
+    header = ["", "src,dst\n"][draw.seed % 2]
+    (root / "s/e.csv").write_text(header + "".join(f"{u},{v}\n" for u, v in draw.edges.T))
+    meta = {
+        "graph": {"nodes": [{"num": draw.node_count}], "edges": [{"format": "csv", "path": "e.csv"}]},
+        "feature_data": [
+            {"domain": "node", "name": "feat", "format": "torch", "path": "feat.pt"},
+            {"domain": "edge", "name": "weight", "format": "numpy", "path": "weight.npy"},
+        ],
+    }
+    (root / "s/metadata.yaml").write_text(yaml.safe_dump(meta))
+    tables = {"_N.feat": draw.feat, "_N._E._N.weight": draw.weight}
+    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges})
+
+
+def igb(root: Path, draw: Draw) -> Written:
+    save_arrays(
+        root / "s/processed",
+        **{"paper/node_feat": draw.feat.array, "paper/node_label_19": draw.labels.astype(np.float32)},
+        **{"paper__cites__paper/edge_index": np.ascontiguousarray(draw.edges.T)},
+    )
+    return Written(root / "s", (), {"paper.feat": draw.feat}, {CITES: draw.edges}, {"paper": draw.labels})
+
+
+def mag240m(root: Path, draw: Draw) -> Written:
+    save_arrays(
+        root / "s/processed",
+        **{"paper/node_feat": draw.feat.array, "paper/node_label": draw.labels},
+        **{"paper___cites___paper/edge_index": draw.edges},
+    )
+    torch.save({"paper": draw.node_count}, root / "s/meta.pt")
+    return Written(root / "s", (), {"paper.feat": draw.feat}, {CITES: draw.edges}, {"paper": draw.labels})
+
+
+def ogb(root: Path, draw: Draw) -> Written:
+    (root / "s/raw").mkdir(parents=True)
+    np.savez_compressed(
+        root / "s/raw/data.npz",
+        edge_index=draw.edges,
+        node_feat=draw.feat.array,
+        edge_weight=draw.weight.array,
+        num_nodes_list=np.array([draw.node_count]),
+        num_edges_list=np.array([draw.edges.shape[1]]),
+    )
+    np.savez(root / "s/raw/node-label.npz", node_label=draw.labels[:, None])
+    return _homogeneous(root / "s", draw)
+
+
+def ogb_text(root: Path, draw: Draw) -> Written:
+    """Text with fractions is read as float32, as OGB's own loader does."""
+
+    def write(name: str, rows: Any) -> None:
+        text = "".join(",".join(_cells(np.atleast_1d(row))) + "\n" for row in rows)
+        (root / "s/raw" / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+    (root / "s/raw").mkdir(parents=True)
+    feat = Values(draw.feat.array.reshape(draw.node_count, -1), draw.feat.dtype)
+    if not feat.array.shape[1]:
+        feat = Values(np.zeros((draw.node_count, 1), feat.array.dtype), feat.dtype)
+    write("node-feat", feat.array)
+    write("edge", draw.edges.T)
+    write("num-node-list", [draw.node_count])
+    write("num-edge-list", [draw.edges.shape[1]])
+    write("node-label", draw.labels)
+    return Written(
+        root / "s",
+        (),
+        {"_N.feat": _as_text(feat, "float32")},
+        {HOMOGENEOUS: draw.edges},
+        {"_N": draw.labels},
+    )
+
+
+class DglGraph:
+    """The part of a DGLGraph that the reader uses. DGL itself cannot hold all types."""
+
+    ntypes, canonical_etypes = ("_N",), (HOMOGENEOUS,)
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        data = {"feat": draw.feat.tensor(), "label": torch.from_numpy(draw.labels)}
+        self.nodes: Mapping[str, Any] = {"_N": SimpleNamespace(data=data)}
+        self.edges = {HOMOGENEOUS: SimpleNamespace(data={"weight": draw.weight.tensor()})}
+
+    def num_nodes(self, _: str) -> int:
+        return self._draw.node_count
+
+    def adj_tensors(self, _: str, etype: Any) -> tuple[torch.Tensor, ...]:
+        sources, destinations = torch.from_numpy(self._draw.edges.astype(np.int64))
+        order = torch.argsort(destinations, stable=True)
+        pointers = torch.from_numpy(_pointers(self._draw.edges[1], self._draw.node_count))
+        return pointers, sources[order], order
+
+
+GRAPHS: dict[str, DglGraph] = {}
+"""What dgl.load_graphs returns, by path."""
+
+
+def dgl(root: Path, draw: Draw) -> Written:
+    (root / "g.bin").write_bytes(MAGIC)
+    GRAPHS.clear()
+    GRAPHS[str(root / "g.bin")] = DglGraph(draw)
+    return _homogeneous(root / "g.bin", draw)
+
+
+ALL = ("bool", *WHOLE, *FLOATS)
+NUMPY = tuple(name for name in ALL if name != "bfloat16")
+READERS: dict[str, tuple[Callable[[Path, Draw], Written], tuple[str, ...]]] = {
+    "npy": (npy, NUMPY),
+    "raw": (raw, tuple(name for name in ALL if name in TARGETS)),
+    "npz": (npz, NUMPY),
+    "directory": (directory, NUMPY),
+    "in-edges": (in_edges, NUMPY),
+    "sparse npz": (sparse_npz, tuple(name for name in NUMPY if name != "float16")),
+    "pyg": (pyg, ALL),
+    **{
+        f"pyg {k} {layout}": (_pyg_matrix(k, layout), ALL)
+        for k in ("adj", "adj_t")
+        for layout in ("coo", "csr", "csc")
+    },
+    "csv": (csv_edges, NUMPY),
+    "parquet": (parquet, NUMPY),
+    "matlab": (matlab, tuple(name for name in NUMPY if name not in ("bool", "float16"))),
+    "graphbolt": (graphbolt, ALL),
+    "igb": (igb, NUMPY),
+    "mag240m": (mag240m, NUMPY),
+    "ogb": (ogb, NUMPY),
+    "ogb text": (ogb_text, (*WHOLE, "float32", "float64")),
+    "dgl": (dgl, ALL),
+}
+"""How each form of source is written, and the types of features that it can have."""

@@ -1,0 +1,106 @@
+"""Conversion keeps every value, or refuses it by name: random sources of every format against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from drawn_sources import GRAPHS, READERS, Values, draw, stored
+from reader_example import assert_graph
+
+from gids import FeatureStore
+from gids.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant")
+DRAWS = 3  # of every form of source
+MORE_DRAWS = 250
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """No reader starts a process, DGL's files are not read, and files are not synced."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"os.{name}", lambda _: None)
+    monkeypatch.setattr("gids.convert.readers.try_to_read", lambda *_: None)
+    for module in ("convert", "verify"):
+        monkeypatch.setattr(f"gids.cli.{module}.load_graphs", lambda path: ([GRAPHS[path]], {}))
+
+
+def assert_table(table, values, expected):
+    """The table has these values, or those of `values` with a scale per row."""
+    rows = table.read_rows(range(table.row_count))
+    if not isinstance(expected, str):
+        assert rows.dtype == expected.dtype
+        assert np.array_equal(rows.double().numpy(), expected.double().numpy(), equal_nan=True)
+        if not rows.dtype.is_floating_point:
+            assert rows.tolist() == expected.tolist()  # float64 rounds
+        return
+    assert table.scale == "row"
+    flat = values.tensor().double().reshape(table.row_count, -1)
+    scales = (flat.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    assert bool(((rows.double().view(flat.shape) - flat).abs() <= scales * 0.50004).all())
+
+
+def check(root, name, seed, capsys):
+    """Convert one draw and compare the dataset, or the error, with the model."""
+    drawn = draw(seed, name)
+    root.mkdir()
+    written = READERS[name][0](root, drawn)
+    target = None if name == "raw" else drawn.target
+    casts = () if target is None else ("--dtype", target)
+    status = main(
+        [
+            "convert",
+            str(written.path),
+            str(root / "x.gids"),
+            "--split",
+            "none",
+            "--quiet",
+            *written.options,
+            *casts,
+        ]
+    )
+    said = capsys.readouterr().err
+    expected = {table: stored(values, target) for table, values in written.tables.items()}
+    refused = [table for table, rows in expected.items() if rows is None]
+    if refused:
+        keys = [table.rpartition(".")[2] for table in refused]
+        assert status == 2, f"{refused} cannot be stored as {target}"
+        assert any(repr(t) in said or key in said for t, key in zip(refused, keys, strict=True)), said
+        assert said.count("\n") == 1
+        return "refused"
+    assert status == 0, said
+    store = FeatureStore(root / "x.gids")
+    assert sorted(store.tables) == sorted(expected)
+    for table, rows in expected.items():
+        values = written.tables[table]
+        assert isinstance(values, Values)
+        assert_table(store.table(table), values, rows)
+    assert sorted(store.relations) == sorted(written.edges)
+    for relation, (sources, destinations) in written.edges.items():
+        assert_graph(store, relation, sources, destinations)
+    for ntype, labels in written.labels.items():
+        assert store.labels[ntype].tolist() == labels.tolist()
+    against = [option for option in written.options if option != "--quiet"]
+    assert main(["verify", str(root / "x.gids"), "--against", str(written.path), "--quiet", *against]) == 0, (
+        capsys.readouterr()
+    )
+    return "equal"
+
+
+def check_many(tmp_path, name, count, capsys, first=0):
+    outcomes = set()
+    for seed in range(first, first + count):
+        print(f"{name}, seed {seed}")
+        outcomes.add(check(tmp_path / str(seed), name, seed, capsys))
+    return outcomes
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_value_is_equal_to_numpy_or_refused_by_name(tmp_path, capsys, name):
+    check_many(tmp_path, name, DRAWS, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_more_values_are_equal_to_numpy_or_refused_by_name(tmp_path, capsys, name):
+    outcomes = check_many(tmp_path, name, MORE_DRAWS, capsys, first=1000)
+    assert outcomes == {"equal", "refused"}

@@ -1,0 +1,187 @@
+"""Every loader on a device whose streams run late: rows are those of the table, and nothing uses a tensor
+before it has waited for the work that writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from datasets import random_in_edges
+from late_device import LateDevice
+
+import gids
+import gids.distributed
+from gids.cuda.device import Device, MadeOn
+from gids.trace import record
+from gids.trace.timeline import Timeline
+from gids.write import DatasetWriter
+
+NODES, EDGE_ROWS = 700, 48
+SEEDS = torch.arange(0, NODES, 5)
+OPTIONS: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB", "window": 3}
+Rows = dict[str, torch.Tensor]
+Made = Iterator[tuple[torch.Tensor, torch.Tensor | None, Rows]]
+"""Of each minibatch: its nodes, its edges, and the rows by table."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    generator = torch.Generator().manual_seed(5)
+    edges = len(random_in_edges(NODES, NODES, 1)[1])
+    return {
+        "paper.feat": torch.randn(NODES, 100, generator=generator),
+        "paper.cites.paper.weight": torch.randn(edges, EDGE_ROWS, generator=generator),
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> Path:
+    made = tmp_path_factory.mktemp("late") / "one.gids"
+    with DatasetWriter(made) as writer:
+        cites = ("paper", "cites", "paper")
+        writer.write_graph(cites, *random_in_edges(NODES, NODES, 1), num_src=NODES)
+        writer.write_table("node", "paper", "feat", rows["paper.feat"])
+        writer.write_table("edge", cites, "weight", rows["paper.cites.paper.weight"])
+        writer.write_labels("paper", torch.arange(NODES))
+    return made
+
+
+@pytest.fixture
+def late(cuda_is: Callable[[Device], None]) -> Iterator[LateDevice]:
+    device = LateDevice(0, lazy=1.0)
+    cuda_is(device)
+    yield device
+    device.close()
+    assert not device.mapped
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sampled(loader: Any) -> Made:
+    for minibatch in loader:
+        edges = torch.cat([block.edge_ids for block in minibatch.blocks])
+        yield minibatch.input_nodes, edges, minibatch.features
+
+
+def of_pyg(loader: Any) -> Made:
+    for data in loader:
+        assert torch.equal(data.y, data.n_id)
+        features = {"paper.feat": data.x, "paper.cites.paper.weight": data.weight}
+        yield data.n_id, data.e_id, features
+
+
+def of_nodes(source: gids.Source) -> tuple[Any, Made]:
+    loader = gids.NodeLoader(
+        source, SEEDS, [4, 4], tables=list(source.store.tables), batch_size=20, shuffle=True, device="cuda"
+    )
+    return loader, sampled(loader)
+
+
+def of_edges(source: gids.Source) -> tuple[Any, Made]:
+    loader = gids.EdgeLoader(
+        source,
+        torch.stack([SEEDS, SEEDS.flip(0)]),
+        [4, 4],
+        tables=list(source.store.tables),
+        batch_size=20,
+        exclude="self",
+        device="cuda",
+    )
+    return loader, sampled(loader)
+
+
+def of_features(source: gids.Source, device: LateDevice) -> tuple[Any, Made]:
+    loader = gids.FeatureLoader(source, ["paper.feat"], device="cuda")
+    stream, batches = device.new_stream(), [torch.randint(0, NODES, (60,)) for _ in range(8)]
+
+    def ids_of(ids: torch.Tensor) -> Rows:
+        made = torch.full_like(ids, -1)  # what is there until the stream has done its work
+        stream.put(lambda: made.copy_(ids))
+        device.note_written(stream, [made])
+        return MadeOn({"paper.feat": made}, device, stream)
+
+    return loader, ((ids, None, features) for ids, features in loader.attach(batches, ids_of))
+
+
+def of_pyg_nodes(source: gids.Source) -> tuple[Any, Made]:
+    pyg = pytest.importorskip("gids.pyg")
+    tables = {"x": "paper.feat", "weight": "paper.cites.paper.weight"}
+    loader = pyg.NeighborLoader(source, [4, 4], SEEDS, tables=tables, batch_size=20, device="cuda")
+    return loader, of_pyg(loader)
+
+
+def of_dgl_nodes(source: gids.Source) -> tuple[Any, Made]:
+    dgl = pytest.importorskip("gids.dgl")
+    from dgl.dataloading import NeighborSampler
+
+    graph, sampler = dgl.graph(source), NeighborSampler([4, 4], prefetch_node_feats=["feat"])
+    loader = dgl.DataLoader(graph, SEEDS, sampler, gids=source, batch_size=20, gids_device="cuda")
+    return loader, ((nodes, None, {"paper.feat": blocks[0].srcdata["feat"]}) for nodes, _, blocks in loader)
+
+
+LOADERS = [of_nodes, of_edges, of_features, of_pyg_nodes, of_dgl_nodes]
+
+
+def check(device: LateDevice, source: gids.Source, make: Any, rows: Rows, observe: Any = None) -> int:
+    """Compare the rows of two epochs with the tables, beside a late stream of training."""
+    training, count = device.new_stream(), 0
+    with source:
+        for epoch in range(2):
+            loader, minibatches = make(source, device) if make is of_features else make(source)
+            features = getattr(getattr(loader, "_loader", loader), "feature_loader", loader)
+            with device.use(training):
+                if observe is not None and not epoch:
+                    minibatches = observed(minibatches, observe(features))
+                for nodes, edges, features in minibatches:
+                    training.put(lambda: None)
+                    for name, found in features.items():
+                        ids = nodes if name == "paper.feat" else edges
+                        assert torch.equal(found.cpu(), rows[name][ids.cpu()]), name
+                    count += 1
+                    del found, features
+            loader.close()
+    return count
+
+
+def observed(minibatches: Made, watching: Any) -> Made:
+    with watching:
+        yield from minibatches
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("make", LOADERS, ids=lambda make: make.__name__)
+def test_minibatches_of_a_loader_are_waited_for(
+    late: LateDevice, path: Path, rows: Rows, make: Any, reads: Any
+) -> None:
+    assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows) >= 14
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("of", ["pages", "rows", "stages"])
+def test_observers_wait_for_the_ids_that_they_see(
+    late: LateDevice, path: Path, rows: Rows, tmp_path: Path, reads: Any, of: str
+) -> None:
+    def watch(loader: gids.FeatureLoader) -> Any:
+        if of == "stages":
+            return Timeline().follow(loader)
+        return record(loader, tmp_path / "of.trace", rows=of == "rows")
+
+    for make in (of_nodes, of_features):
+        assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows, watch) >= 14
+
+
+@pytest.mark.parametrize("make", [of_nodes, of_edges, of_pyg_nodes], ids=lambda make: make.__name__)
+def test_minibatches_of_ranks_that_share_rows_are_waited_for(
+    late: LateDevice, path: Path, rows: Rows, one_rank: None, make: Any
+) -> None:
+    assert check(late, gids.distributed.open(path, **OPTIONS), make, rows) >= 14

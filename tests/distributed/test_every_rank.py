@@ -1,0 +1,28 @@
+"""Loaders of two ranks in runs that a number draws, as in torture/test_every_loader.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from rank_pool import RankPool
+
+for _folder in ("graphbolt", "torture"):
+    sys.path.append(str(Path(__file__).parents[1] / _folder))
+
+import torture_run  # noqa: E402
+from torture_data import TortureData  # noqa: E402
+
+USUAL = [0, 1, 3, 4, 7, 9, 12, 29, 30, 33]
+MORE = range(100, 112)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TortureData]:
+    return torture_run.open_data(tmp_path_factory.mktemp("torture"))
+
+
+@pytest.mark.parametrize("number", [*USUAL, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
+def test_a_run_that_is_drawn(data: dict[bool, TortureData], ranks: RankPool, number: int) -> None:
+    assert torture_run.torture_ranks(number, data, ranks)

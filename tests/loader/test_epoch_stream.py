@@ -1,0 +1,290 @@
+"""EpochStream: no epoch ends early in silence; errors come when they are due; another thread may close it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_example import TABLES, minibatches
+
+import gids
+from gids.errors import StorageError
+from gids.loader.epoch_stream import EpochStream, NoRows, Sampled
+from gids.sampler import Neighbor
+
+
+class Rows(NoRows[int]):
+    """Returns fewer minibatches than it takes."""
+
+    def __init__(self, source: Iterator[int], most: int, *, taken: int = 0) -> None:
+        super().__init__(source)
+        self._most = most
+        for _ in range(taken):
+            next(source)
+
+    def __next__(self) -> Any:
+        if not self._most:
+            raise StopIteration
+        self._most -= 1
+        return super().__next__()
+
+
+def test_an_epoch_that_loses_minibatches_raises() -> None:
+    for most, taken in ((0, 0), (3, 0), (5, 3), (2, 8)):
+        source = Sampled(range(8))
+        stream = EpochStream(source, Rows(source, most, taken=taken), count=8)
+        with pytest.raises(RuntimeError, match="please report"):
+            list(stream)
+        assert list(stream) == []
+
+
+def test_a_source_that_ends_before_its_count_raises() -> None:
+    source = Sampled(range(5))
+    stream = EpochStream(source, NoRows(source), count=6)
+    assert [next(stream)[0] for _ in range(5)] == list(range(5))
+    with pytest.raises(RuntimeError, match="has 6 minibatches, and its source ended after 5"):
+        next(stream)
+
+
+class Source:
+    """Raises an error in place of some minibatches."""
+
+    def __init__(self, count: int, errors: dict[int, Exception]) -> None:
+        self._step, self._count, self._errors = -1, count, errors
+
+    def __iter__(self) -> Source:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        self._step += 1
+        if self._step == self._count:
+            raise StopIteration
+        if self._step in self._errors:
+            raise self._errors[self._step]
+        return {"paper.feat": torch.tensor([self._step])}
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("failed", [(0,), (0, 1), (3, 4, 9), tuple(range(10))], ids=str)
+def test_a_storage_error_of_the_source_concerns_one_minibatch(
+    path: Path, reads: Any, failed: tuple[int, ...]
+) -> None:
+    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        errors = {step: StorageError(5, "cannot read the topology", "indices.npy", step) for step in failed}
+        stream = loader.attach(Source(10, errors), lambda ids: ids, count=10)  # type: ignore[arg-type]
+        for step in range(10):
+            if step in failed:
+                with pytest.raises(StorageError) as caught:
+                    next(stream)
+                assert caught.value.offset == step
+            else:
+                assert next(stream)[0]["paper.feat"].item() == step
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize("tables", [None, []])
+@pytest.mark.parametrize("bulk", [1, 4])
+def test_a_node_loader_goes_on_after_a_storage_error_of_its_sampler(
+    path: Path, tables: Any, bulk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Neighbor):
+        def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
+            if step in (0, 5, 6):
+                raise StorageError(5, "cannot read the topology", "indices.npy", step)
+            return super().sample(topology, seeds, step=step, **numbers)
+
+        def sample_bulk(self, topology: Any, seeds: Any, *, first_step: int, **numbers: Any) -> Any:
+            return [self.sample(topology, s, step=t, **numbers) for t, s in enumerate(seeds, first_step)]
+
+    with gids.open(path, memory="16MB", window=4) as source:
+        monkeypatch.setattr(source, "bulk", bulk)
+        options: dict[str, Any] = {"batch_size": 100, "tables": tables}
+        seeds = {"paper": torch.arange(900)}
+        expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **options))
+        loader = gids.NodeLoader(source, seeds, Failing([3]), **options)
+        epoch = iter(loader)
+        for step, minibatch in enumerate(expected):
+            if step in (0, 5, 6):
+                with pytest.raises(StorageError):
+                    next(epoch)
+            else:
+                assert torch.equal(next(epoch).input_nodes["paper"], minibatch.input_nodes["paper"])
+            assert loader.state_dict()["step"] == (step + 1) % len(expected)
+        assert list(epoch) == []
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("tables", [None, []])
+def test_closing_from_another_thread_waits_for_the_minibatch_under_way(
+    path: Path, reads: Any, tables: Any
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Neighbor):
+        def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
+            if step == 2:
+                entered.set()
+                assert go_on.wait(60)
+            return super().sample(topology, seeds, step=step, **numbers)
+
+    taken: list[Any] = []
+
+    def consume(epoch: Any) -> None:
+        try:
+            taken.extend(len(minibatch.seeds["paper"]) for minibatch in epoch)
+        except BaseException as error:
+            taken.append(error)
+
+    for close_all in (False, True):
+        entered.clear()
+        go_on.clear()
+        taken.clear()
+        with gids.open(path, memory="16MB", window=4, threads=1, reads=reads) as source:
+            seeds = {"paper": torch.arange(1500)}
+            loader = gids.NodeLoader(source, seeds, Slow([3]), batch_size=100, tables=tables)
+            epoch = iter(loader)
+            consumer = threading.Thread(target=consume, args=(epoch,))
+            consumer.start()
+            assert entered.wait(60)
+            closer = threading.Thread(target=loader.close if close_all else epoch.close)
+            closer.start()
+            go_on.set()
+            closer.join(60)
+            consumer.join(60)
+            assert not closer.is_alive()
+            assert not consumer.is_alive()
+            assert taken == [100] * len(taken)
+            assert list(epoch) == []
+
+
+def test_the_count_of_attach_is_checked(path: Path) -> None:
+    with gids.open(path, memory="16MB") as source:
+        loader = gids.FeatureLoader(source, TABLES)
+        with pytest.raises(RuntimeError, match="has 4 minibatches, and its source ended after 3"):
+            list(loader.attach(minibatches(3), lambda ids: ids, count=4))
+        assert len(list(loader.attach(minibatches(3), lambda ids: ids, count=3))) == 3
+
+
+class FailingOnce:
+    """Raises an error that nothing else refers to."""
+
+    def __init__(self, failing: int) -> None:
+        self._step, self._failing = -1, failing
+
+    def __iter__(self) -> FailingOnce:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        self._step += 1
+        if self._step == self._failing:
+            raise StorageError(5, "cannot read the topology", "indices.npy", 0)
+        return {"paper.feat": torch.tensor([self._step])}
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_a_stream_that_raised_an_error_ends_when_it_is_dropped(path: Path, reads: Any) -> None:
+    """The error refers to frames of the stream; nothing of the stream may refer to the error."""
+    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        gc.collect()
+        gc.disable()
+        try:
+            for first in (0, 3):
+                stream = loader.attach(FailingOnce(first), lambda ids: ids)  # type: ignore[arg-type]
+                raised = False
+                try:
+                    list(stream)
+                except StorageError:
+                    raised = True
+                assert raised
+                dropped = weakref.ref(stream)
+                del stream
+                assert dropped() is None
+                assert not loader.has_open_epoch
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_a_storage_error_of_the_ids_concerns_one_minibatch(path: Path, reads: Any) -> None:
+    def ids_of(step: int) -> dict[str, torch.Tensor]:
+        if step in (0, 4):
+            raise StorageError(5, "cannot read the order", "order.npy", step)
+        return {"paper.feat": torch.tensor([step])}
+
+    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        stream = loader.attach(iter(range(10)), ids_of, count=10)
+        for step in range(10):
+            if step in (0, 4):
+                with pytest.raises(StorageError):
+                    next(stream)
+            else:
+                assert next(stream)[0] == step
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_closing_a_source_waits_for_every_stream(path: Path, reads: Any) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[dict[str, torch.Tensor]]:
+        for step in range(5):
+            if step == 1:
+                entered.set()
+                assert go_on.wait(60)
+            yield {"paper.feat": torch.arange(step, step + 500)}
+
+    taken: list[Any] = []
+
+    def consume(stream: Any) -> None:
+        try:
+            taken.extend(len(features["paper.feat"]) for _, features in stream)
+        except BaseException as error:
+            taken.append(error)
+
+    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        first = loader.attach([{"paper.feat": torch.arange(9)}] * 9, lambda ids: ids)
+        next(first)
+        consumer = threading.Thread(target=consume, args=(loader.attach(slowly(), lambda ids: ids),))
+        consumer.start()
+        assert entered.wait(60)
+        closer = threading.Thread(target=source.close)
+        closer.start()
+        go_on.set()
+        closer.join(60)
+        consumer.join(60)
+        assert not closer.is_alive()
+        assert taken == [500] * len(taken)
+        assert len(taken) >= 2
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+@pytest.mark.parametrize("bad", [0, 5])
+def test_a_generator_that_ended_with_its_error_does_not_end_the_epoch_in_silence(
+    path: Path, reads: Any, bad: int
+) -> None:
+    def sampled() -> Iterator[dict[str, torch.Tensor]]:
+        for step in range(40):
+            if step == bad:
+                raise StorageError(5, "cannot read the topology", "indices.npy", 0)
+            yield {"paper.feat": torch.arange(step, step + 9)}
+
+    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
+        stream = gids.FeatureLoader(source, ["paper.feat"]).attach(sampled(), lambda ids: ids, count=40)
+        for _ in range(bad):
+            next(stream)
+        with pytest.raises(StorageError):
+            next(stream)
+        with pytest.raises(RuntimeError, match=f"has 40 minibatches, and its source ended after {bad + 1}"):
+            next(stream)
+        with pytest.raises(ValueError, match="count=-1"):
+            stream = gids.FeatureLoader(source, ["paper.feat"]).attach([], lambda ids: ids, count=-1)

@@ -1,0 +1,162 @@
+"""Whole numbers are stored as the same numbers in another type, or refused: no sign and no range is lost."""
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FeatureStore, FormatError
+from gids.store.dtypes import TABLE_DTYPES, equal_values
+from gids.write import DatasetWriter, create_table, edge_list
+from gids.write.page_writer import cast_exactly
+
+WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+UNSIGNED = ("uint16", "uint32", "uint64")  # which tables cannot have
+
+
+def limits(dtype):
+    return (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def numbers(dtype):
+    """The numbers of a type next to powers of 2, at which other types end."""
+    low, high = limits(dtype)
+    powers = [sign << bits for bits in (0, 7, 8, 11, 15, 16, 24, 31, 32, 53, 63, 64) for sign in (1, -1)]
+    near = {0, low, high, 65504, 65520, *(p + d for p in powers for d in (-1, 0, 1))}
+    return sorted(v for v in near if low <= v <= high)
+
+
+def holds(dtype, value):
+    """Whether a type has this whole number."""
+    if dtype == "bfloat16":
+        return abs(value) // max(1, value & -value) < 256
+    if dtype.startswith("float"):
+        with np.errstate(over="ignore"):
+            rounded = np.dtype(dtype).type(value)
+        return bool(np.isfinite(rounded)) and int(rounded) == value
+    low, high = limits(dtype)
+    return low <= value <= high
+
+
+@pytest.mark.parametrize("target", TABLE_DTYPES)
+@pytest.mark.parametrize("source", WHOLE)
+def test_every_whole_number_is_kept_or_refused(source, target):
+    for value in numbers(source):
+        out = torch.empty(3, dtype=TABLE_DTYPES[target])
+        values = torch.from_numpy(np.array([0, value, value], source))
+        if holds(target, value):
+            cast_exactly(values, out)
+            assert out.tolist() == [0, value, value]
+        else:
+            with pytest.raises(FormatError, match=f"^{value} is not exact in torch.{target}; "):
+                cast_exactly(values, out)
+
+
+def test_values_of_any_two_types_are_compared_exactly():
+    columns = {dtype: numbers(dtype) for dtype in WHOLE}
+    columns["float64"] = [0.5, -1.0, 2.0**53, 2.0**63, 2.0**64, -(2.0**63), 255.0, np.inf, -np.inf, np.nan]
+    columns["float16"] = [0.0, 1.0, 65504.0, -np.inf]
+    made = [torch.from_numpy(np.array(values, dtype)) for dtype, values in columns.items()]
+    for a in made:
+        for b in made:
+            equal = equal_values(a.repeat_interleave(len(b)), b.repeat(len(a)))
+            assert equal.tolist() == [x == y for x in a.tolist() for y in b.tolist()]
+
+
+LOSSES = [
+    (np.array([[200], [255]], np.uint8), "int8", "200 is not exact"),
+    (np.array([[1], [-1]], np.int8), "uint8", "-1 is not exact"),
+    (
+        np.array([[7], [1 << 63]], np.uint64),
+        "int64",
+        "9223372036854775808 is not exact in torch.int64; tables",
+    ),
+    (
+        np.array([[1 << 31], [0]], np.uint32),
+        "int32",
+        "2147483648 is not exact in torch.int32; keep torch.int64",
+    ),
+    (np.array([[(1 << 64) - 1], [0]], np.uint64), "float64", "18446744073709551615 is not exact"),
+    (np.array([[np.iinfo(np.int64).max], [0]]), "float64", "9223372036854775807 is not exact"),
+    (torch.tensor([[1 + 2j], [0]]), "float32", "tables cannot hold torch.complex64: store"),
+]
+
+
+@pytest.mark.parametrize(("values", "dtype", "said"), LOSSES)
+def test_both_writers_refuse_another_sign_or_range(tmp_path, values, dtype, said):
+    wanted = TABLE_DTYPES[dtype]
+    with (
+        pytest.raises(FormatError, match=f"table 'n.k': {said}"),
+        DatasetWriter(tmp_path / "a.gids") as writer,
+    ):
+        writer.write_table("node", "n", "k", values, dtype=wanted)
+    with DatasetWriter(tmp_path / "b.gids") as writer:
+        writer.write_table("node", "n", "k", np.zeros((2, 1), np.float32))
+    store = FeatureStore(tmp_path / "b.gids")
+    with pytest.raises(FormatError, match=said), create_table(store, "n.new", 2, 1, wanted) as table:
+        table.write(0, values)
+
+
+def test_unsigned_numbers_that_fit_are_stored(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for source in UNSIGNED:
+            for target in TABLE_DTYPES:
+                kept = np.array([v for v in numbers(source) if holds(target, v)], source)
+                padded = np.resize(kept, 80)
+                writer.write_table("node", "n", f"{source}-{target}", padded, dtype=TABLE_DTYPES[target])
+    store = FeatureStore(tmp_path / "a.gids")
+    for source in UNSIGNED:
+        for target in TABLE_DTYPES:
+            kept = [v for v in numbers(source) if holds(target, v)]
+            rows = store.table(f"{source}-{target}").read_rows(range(len(kept)))
+            assert rows.dtype == TABLE_DTYPES[target]
+            assert rows.tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.zeros((4, 2), np.uint16), "table 'n.k': tables cannot hold uint16"),
+        (np.zeros((4, 0), np.float32), "table 'n.k': rows have 0 bytes"),
+    ],
+)
+def test_errors_about_types_and_empty_rows_name_the_table(tmp_path, values, said):
+    with pytest.raises(FormatError, match=said), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", values)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.array([1, 1 << 63], np.uint64), "labels of 'n': a label is 9223372036854775808 near position 1"),
+        (torch.tensor([1 + 2j, 0]), r"labels of 'n' are complex64\[2\]; save them as"),
+        (np.zeros((2, 3), np.uint16), r"labels of 'n' are uint16\[2, 3\]; save them as int32 or int64"),
+    ],
+)
+def test_labels_that_cannot_be_stored_are_refused_by_name(tmp_path, labels, said):
+    with pytest.raises(FormatError, match=said), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_labels("n", labels)
+
+
+@pytest.mark.parametrize("target", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("source", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_shorter_floats_than_tables_have_are_stored(tmp_path, source, target):
+    values = torch.arange(-8, 8).view(4, 4).to(source)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table(
+            "node", "n", "k", values, dtype=target, scale="row" if target == torch.int8 else None
+        )
+    rows = FeatureStore(tmp_path / "a.gids").table("n.k").read_rows(range(4))
+    assert torch.allclose(rows.double(), values.double(), atol=0 if target != torch.int8 else 8 / 127)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_unsigned_times_are_stored(tmp_path, dtype):
+    times = np.array([3, np.iinfo(dtype).max, 0], dtype)
+    edges = edge_list(np.array([0, 1, 2]), np.array([0, 0, 0]), num_src=3, num_dst=3)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_times("n", times)
+        writer.write_edges(("n", "to", "n"), edges, times=times)
+    store = FeatureStore(tmp_path / "a.gids")
+    assert np.array_equal(store.node_times("n"), times)
+    assert store.graph().indices.tolist() == [2, 0, 1]
