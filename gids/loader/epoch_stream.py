@@ -142,8 +142,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._cut_short = False
                 most = "its" if self._count is None else self._count
                 raise RuntimeError(
-                    f"an error ended this epoch after {self._returned} of {most} minibatches: begin it again, "
-                    "or resume it from the loader's state_dict()"
+                    f"an error ended this epoch after {self._returned} of {most} minibatches: begin it "
+                    "again, or resume it from the loader's state_dict()"
                 )
             if self._closed:
                 raise StopIteration
