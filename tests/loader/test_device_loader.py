@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,28 +110,6 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
     assert misses[2 << 20] < misses[0] / 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_features_come_in_the_dtype_asked_for(
-    on: Device, path: Path, source: Ids, dtype: torch.dtype
-) -> None:
-    source_on_disk = gids.open(path, device_memory=1 << 25, **STAGING)
-    with gids.FeatureLoader(source_on_disk, list(source), dtype=dtype, device="cuda") as loader:
-        for minibatch, features in loader.attach(minibatches(5), ids_of):
-            check(source, minibatch, features, dtype)
-
-
-def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> None:
-    runs = []
-    for where in ("cpu", "cuda"):
-        with gids.FeatureLoader(
-            gids.open(path, memory=1 << 25, device_memory=1 << 25, **STAGING), list(source), device=where
-        ) as loader:
-            runs.append([f for _, f in loader.attach(minibatches(8), ids_of)])
-    for one, other in zip(*runs, strict=True):
-        for name, rows in one.items():
-            assert torch.equal(rows, other[name].cpu())
-
-
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
     memory_bytes = 1 << 23
     with gids.FeatureLoader(
@@ -144,88 +121,6 @@ def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path
             assert on_device <= memory_bytes
         assert {"lines", "page tables", "line owners", "window", "outputs", "scratch", "queue"} <= set(memory)
         assert memory["page tables"] == 8 * sum(t.page_count for t in loader.tables)
-
-
-def test_the_loader_goes_on_after_a_page_that_cannot_be_read(on: Device, path: Path, source: Ids) -> None:
-    batches = [{"paper.feat": torch.arange(400 * i, 400 * i + 400)} for i in range(5)]
-    options: dict[str, Any] = {"window": 2, "device_memory": 1 << 23, "heat": "none"} | STAGING
-    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
-        loader._engine.inject_faults([(0, 4096 * 120, errno.EIO, 1000)])  # page 240 of two shards: row 960
-        seen = []
-        stream = loader.attach(batches, ids_of)
-        for _ in range(5):
-            try:
-                minibatch, features = next(stream)
-            except gids.StorageError as error:
-                seen.append(error.errno)
-                continue
-            seen.append(0)
-            check(source, minibatch, features)
-    assert seen == [0, 0, errno.EIO, 0, 0]
-
-
-@pytest.mark.parametrize("bad", [-1, ROWS])
-def test_an_id_out_of_range_is_an_index_error_at_its_turn(
-    on: Device, path: Path, source: Ids, bad: int
-) -> None:
-    batches = [{"paper.feat": torch.tensor([5, 6])}, {"paper.feat": torch.tensor([7, bad])}]
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
-    ) as loader:
-        stream = loader.attach(batches, ids_of)
-        check(source, *next(stream))
-        with pytest.raises(IndexError, match=rf"id {bad} at position 1 .* {ROWS} rows"):
-            next(stream)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
-def test_ids_of_another_dtype_are_refused(on: Device, path: Path, dtype: torch.dtype) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
-    ) as loader:
-        batches = [{"paper.feat": torch.tensor([1], dtype=dtype, device=on.torch_device)}]
-        with pytest.raises(TypeError, match=r"expected torch.int64: convert them with .long\(\)"):
-            next(loader.attach(batches, ids_of))
-
-
-def test_a_tensor_of_another_device_is_refused(on: Device, path: Path) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
-    ) as loader:
-        batches = [{"paper.feat": torch.empty(1, dtype=torch.int64, device="meta")}]
-        with pytest.raises(ValueError, match="are on meta"):
-            next(loader.attach(batches, ids_of))
-
-
-def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 25, **STAGING), list(source), device="cuda"
-    ) as loader:
-        first = loader.attach(minibatches(6), ids_of)
-        check(source, *next(first))
-        for minibatch, features in loader.attach(minibatches(3, seed=9), ids_of):
-            check(source, minibatch, features)
-        for minibatch, features in first:
-            check(source, minibatch, features)
-
-
-@pytest.mark.parametrize("how", ["break", "close", "drop"])
-def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how: str) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 25, **STAGING), list(source), device="cuda"
-    ) as loader:
-        for _ in range(2):
-            stream = loader.attach(minibatches(8), ids_of)
-            for count, (minibatch, features) in enumerate(stream):
-                check(source, minibatch, features)
-                if count == 3:
-                    break
-            if how == "close":
-                stream.close()
-            elif how == "drop":
-                del stream
-        assert loader._cache is not None
-        assert how == "break" or not (loader._cache.page_words("paper.feat") & 0xFFFFFF).any()  # type: ignore[attr-defined]
 
 
 def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(

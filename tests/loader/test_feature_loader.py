@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
+from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
 from open_options import take_options
 
 import gids
 
 
-@pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
+@pytest.mark.parametrize("window", [0, 1, 8, 16, 22, 23])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(
@@ -102,110 +100,6 @@ def test_hits_do_not_depend_on_timing(path: Path) -> None:
     assert len(counts) == 1
 
 
-@pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
-def test_a_stream_may_end_at_any_moment(path: Path, source: Ids, how: str) -> None:
-    gc.collect()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    threads = threading.active_count()
-    with (
-        gids.open(path, memory=1 << 30, cache=300_000, queue_depth=8) as opened,
-        gids.FeatureLoader(opened, TABLES) as loader,
-    ):
-        for round_ in range(6):
-            stream = loader.attach(minibatches(20, round_), ids_of)
-            try:
-                for i, (minibatch, features) in enumerate(stream):
-                    check(source, minibatch, features)
-                    if i == round_:
-                        if how == "exception":
-                            raise RuntimeError("in the training step")
-                        if how == "interrupt":
-                            raise KeyboardInterrupt
-                        break
-            except (RuntimeError, KeyboardInterrupt):
-                pass
-            if how == "close":
-                stream.close()
-                with pytest.raises(StopIteration):
-                    next(stream)
-            del stream
-            gc.collect()
-            words = loader._cache.page_words("paper.feat")  # type: ignore[union-attr]
-            assert not np.any(words & np.uint64(0xFFFFFF)), "a mark is left"
-            loader._cache.audit()  # type: ignore[union-attr]
-        for minibatch, features in loader.attach(minibatches(20, 99), ids_of):
-            check(source, minibatch, features)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert threading.active_count() == threads
-
-
-def test_a_second_stream_reads_through_while_the_first_is_open(path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, memory=1 << 30, cache=300_000),
-        TABLES,
-    ) as loader:
-        first = loader.attach(minibatches(12, 1), ids_of)
-        seen = 0
-        for minibatch, features in first:
-            check(source, minibatch, features)
-            for other, rows in loader.attach(minibatches(3, 2), ids_of):
-                check(source, other, rows)
-                seen += 1
-        assert seen == 36
-
-
-def test_an_error_in_sampling_comes_at_its_turn(path: Path, source: Ids) -> None:
-    def sample() -> Iterator[Ids]:
-        yield from minibatches(5)
-        raise OSError("sampler")
-
-    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
-        stream = loader.attach(sample(), ids_of)
-        for _ in range(5):
-            check(source, *next(stream))
-        with pytest.raises(OSError, match="sampler"):
-            next(stream)
-        with pytest.raises(StopIteration):
-            next(stream)
-
-
-@pytest.mark.parametrize("bad", [-1, ROWS])
-def test_an_id_out_of_range_is_an_index_error_and_nothing_is_read_for_it(
-    path: Path, source: Ids, bad: int
-) -> None:
-    batches = minibatches(4)
-    batches[2] = {"paper.feat": torch.tensor([5, bad])}
-    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
-        stream = loader.attach(batches, ids_of)
-        for _ in range(2):
-            check(source, *next(stream))
-        read = loader.stats()["pages_read"]
-        with pytest.raises(IndexError, match=f"table 'paper.feat': id {bad} at position 1"):
-            next(stream)
-        assert loader.stats()["pages_read"] == read
-        for minibatch, features in loader.attach(minibatches(4), ids_of):
-            check(source, minibatch, features)
-
-
-def test_the_loader_goes_on_after_a_page_that_cannot_be_read(path: Path, source: Ids) -> None:
-    batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
-    with gids.FeatureLoader(gids.open(path, memory=1 << 30), ["paper.feat"]) as loader:
-        page = 52  # rows 208 to 211: minibatch 5
-        shard, offset = loader.store.table("paper.feat").page_location(page)
-        loader._engine.inject_faults([(shard, offset, errno.EIO, 1 << 30)])
-        stream = loader.attach(batches, ids_of)
-        for i in range(10):
-            if i == 5:
-                with pytest.raises(gids.StorageError, match="shard-00") as caught:
-                    next(stream)
-                assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
-            else:
-                minibatch, features = next(stream)
-                assert minibatch is batches[i]
-                check(source, minibatch, features)
-
-
 def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
     with gids.FeatureLoader(gids.open(path, memory=3 << 20), TABLES) as loader:
         with pytest.raises(
@@ -256,22 +150,6 @@ def test_bad_options_are_refused_with_the_reason(path: Path, options: dict[str, 
         gids.FeatureLoader(gids.open(path, **take_options(options)), TABLES, **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_features_come_in_the_dtype_asked_for(path: Path, source: Ids, dtype: torch.dtype) -> None:
-    with gids.FeatureLoader(gids.open(path, memory=1 << 26), list(source), dtype=dtype) as loader:
-        for minibatch, features in loader.attach(minibatches(5), ids_of):
-            check(source, minibatch, features, dtype)
-
-
-def test_a_window_of_23_works_with_one_planned(path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, window=23, memory=1 << 30),
-        TABLES,
-    ) as loader:
-        for minibatch, features in loader.attach(minibatches(60), ids_of):
-            check(source, minibatch, features)
-
-
 def test_a_missing_table_names_what_there_is(path: Path) -> None:
     with pytest.raises(KeyError, match=r"venue.feat.*paper.feat.*author.feat"):
         gids.FeatureLoader(path, ["venue.feat"])
@@ -297,14 +175,6 @@ def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         loader.attach([], ids_of)
-
-
-def test_an_empty_stream_and_one_without_ids(path: Path) -> None:
-    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
-        assert list(loader.attach([], ids_of)) == []
-        ((_, features),) = loader.attach([{"paper.feat": torch.empty(0, dtype=torch.int64)}], ids_of)
-        assert features["paper.feat"].shape == (0, DIM)
-        assert list(loader.attach([{}, {}], ids_of)) == [({}, {}), ({}, {})]
 
 
 def test_the_window_can_be_lowered_while_it_runs(

@@ -111,16 +111,6 @@ def test_a_run_resumes_inside_a_pack(path: Path) -> None:
                 assert_same(a, b)
 
 
-def test_converted_features(path: Path) -> None:
-    with open_source(path, "random") as random, open_source(path, "pack") as packed:
-        for a, b in zip(
-            gids.NodeLoader(random, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
-            gids.NodeLoader(packed, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
-            strict=True,
-        ):
-            assert_same(a, b)
-
-
 def test_closing_and_dropping_end_the_work_and_free_the_scratch(path: Path) -> None:
     with open_source(path, "pack") as source:
         loader = open_loader(source)
@@ -135,19 +125,6 @@ def test_closing_and_dropping_end_the_work_and_free_the_scratch(path: Path) -> N
         gc.collect()
         assert not scratch_files(path)
         assert len(list(loader)) == len(loader)
-
-
-def test_an_exception_of_the_consumer_ends_the_epoch(path: Path) -> None:
-    def train(loader: gids.NodeLoader) -> None:
-        for _ in loader:
-            raise RuntimeError("the model failed")
-
-    with open_source(path, "pack") as source:
-        loader = open_loader(source)
-        with pytest.raises(RuntimeError, match="the model failed"):
-            train(loader)
-        gc.collect()
-        assert not scratch_files(path)
 
 
 def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:

@@ -1,0 +1,238 @@
+"""What every loader promises, however it reads: on the host or a device, through the cache or by packs."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulator import EmulatedDevice
+from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
+
+import gids
+from gids.cuda.device import Device
+from gids.io import Engine
+from gids.loader import feature_loader
+from gids.loader.epoch_stream import EpochStream
+from gids.packs import superbatch
+
+BAD_PAGE = 52
+"""Of paper.feat, in the first of two shards: rows 208 to 211."""
+
+
+class Way:
+    """Opens loaders that read in one way. source: of gids.open(), once a loader is open."""
+
+    def __init__(self, path: Path, reads: str, device: str) -> None:
+        self.path, self.reads, self.device = path, reads, device
+
+    def open(self, tables: list[str] = TABLES, **options: Any) -> gids.FeatureLoader:
+        memory = {"memory": 24 << 20} if self.reads == "pack" else {"memory": 1 << 27, "cache": 300_000}
+        self.source = gids.open(
+            self.path,
+            reads=self.reads,  # type: ignore[arg-type]
+            window=4,
+            queue_depth=8,
+            device_memory=1 << 25,
+            staging=1 << 20,
+            **memory,  # type: ignore[arg-type]
+        )
+        return gids.FeatureLoader(self.source, tables, device=self.device, **options)
+
+    def attach(
+        self, loader: gids.FeatureLoader, batches: Iterable[Ids], count: int | None = None
+    ) -> EpochStream[Ids]:
+        if count is None and isinstance(batches, list):
+            count = len(batches)
+        return loader.attach(batches, ids_of, count=count)
+
+    def check_way(self, loader: gids.FeatureLoader) -> None:
+        """The rows were read in this way."""
+        assert (loader.stats()["packs"]["minibatches"] > 0) == (self.reads == "pack")
+
+
+GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "packs on cuda")]
+
+
+@pytest.fixture(params=["host", "device", "packs", "packs on a device", *GPU])
+def way(request: pytest.FixtureRequest, path: Path, cuda_is: Callable[[Device], None]) -> Iterator[Way]:
+    reads = "pack" if "packs" in request.param else "random"
+    device: Device | None = None
+    if "cuda" in request.param:
+        device = request.getfixturevalue("gpu")
+    elif "device" in request.param:
+        device = EmulatedDevice()
+    if device is not None:
+        cuda_is(device)
+    way = Way(path, reads, "cpu" if device is None else "cuda")
+    yield way
+    way.source.close()
+    if isinstance(device, EmulatedDevice):
+        assert not device.mapped, "host memory is still mapped"
+
+
+def threads_of_gids() -> list[str]:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return sorted(name for name in names if name.startswith("gids"))
+
+
+def test_rows_are_those_of_the_source_and_belong_to_the_caller(way: Way, source: Ids) -> None:
+    with way.open() as loader:
+        for epoch in range(2):
+            batches = minibatches(12, epoch)
+            out = list(way.attach(loader, batches))  # kept whole: no buffer is used twice
+            for expected, (minibatch, features) in zip(batches, out, strict=True):
+                for name, ids in expected.items():
+                    assert torch.equal(minibatch[name], ids)
+                check(source, minibatch, features)
+        way.check_way(loader)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_come_in_the_dtype_asked_for(way: Way, source: Ids, dtype: torch.dtype) -> None:
+    with way.open(dtype=dtype) as loader:
+        for minibatch, features in way.attach(loader, minibatches(5)):
+            check(source, minibatch, features, dtype)
+        way.check_way(loader)
+
+
+def test_no_minibatches_no_ids_and_no_tables(way: Way) -> None:
+    with way.open() as loader:
+        assert list(way.attach(loader, [])) == []
+        ((_, features),) = way.attach(loader, [{"paper.feat": torch.empty(0, dtype=torch.int64)}])
+        assert features["paper.feat"].shape == (0, DIM)
+        assert list(way.attach(loader, [{}, {}])) == [({}, {}), ({}, {})]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (torch.tensor([5, -1]), IndexError, "table 'paper.feat': id -1 at position 1"),
+        (torch.tensor([5, ROWS]), IndexError, f"id {ROWS} at position 1 .* {ROWS} rows"),
+        (
+            torch.tensor([5], dtype=torch.int32),
+            TypeError,
+            r"expected torch.int64: convert them with .long\(\)",
+        ),
+        (torch.empty(1, dtype=torch.int64, device="meta"), ValueError, "are on meta"),
+    ],
+)
+def test_ids_that_name_no_row_are_an_error_at_their_turn(
+    way: Way, source: Ids, bad: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    batches = minibatches(4)
+    batches[2] = {"paper.feat": bad}
+    with way.open() as loader:
+        stream = way.attach(loader, batches)
+        for _ in range(2):
+            check(source, *next(stream))
+        with pytest.raises(error, match=message):
+            next(stream)
+        for minibatch, features in way.attach(loader, minibatches(4)):
+            check(source, minibatch, features)
+
+
+def test_an_error_of_the_source_comes_after_the_minibatches_before_it(way: Way, source: Ids) -> None:
+    def sample() -> Iterator[Ids]:
+        yield from minibatches(5)
+        raise OSError("sampler")
+
+    with way.open() as loader:
+        stream = way.attach(loader, sample(), count=6)
+        for _ in range(5):
+            check(source, *next(stream))
+        with pytest.raises(OSError, match="sampler"):
+            next(stream)
+        with pytest.raises(StopIteration):
+            next(stream)
+
+
+def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
+    way: Way, source: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
+    offset = BAD_PAGE // 2 * 4096
+    opened: list[Engine] = []
+    for module in (feature_loader, superbatch):
+        original = module.open_engine
+
+        def faulty(*args: Any, original: Any = original, **options: Any) -> Engine:
+            opened.append(original(*args, **options))
+            opened[-1].inject_faults([(0, offset, errno.EIO, 1 << 30)])
+            return opened[-1]
+
+        monkeypatch.setattr(module, "open_engine", faulty)
+    with way.open(["paper.feat"]) as loader:
+        stream = way.attach(loader, batches)
+        for i in range(10):
+            if i == 5:
+                with pytest.raises(gids.StorageError, match="shard-00") as caught:
+                    next(stream)
+                assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
+            else:
+                minibatch, features = next(stream)
+                assert torch.equal(minibatch["paper.feat"], batches[i]["paper.feat"])
+                check(source, minibatch, features)
+        with pytest.raises(StopIteration):
+            next(stream)
+        way.check_way(loader)
+
+
+def test_a_second_stream_is_right_while_the_first_is_open(way: Way, source: Ids) -> None:
+    with way.open() as loader:
+        first, seen = way.attach(loader, minibatches(9, 1)), 0
+        for minibatch, features in first:
+            check(source, minibatch, features)
+            for other, rows in way.attach(loader, minibatches(3, 2)):
+                check(source, other, rows)
+                seen += 1
+        assert seen == 27
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
+def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None:
+    def held() -> tuple[int, int, list[str]]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), threads_of_gids()
+
+    gc.collect()
+    before = held()
+    with way.open() as loader:
+        for stop in (0, 2, 5):
+            stream = way.attach(loader, minibatches(8, stop))
+            try:
+                for i, (minibatch, features) in enumerate(stream):
+                    check(source, minibatch, features)
+                    if i == stop:
+                        if how == "exception":
+                            raise RuntimeError("in the training step")
+                        if how == "interrupt":
+                            raise KeyboardInterrupt
+                        break
+            except (RuntimeError, KeyboardInterrupt):
+                pass
+            if how == "close":
+                stream.close()
+                with pytest.raises(StopIteration):
+                    next(stream)
+            del stream
+            gc.collect()
+            if loader._cache is not None:
+                marks = loader._cache.page_words("paper.feat") & 0xFFFFFF  # type: ignore[attr-defined]
+                assert not marks.any(), "a mark is left"
+        for minibatch, features in way.attach(loader, minibatches(8, 99)):
+            check(source, minibatch, features)
+    way.source.close()
+    gc.collect()
+    end = time.monotonic() + 10  # large scratch files are closed in the background
+    while before != (
+        after := (len(os.listdir("/proc/self/fd")), threading.active_count(), threads_of_gids())
+    ):
+        assert time.monotonic() < end, after
+        time.sleep(0.01)
