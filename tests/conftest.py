@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Here, and in the processes that tests start, torch's threads sleep while they wait. By default they spin, at
 # the expense of the other test processes. It must be set before torch is imported.
@@ -21,6 +22,21 @@ import emulator
 from gids import cuda, io
 from gids.cuda.device import Device
 from gids.cuda.driver import ask_driver
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="print the slowest files")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The slowest files, as the table in CONTRIBUTING.md."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.split("::")[0]] += report.duration  # type: ignore[assignment]
+    for file, sum_s in seconds.most_common(config.getoption("--slowest-files")):
+        terminalreporter.write_line(f"| {file} | {sum_s:.0f} s |")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,13 +65,32 @@ LONGEST = [
 """Files that take more than about 20 s. They start first: at the end, one process would run them alone."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Each process of pytest-xdist takes the next file: the longest ones, then those of the most tests."""
+    _mark_slow(items)
+    yield  # slow tests are left out
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     tests = Counter(item.path for item in items)
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -tests[item.path], item.path))
+
+
+def _mark_slow(items: list[pytest.Item]) -> None:
+    """Of a test marked few(n): all but n of its sets of parameters, which are spread evenly. Of a device,
+    those of a GPU are counted by themselves."""
+    tests: dict[tuple[object, bool], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            of_gpu = item.get_closest_marker("gpu") is not None
+            tests.setdefault((getattr(item, "function", item), of_gpu), []).append(item)
+    for sets in tests.values():
+        [count] = sets[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        usual = {round(i * (len(sets) - 1) / max(1, count - 1)) for i in range(count)}
+        for place, item in enumerate(sets):
+            if place not in usual:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)

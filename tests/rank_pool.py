@@ -41,6 +41,7 @@ def _serve(pipe: Connection) -> None:
                 timeout=timedelta(seconds=_TIMEOUT_S / 2),
             )
             try:
+                dist.barrier()  # a rank that ends at once would cut the connections that others still make
                 result = True, function(*arguments)
             finally:
                 dist.destroy_process_group()

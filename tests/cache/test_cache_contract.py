@@ -93,6 +93,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not device.mapped, "host memory is still mapped"
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("lines", [0, 1, 40, 1000])
 def test_rows_equal_the_source_for_every_policy_and_size(
@@ -115,6 +116,7 @@ def test_rows_stay_right_for_every_window_and_however_long_they_are_kept(
         assert same_bits(got[table.name], table.rows[ids[table.name]])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("dim", "dtype", "page_bytes"),
     [
@@ -142,6 +144,7 @@ def test_rows_equal_the_source_for_every_geometry(
         assert stats["bypasses"] > 0 if lines == 0 else stats["loads"] > 0
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("scale", ["row", "column"])
 @pytest.mark.parametrize(("dim", "page_bytes"), [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)])

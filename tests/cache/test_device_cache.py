@@ -68,6 +68,7 @@ def test_rows_equal_the_source_with_lines_in_host_memory(
 WAITS = [("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("wait", "transfer"), WAITS)
 @pytest.mark.parametrize("planned", [1, 2, 3, 4])
 @pytest.mark.parametrize("pairs", [1, 2])
@@ -171,6 +172,7 @@ def test_kernels_that_the_bus_bounds_leave_the_multiprocessors_free(
     assert grids["gids_gather_host_lines"] == grids["gids_fill_lines"] == 32
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("scale", ["row", "column"])
 @pytest.mark.parametrize(("dim", "page_bytes"), [(7, 512), (128, 4096), (1020, 1024)])

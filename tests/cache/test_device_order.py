@@ -64,6 +64,7 @@ def batches_of(table: RawTable, count: int, seed: int) -> list[dict[str, torch.T
     return [{table.name: torch.from_numpy((400 * rng.random(n) ** 2).astype(np.int64))} for n in sizes]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("planned", [1, 2, 3, 5])
 def test_rows_are_complete_when_gather_returns(
     cache: DeviceFeatureCache, table: RawTable, planned: int
@@ -181,6 +182,7 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
         cache.audit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["window", "read through"])
 @pytest.mark.parametrize("planned", [1, 3])
 def test_outputs_stay_few_when_the_consumer_never_synchronizes(

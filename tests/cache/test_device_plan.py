@@ -61,6 +61,7 @@ def held_pages(cache: DeviceFeatureCache, table: RawTable) -> set[int]:
     return set(np.flatnonzero(cache.page_words(table.name) >> np.uint64(62)).tolist())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("policy", ["lookahead", "static"])
 def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(
@@ -106,6 +107,7 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(
     assert gathered == 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", ["random", "window-pin"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_victims_are_never_pages_that_are_needed(
@@ -150,6 +152,7 @@ def host_hits(
     return hits
 
 
+@pytest.mark.slow
 def test_a_bounded_scan_hits_as_often_as_the_host_planner(table: RawTable, open_cache: object) -> None:
     rng = np.random.default_rng(12)
     pages, batch = table.page_count, 1500

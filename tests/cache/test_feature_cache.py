@@ -170,6 +170,7 @@ def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path) -> None:
     cache.audit()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lines", [0, 200, 3000])
 @pytest.mark.parametrize("page_bytes", [512, 4096])
 def test_minibatches_stay_within_their_memory(
@@ -226,6 +227,7 @@ def run_script(script: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
     script = """
         import signal, sys
@@ -260,6 +262,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
     assert output == "interrupted True True 0\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
     script = """
         import os, sys
@@ -330,6 +333,7 @@ def test_an_engine_for_shorter_reads_is_refused(tmp_path: Path) -> None:
         FeatureCache(engine, [table], lines={table.name: 3}, heats={})
 
 
+@pytest.mark.slow
 def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(2000, 1024))
     for _ in range(10):

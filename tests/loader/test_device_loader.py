@@ -31,6 +31,7 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
     return device
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("window", [0, 2, 16, 21])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "static"])
 def test_features_equal_the_source_over_epochs(
@@ -51,6 +52,7 @@ def test_features_equal_the_source_over_epochs(
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine", [URING, "threads"])
 @pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
 @pytest.mark.parametrize("wait", ["stream", "warp"])
@@ -189,6 +191,7 @@ def test_two_loaders_at_once_share_the_free_memory(
         pass
 
 
+@pytest.mark.slow
 def test_device_memory_stays_in_the_budget_while_training_lags(
     path: Path, source: Ids, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -207,6 +210,7 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
     tmp_path: Path, cuda_is: Callable[[Device], None], seed: int

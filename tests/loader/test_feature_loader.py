@@ -20,6 +20,7 @@ from open_options import take_options
 import gids
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("window", [0, 1, 8, 16, 22, 23])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
@@ -352,6 +353,7 @@ loader.close()
 """
 
 
+@pytest.mark.slow
 def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> None:
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)

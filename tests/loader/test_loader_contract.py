@@ -196,6 +196,7 @@ def test_a_second_stream_is_right_while_the_first_is_open(way: Way, source: Ids)
         assert seen == 27
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
 def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None:
     def held() -> tuple[int, int, list[str]]:
@@ -204,8 +205,8 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
     gc.collect()
     before = held()
     with way.open() as loader:
-        for stop in (0, 2, 5):
-            stream = way.attach(loader, minibatches(8, stop))
+        for stop in (0, 3):
+            stream = way.attach(loader, minibatches(5, stop))
             try:
                 for i, (minibatch, features) in enumerate(stream):
                     check(source, minibatch, features)
@@ -226,7 +227,7 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
             if loader._cache is not None:
                 marks = loader._cache.page_words("paper.feat") & 0xFFFFFF  # type: ignore[attr-defined]
                 assert not marks.any(), "a mark is left"
-        for minibatch, features in way.attach(loader, minibatches(8, 99)):
+        for minibatch, features in way.attach(loader, minibatches(3, 99)):
             check(source, minibatch, features)
     way.source.close()
     gc.collect()

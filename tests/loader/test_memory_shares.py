@@ -65,6 +65,7 @@ def read_all(loader: gids.FeatureLoader, batches: list[Ids], source: torch.Tenso
         assert sum(loader.stats()["memory"].values()) <= given
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "least_lines"), [(1330, 1_500_000), (4150, 0)])
 def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
     path: Path, source: torch.Tensor, rows: int, least_lines: int
@@ -96,6 +97,7 @@ def least_memory(path: Path, batches: list[Ids], **options: Any) -> int:
     return int(found[1])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("window", [0, 7, 22])
 def test_rows_are_right_in_any_memory_that_is_enough(
@@ -235,6 +237,7 @@ def test_memory_may_be_a_number_with_a_fraction_and_must_be_finite(path: Path, s
             gids.FeatureLoader(gids.open(path, memory=wrong), [TABLE])  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 def test_a_device_with_little_memory_has_a_shorter_window(
     path: Path, source: torch.Tensor, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:

@@ -518,6 +518,7 @@ def test_minibatches_are_made_on_the_device(
     assert loader._topology.pinned[0].closed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=str)
 def test_neighbors_are_drawn_by_weight_and_locality_on_the_device(
     one_type: Path,

@@ -58,6 +58,7 @@ def order_dtype(path: Path) -> str:
     return "int32" if b"<i4" in (path / "tables/paper.feat/order.npy").read_bytes()[:128] else "int64"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("policy", "window", "engine"),
     [
@@ -85,6 +86,7 @@ def test_features_equal_the_source(store: FeatureStore, policy: str, window: int
                         check(source, other, rows)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["lookahead", "static"])
 @pytest.mark.parametrize(("wait", "on_device"), [("stream", True), ("warp", False)])
 def test_features_equal_the_source_on_a_device(

@@ -194,6 +194,7 @@ def compare(whole: list[Minibatch], ranks: list[list[Minibatch]]) -> None:
             assert torch.equal(nodes.sort().values, found.unique())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("exclude", [None, "self", "reverse"])
 def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
@@ -230,6 +231,7 @@ def open_kind(kind: str, path: Path, **options: Any) -> EpochLoader:
     return gids.EdgeLoader(path, edges, [3, 4], relation=WRITES, **{"tables": [], "shuffle": True} | options)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["nodes", "edges"])
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3), (2, 3), (3, 2)])
 def test_a_run_resumes_on_any_number_of_ranks(several: Path, kind: str, before: int, after: int) -> None:

@@ -16,6 +16,8 @@ from rank_program import BATCH_SIZE, RELATION
 import gids
 from gids.write import DatasetWriter
 
+pytestmark = pytest.mark.slow
+
 NODES = 700
 PROGRAM = Path(__file__).with_name("rank_program.py")
 

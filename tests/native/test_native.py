@@ -1,4 +1,5 @@
-"""Builds and runs every test_*.cpp of this folder: as it is, and under the thread and address sanitizers.
+"""Builds and runs every test_*.cpp of this folder under the thread sanitizer; if slow tests run, also as it
+is and under the address sanitizer. Object files stay in pytest's cache.
 
 The first line of a test names what it links, as patterns below native/: `// sources: io/*.cpp`. The program
 gets a directory to work in as its argument; it passes when it exits with 0.
@@ -10,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -36,24 +38,43 @@ Objects = Callable[[Path, str], list[Path]]
 def objects_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Objects]:
     """(test, variant) -> its object files; each is compiled once, ahead of the tests and on every core.
 
-    The headers of the standard library, most of what there is to compile, are compiled once per variant.
+    The headers of the standard library, most of what there is to compile, are compiled once per variant. What
+    is compiled has a checksum of all it was made of in its name.
     """
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C++ compiler ({COMPILER})")
-    folder = tmp_path_factory.mktemp("objects")
+    has_cache = request.config.pluginmanager.has_plugin("cacheprovider")
+    folder = request.config.cache.mkdir("native") if has_cache else tmp_path_factory.mktemp("objects")
+    compiler = run([COMPILER, "--version"]).stdout
+    headers_crc = crc_of(*sorted(NATIVE.rglob("*.h")), *sorted(HERE.glob("*.h")))
     jobs: dict[tuple[Path, str], Future[Path]] = {}
 
+    def made(name: str, suffix: str, crc: int, *command: str | Path) -> Path:
+        """The file that the command makes, unless there is one of the same contents."""
+        target = folder / f"{name}-{crc:08x}{suffix}"
+        if not target.exists():
+            for older in folder.glob(f"{name}-????????{suffix}"):
+                older.unlink()
+            partial = tmp_path_factory.mktemp("objects") / target.name
+            run([*command, "-o", partial])
+            shutil.move(partial, target)
+        return target
+
     def compile_headers(variant: str) -> Path:
-        header = folder / f"{variant}.h"
-        header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
-        run([COMPILER, *flags(variant), *WARNINGS, "-x", "c++-header", header, "-o", f"{header}.gch"])
+        text = "".join(f"#include <{name}>\n" for name in STANDARD)
+        options = [*flags(variant), *WARNINGS]
+        crc = zlib.crc32(f"{compiler} {options} {text}".encode())
+        header = folder / f"{variant}-{crc:08x}.h"
+        if not header.exists():
+            header.write_text(text)
+        made(variant, ".h.gch", crc, COMPILER, *options, "-x", "c++-header", header)
         return header
 
     def compile_one(source: Path, variant: str) -> Path:
-        target = folder / f"{variant}-{source.parent.name}-{source.stem}.o"
         header = headers[variant].result()
-        run([COMPILER, *flags(variant), *WARNINGS, "-include", header, "-c", source, "-o", target])
-        return target
+        command = [COMPILER, *flags(variant), *WARNINGS, "-include", header, "-c", source]
+        crc = zlib.crc32(f"{compiler} {command}".encode(), crc_of(source) ^ headers_crc)
+        return made(f"{variant}-{source.parent.name}-{source.stem}", ".o", crc, *command)
 
     def start(test: Path, variant: str) -> list[Future[Path]]:
         found = [(source, variant) for source in [test, *sources_of(test)]]
@@ -78,6 +99,13 @@ def objects_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield lambda test, variant: [job.result() for job in start(test, variant)]
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def crc_of(*files: Path) -> int:
+    crc = 0
+    for file in files:
+        crc = zlib.crc32(file.read_bytes(), crc)
+    return crc
 
 
 def flags(variant: str) -> list[str | Path]:
@@ -109,7 +137,9 @@ def sources_of(test: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["thread", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "address"))]
+)
 @pytest.mark.parametrize("test", sorted(HERE.glob("test_*.cpp")), ids=lambda path: path.stem)
 def test_native(test: Path, variant: str, objects_of: Objects, tmp_path: Path) -> None:
     objects = objects_of(test, variant)

@@ -20,7 +20,8 @@ from gids.cuda.compiler import compile_options
 
 NATIVE = Path(__file__).parents[2] / "native"
 INCLUDE = NATIVE / "include"
-ARCHS = [75, 80, 86, 89, 90, 100, 120]
+ARCHS = [pytest.param([75, 90], id="75 90")]
+ARCHS += [pytest.param([80, 86, 89, 100, 120], id="others", marks=pytest.mark.slow)]
 OPTIMIZED = {75, 90, 120}
 """Compiled exactly as the product does. The source is the same for every architecture, and for the others
 optimizing it is left out, which takes most of the time."""
@@ -86,21 +87,23 @@ def compile_all(nvrtc: Nvrtc, sources: Iterable[tuple[str, int]]) -> None:
     assert all(cubin[:4] == b"\x7fELF" for cubin in cubins)
 
 
-def test_shared_headers_compile_for_every_gpu(nvrtc: Nvrtc) -> None:
+@pytest.mark.parametrize("archs", ARCHS)
+def test_shared_headers_compile_for_every_gpu(nvrtc: Nvrtc, archs: list[int]) -> None:
     assert HEADERS
     source = "".join(f'#include "{header}"\n' for header in HEADERS)
     source += "__global__ void size(unsigned long long* out) { *out = gids::align_up(*out, 512); }\n"
-    compile_all(nvrtc, ((source, arch) for arch in ARCHS))
+    compile_all(nvrtc, ((source, arch) for arch in archs))
 
 
 def test_each_shared_header_stands_alone(nvrtc: Nvrtc) -> None:
     compile_all(nvrtc, ((f'#include "{header}"\n', 90) for header in HEADERS))
 
 
+@pytest.mark.parametrize("archs", ARCHS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str) -> None:
+def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str, archs: list[int]) -> None:
     source = (NATIVE / kernel).read_text()
-    compile_all(nvrtc, ((source, arch) for arch in ARCHS))
+    compile_all(nvrtc, ((source, arch) for arch in archs))
 
 
 def test_kernels_that_poll_fit_blocks_of_1024_threads(nvrtc: Nvrtc) -> None:
@@ -131,6 +134,7 @@ def registers(cubin: bytes, kernel: str) -> int:
     pytest.fail(f"no kernel {kernel}")
 
 
-def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc) -> None:
+@pytest.mark.parametrize("archs", ARCHS)
+def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc, archs: list[int]) -> None:
     source = TRIALS.read_text()
-    compile_all(nvrtc, ((source, arch) for arch in ARCHS))
+    compile_all(nvrtc, ((source, arch) for arch in archs))

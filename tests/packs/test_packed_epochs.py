@@ -18,6 +18,7 @@ from gids.loader import pack_reads, packed
 from gids.packs import DiskRates, Spool
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
 def test_minibatches_and_rows_are_those_of_random_reads(path: Path, engine: str) -> None:
     with (
@@ -37,6 +38,7 @@ def test_minibatches_and_rows_are_those_of_random_reads(path: Path, engine: str)
     assert not scratch_files(path)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -77,6 +79,7 @@ def test_packs_are_where_direct_reads_need_no_copy(
     assert all(n % 4096 == 0 for one in reads for n in one)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)

@@ -60,6 +60,7 @@ def pairs(one: Iterable[Any], other: Iterable[Any]) -> Iterator[tuple[Any, Any]]
     return zip(one, other, strict=True)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_every_sampler(one: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"batch_size": 96, "shuffle": True, "seed": 5, "tables": ["paper.feat"]}
@@ -112,6 +113,7 @@ def test_drop_last_several_seed_types_and_other_dtypes(path: Path, monkeypatch: 
         assert loader.stats()["packs"]["minibatches"] == len(expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stop", [0, 1, 5, 12, 20])
 def test_resuming_between_and_inside_superbatches(
     path: Path, stop: int, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def random_minibatches(rng: np.random.Generator, tables: dict[str, int]) -> list
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(5), 14, 45])
 def test_rows_are_those_of_the_table(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)

@@ -25,6 +25,7 @@ def validation(source: gids.Source, tables: list[str] | None = None) -> gids.Nod
     return gids.NodeLoader(source, seeds, [3, 2], tables=tables or list(source.store.tables), batch_size=40)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("check_crc", [False, True])
 def test_validation_in_mid_epoch(path: Path, check_crc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_source(path, "random") as source:

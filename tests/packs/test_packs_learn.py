@@ -48,6 +48,7 @@ def ways(loader: gids.NodeLoader) -> list[str]:
     return [choice["way"] for choice in loader.stats()["packs"]["choices"]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("_packs_pay")
 @pytest.mark.parametrize("first", ["training", "validation", "sanity check"])
 def test_training_is_read_by_packs_whatever_validation_is(

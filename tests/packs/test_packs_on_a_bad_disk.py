@@ -112,6 +112,7 @@ def check_error(store: FeatureStore, error: StorageError, needed: Pages, bad: Pa
     assert (error.filename, error.offset) in [place(store, *page) for page in needed & bad]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("once", [False, True])

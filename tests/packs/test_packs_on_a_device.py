@@ -80,6 +80,7 @@ def check_beside_training(device: LateDevice, expected: list[Any], loader: gids.
             assert_same(a, b)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_minibatches_and_rows_are_those_of_random_reads_on_the_cpu(
     on: Device, path: Path, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -121,6 +122,7 @@ def test_a_homogeneous_graph_and_converted_features(
             assert other.stats()["packs"]["minibatches"] == len(other)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_those_of_the_table_whatever_runs_late(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
@@ -194,6 +196,7 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
         assert same_bits(features[name], expected[name][ids]), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_minibatches_that_are_sampled_on_the_device(
     path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
@@ -211,6 +214,7 @@ def test_minibatches_that_are_sampled_on_the_device(
     assert not device.mapped
 
 
+@pytest.mark.slow
 def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
@@ -230,6 +234,7 @@ def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest
                 assert_same(a, b)
 
 
+@pytest.mark.slow
 def test_both_memories_hold(path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Any) -> None:
     """Training lags, so that outputs are held as long as possible."""
     monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
@@ -279,6 +284,7 @@ def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> 
         assert "queue" in loader.stats()["memory"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [{}, {"minibatches": 6}, {"packs": 2}], ids=str)
 def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
     on: Device, path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -342,6 +348,7 @@ def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
         assert not any(results(loader, batches, rows))  # the next epoch
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["prepare", "begin"])
 @pytest.mark.parametrize("turn", [1, 2])
 def test_a_full_disk_goes_on_by_random_reads(
@@ -378,6 +385,7 @@ def test_a_full_disk_goes_on_by_random_reads(
     assert device.memory.peak_bytes < 8 << 20  # the cache came after the packs had gone; and the topology
 
 
+@pytest.mark.slow
 def test_validation_in_mid_epoch(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def validation(source: gids.Source, device: str) -> gids.NodeLoader:
         seeds = {"paper": torch.arange(1, PAPERS, 9)}
@@ -400,6 +408,7 @@ def test_validation_in_mid_epoch(on: Device, path: Path, monkeypatch: pytest.Mon
         assert other.stats()["packs"]["minibatches"] == len(expected) + len(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "drop", "exception", "loader", "source"])
 def test_a_packed_epoch_may_end_at_any_moment(
     on: Device, path: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -471,6 +480,7 @@ def test_closing_does_not_wait_for_a_long_load(
     assert not device.mapped
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fails_at", [None, 0, 3])
 def test_packs_that_kvikio_reads(
     on: Device,

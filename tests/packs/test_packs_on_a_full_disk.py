@@ -22,6 +22,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("turn", [1, 2, 3])
 @pytest.mark.parametrize("method", ["prepare", "begin"])
 @pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}])
@@ -62,6 +63,7 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     assert not scratch_files(path)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}], ids=str)
 @pytest.mark.parametrize(
     ("of", "method", "turns"),

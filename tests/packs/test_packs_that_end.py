@@ -45,6 +45,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_an_epoch_that_is_left_at_any_minibatch(
     path: Path, tmp_path: Path, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def child(large: Path, scratch: Path, when: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["sweeping", "training"])
 def test_ctrl_c(large: Path, tmp_path: Path, when: str) -> None:
     status, output, errors = interrupted(child(large, tmp_path, when))
@@ -125,6 +127,7 @@ def test_ctrl_c(large: Path, tmp_path: Path, when: str) -> None:
     assert output.splitlines()[-1] == "ended"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["sweeping", "training"])
 def test_a_killed_process_leaves_no_file(large: Path, tmp_path: Path, when: str) -> None:
     process = child(large, tmp_path, when)
@@ -155,6 +158,7 @@ def take_some(loader: gids.NodeLoader, end: str) -> None:
         epoch.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["whole", "closed", "left"])
 def test_closed_loaders_keep_no_thread_and_no_descriptor(path: Path, end: str) -> None:
     """Whether or not Python's garbage collector runs."""
@@ -254,6 +258,7 @@ def test_the_garbage_collector_may_end_an_epoch_in_a_thread_of_its_own(
         assert len(list(loader)) == len(loader)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reads", ["random", "pack"])
 def test_closed_loaders_of_ranks_keep_no_thread_and_no_descriptor(path: Path, reads: str) -> None:
     def run(end: str) -> None:

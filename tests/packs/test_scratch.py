@@ -114,6 +114,7 @@ def test_other_reads_are_refused(path: Path, reads: Any) -> None:
         open_source(path, reads)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("reads", ["pack", "auto"])
 @pytest.mark.parametrize("scratch_bytes", [0, 1, 4096])
 @pytest.mark.parametrize("kind", ["node", "features", "pyg"])

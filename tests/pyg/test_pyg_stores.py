@@ -206,6 +206,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_leave_nothing_behind(one_path: Path, tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"
     script.write_text(SPAWN)

@@ -49,6 +49,7 @@ def several_timed(tmp_path_factory: pytest.TempPathFactory, several: HeteroData)
     return timed(tmp_path_factory.mktemp("times") / "several.gids", several)
 
 
+@pytest.mark.slow
 def test_trees_of_a_device_are_those_of_the_cpu(
     one_timed: Path, several_timed: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -74,6 +75,7 @@ def test_trees_of_a_device_are_those_of_the_cpu(
                     assert_same(batch.cpu(), same)
 
 
+@pytest.mark.slow
 def test_links_with_times_on_a_device_are_those_of_the_cpu(
     one: Data,
     one_timed: Path,

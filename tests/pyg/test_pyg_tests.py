@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[2] / "tools/pyg_tests.py"
 
 TESTS = """
@@ -34,6 +36,7 @@ def test_that_fails():
 """
 
 
+@pytest.mark.slow
 def test_passes_and_failures_are_counted_and_data_is_where_it_should_be(tmp_path: Path) -> None:
     (tmp_path / "test/loader").mkdir(parents=True)
     (tmp_path / "test/loader/test_zip_loader.py").write_text(TESTS)

@@ -15,7 +15,7 @@ from gids.store import FeatureStore
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from dependence import FANOUTS, make_dataset, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 WITHIN = 0.05  # two standard deviations of the difference of two shares of 800 test nodes
 CACHE_BYTES = 50_000

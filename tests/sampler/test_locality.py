@@ -50,6 +50,7 @@ def test_pairs_have_the_probabilities_of_successive_weighted_draws(factor: float
     assert stats.chisquare(counts, expected).pvalue > UNLIKELY
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options", [{}, {"replace": True}, {"batch_dependency": 8}, {"weighted": True}], ids=str
 )

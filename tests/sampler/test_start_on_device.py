@@ -33,6 +33,7 @@ SAMPLERS: list[Callable[[Graph], Neighbor | Labor]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_minibatches_may_be_finished_in_any_order(
     device: Device, sampler: Callable[[Graph], Neighbor | Labor]
@@ -50,6 +51,7 @@ def test_minibatches_may_be_finished_in_any_order(
                 assert minibatch.step == step
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> None:
     device, graphs = LateDevice(seed), citations()

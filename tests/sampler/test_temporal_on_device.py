@@ -43,6 +43,7 @@ def options_of(rng: np.random.Generator, edges: int) -> dict[str, dict[str, Any]
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("by", [None, "edges", "nodes"])
 @pytest.mark.parametrize("topology_on", ["host", "device"])
 def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, by: Any, topology_on: str) -> None:

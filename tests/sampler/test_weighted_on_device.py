@@ -56,6 +56,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
     return [tensor.tolist() for tensor in found]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, kind: str) -> None:
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
@@ -134,6 +135,7 @@ def test_a_source_out_of_range_is_a_format_error(device: Device, kind: str) -> N
     assert messages[0] == messages[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("topology_on", ["host", "indptr", "device"])
 def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, topology_on: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
