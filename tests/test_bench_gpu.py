@@ -24,6 +24,7 @@ import gpu_check
 from gids.io.device.device_queue import DeviceQueue
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("question", "said"),
     [

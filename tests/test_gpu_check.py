@@ -78,6 +78,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     grandchild = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
@@ -98,6 +99,7 @@ def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> Non
         raise AssertionError("the grandchild lives on")
 
 
+@pytest.mark.slow
 def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -136,6 +138,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -> None:
     gpu_check.run_tests(check)
     assert [(s.name, s.result, s.note.partition(" in ")[0]) for s in check.steps] == [
@@ -153,6 +156,7 @@ def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -
     assert gpu_check.status(check) == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_pytest_cannot_end_is_killed(
     check: Check, test_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

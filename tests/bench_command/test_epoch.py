@@ -27,6 +27,7 @@ Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
 
 
+@pytest.mark.slow
 def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
     assert figure["metrics"]["training_s"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     dataset: Path, bench: Bench, tmp_path: Path
 ) -> None:
@@ -59,6 +61,7 @@ def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     assert {"sample", "enter"} <= set(counts)
 
 
+@pytest.mark.slow
 def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
     dataset: Path, bench: Bench, tmp_path: Path
 ) -> None:
@@ -76,6 +79,7 @@ def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
     assert "(predicted: pack " in said
 
 
+@pytest.mark.slow
 def test_scratch_must_be_a_directory(dataset: Path, bench: Bench) -> None:
     options = ("--sides", "gids", "--reads", "pack", "--scratch", dataset / "manifest.json")
     status, said, _ = bench("epoch", dataset, *SMALL, *options)
@@ -143,6 +147,7 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(
     assert "stock DGL cannot map table '_N.feat'" in said
 
 
+@pytest.mark.slow
 def test_both_sides_train_on_float16(tmp_path: Path, bench: Bench) -> None:
     path = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding")
     status, said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random")
@@ -150,6 +155,7 @@ def test_both_sides_train_on_float16(tmp_path: Path, bench: Bench) -> None:
     assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3]
 
 
+@pytest.mark.slow
 def test_int8_in_shards_on_other_disks_is_compared_with_the_table(tmp_path: Path, bench: Bench) -> None:
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
@@ -253,6 +259,7 @@ def test_a_failure_of_gids_is_an_error(dataset: Path, bench: Bench, monkeypatch:
     assert "it failed (exit status 1)" in said
 
 
+@pytest.mark.slow
 def test_a_memory_limit_that_is_too_small_for_the_loader_is_an_error(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
             trace.table_number("c")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("policy", "window", "planned"),
     [*((policy, 6, 3) for policy in POLICIES), ("lookahead", 0, 1), ("lookahead", 22, 2)],

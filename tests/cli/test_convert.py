@@ -271,6 +271,7 @@ def load_dgl():
     return dgl
 
 
+@pytest.mark.slow
 def test_a_homogeneous_dgl_graph(tmp_path):
     dgl = load_dgl()
     graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=50)
@@ -322,6 +323,7 @@ def test_a_heterogeneous_dgl_graph(tmp_path):
         assert_graph(store.graph(relation), indptr, indices, None if identity else edge_ids)
 
 
+@pytest.mark.slow
 def test_several_dgl_graphs_are_refused(tmp_path, capsys):
     dgl = load_dgl()
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
@@ -684,6 +686,7 @@ def run_gids(command, **environment):
     )
 
 
+@pytest.mark.slow
 def test_closed_or_ascii_output_is_no_error():
     gids = f"{sys.executable} -m gids convert"
     done = run_gids(f"{gids} --list | head -1", PYTHONUNBUFFERED="1")

@@ -62,6 +62,7 @@ def test_errors_have_one_line(dataset, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
     program = (
         "import signal, sys, threading\n"

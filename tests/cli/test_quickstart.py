@@ -27,6 +27,7 @@ def run(tmp_path_factory):
     return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue(), directory=directory)
 
 
+@pytest.mark.slow
 def test_both_sides_load_the_rows_of_the_source(run):
     assert run.status == 0, run.err
     result = json.loads(run.out)

@@ -192,6 +192,7 @@ def test_storage_is_measured_unless_given(dataset: Path, run: Run) -> None:
     assert "storage 2.0 GB/s, 100,000 reads/s;" in run(dataset, *options, *RATES)
 
 
+@pytest.mark.slow
 def test_the_network_of_ranks_is_measured(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = ["scale", dataset, *QUICK, "--ranks", "2", "--measure-network", "--json", out]

@@ -45,6 +45,7 @@ def test_valid_dataset_has_no_faults(dataset, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_any_file_is_found(dataset, capsys):
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

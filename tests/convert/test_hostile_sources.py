@@ -508,6 +508,7 @@ def results(tmp_path_factory):
     return dict(zip(made, run("--listed", root / "list.json"), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_hostile_source_prints_one_line_within_its_memory(results, name):
     if name not in results:

@@ -255,6 +255,7 @@ def test_table_has_every_reader_and_kind():
     assert set(CASES) == {(reader.name, kind) for reader in READERS for kind in KINDS}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("reader", "kind"),
     [place for place, case in CASES.items() if not isinstance(case, str)],

@@ -44,6 +44,7 @@ def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
     assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     save(dgl, tmp_path / "g.bin")
     truncate(tmp_path / "g.bin")
@@ -55,6 +56,7 @@ def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     assert "is not a file of dgl.save_graphs" in error
 
 
+@pytest.mark.slow
 def test_error_without_dgl_names_the_file(tmp_path, dgl):
     save(dgl, tmp_path / "g.bin")
     with pytest.raises(FormatError, match="which needs DGL"):

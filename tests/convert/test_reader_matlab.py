@@ -57,6 +57,7 @@ def test_friendship_network(tmp_path):
     assert store.labels["_N"].tolist() == (info[:, 1].astype(int) - 1).tolist()
 
 
+@pytest.mark.slow
 def test_other_names_weights_and_sparse_features(tmp_path, capsys):
     attributes = sparse.random(N, 9, 0.3, "csr", random_state=2)
     arrays = {"Network": A, "Attributes": attributes, "Label": np.arange(N)[:, None] % 3, "Class": ["x"]}
@@ -76,6 +77,7 @@ def test_other_names_weights_and_sparse_features(tmp_path, capsys):
     assert "left out 'Class'" in capsys.readouterr().err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -94,6 +96,7 @@ def test_bad_file_prints_one_line(tmp_path, capsys, changes, message):
     assert message in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
 
 
+@pytest.mark.slow
 def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     facebook(tmp_path / "x.mat")
     truncate(tmp_path / "x.mat")

@@ -292,6 +292,7 @@ NAMES = (
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("edge_count", [200, N, N - 1])
 @pytest.mark.parametrize("counted_by", ["x", "num_nodes", "the edges"])
 @pytest.mark.parametrize("seed", range(4))

@@ -70,6 +70,7 @@ def test_conversion_of_a_compressed_source_resumes(tmp_path, source):
         assert contents(tmp_path / "b.gids")[name] == data, name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stop_at", [300_000, 1_500_000, 3_300_000, 4_400_000])
 def test_rounded_tables_resume_with_the_same_notes(tmp_path, source, stop_at):
     """Stops while it computes scales of columns, writes int8 pages, or writes float16 pages."""
@@ -124,6 +125,7 @@ def test_finished_parts_are_not_read_again(tmp_path, source, monkeypatch):
     assert resumed < sum(read) - 2_000_000
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [

@@ -158,6 +158,7 @@ def observed(minibatches: Made, watching: Any) -> Made:
         yield from minibatches
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("reads", ["random", "pack"])
 @pytest.mark.parametrize("make", LOADERS, ids=lambda make: make.__name__)
 def test_minibatches_of_a_loader_are_waited_for(
@@ -166,6 +167,7 @@ def test_minibatches_of_a_loader_are_waited_for(
     assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows) >= 14
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reads", ["random", "pack"])
 @pytest.mark.parametrize("of", ["pages", "rows", "stages"])
 def test_observers_wait_for_the_ids_that_they_see(
@@ -180,6 +182,7 @@ def test_observers_wait_for_the_ids_that_they_see(
         assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows, watch) >= 14
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [of_nodes, of_edges, of_pyg_nodes], ids=lambda make: make.__name__)
 def test_minibatches_of_ranks_that_share_rows_are_waited_for(
     late: LateDevice, path: Path, rows: Rows, one_rank: None, make: Any

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_an_epoch_under_a_low_limit_of_open_files():
     code = """
 import logging, pathlib, resource, sys, tempfile

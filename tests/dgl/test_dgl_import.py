@@ -28,6 +28,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_dgl_and_its_layers_import_and_leave_nothing_behind(run, tmp_path):
     printed = run("""
 import gids.dgl, dgl, dgl.nn, torch
@@ -38,6 +39,7 @@ print(dgl.nn.SAGEConv(4, 2, "mean")(dgl.add_self_loop(graph), torch.ones(10, 4))
     assert list(tmp_path.iterdir()) == []  # DGL would have made ~/.dgl
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["gids, dgl", "gids.store, dgl.nn, gids.dgl, dgl"])
 def test_importing_any_part_of_gids_before_dgl_is_enough(run, tmp_path, order):
     printed = run(f"import {order}; print(dgl.rand_graph(10, 30).num_edges())")
@@ -54,6 +56,7 @@ assert "DGLBACKEND" not in os.environ
 """)
 
 
+@pytest.mark.slow
 def test_importing_a_missing_module_of_dgl_is_an_error(run):
     """Only a stand-in has what nobody wrote."""
     printed = run("""
@@ -99,6 +102,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["graph", "loader"])
 def test_processes_that_are_spawned(tmp_path, what):
     """A graph that a process is given needs `import gids` at the script's top; a loader's workers do not."""
@@ -110,6 +114,7 @@ def test_processes_that_are_spawned(tmp_path, what):
     assert "edges: 500\n" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(dgl.__version__ < "2", reason="DGL 1 has no GraphBolt")
 def test_graphbolt_says_what_it_needs_when_used(run):
     printed = run("""
@@ -126,6 +131,7 @@ else:
     assert "dgl.graphbolt needs torch" in printed
 
 
+@pytest.mark.slow
 def test_dgl_imports_after_an_import_that_failed(run):
     run(
         """

@@ -50,6 +50,7 @@ def asking_for_all(data, kind):
     return asked if len(data.graph.ntypes) > 1 else next(iter(asked.values()))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["neighbor", "edge", "shadow"])
 @pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)

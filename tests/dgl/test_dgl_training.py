@@ -116,6 +116,7 @@ def check(ours: Any, stock: Any, citations: Citations) -> None:
             assert_same(batch, stock_batch)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
@@ -130,6 +131,7 @@ def test_every_engine_policy_and_window_gives_stock_minibatches(
         check(ours, stock[0], citations)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("window", "engine", "policy", "cache_bytes"),
     [

@@ -60,12 +60,14 @@ SAMPLERS: dict[str, Any] = {
 CASES = [(name, size) for name in SAMPLERS for size in ((1, 2, 3, 4) if name == "Labor" else (2, 4))]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_parts_make_up_the_minibatch_of_one_process(one: Path, ranks: RankPool, name: str, size: int) -> None:
     seeds = torch.cat([torch.arange(0, 900, 5), torch.tensor([5, 5, 10])])
     ranks.run(size, cooperate, one, SAMPLERS[name], seeds, 12 // size)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["Neighbor", "Labor", "Ladies"])
 def test_several_types(several: Path, ranks: RankPool, name: str, size: int) -> None:

@@ -112,6 +112,7 @@ def test_a_rank_that_cannot_open_its_tables_is_named(whole: Path, ranks: RankPoo
         assert error.startswith(mine if rank == 1 else f"RankError: rank 1 failed with {mine}")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("arguments", [{}, {"cooperative": True}, {"tables": []}])
 @pytest.mark.parametrize("state", [{"epoch": 3, "step": 0}, {"epoch": 0, "step": 4}])
 def test_a_state_that_one_rank_loads_is_an_error_on_all(
@@ -139,6 +140,7 @@ def test_a_state_that_one_column_loads_is_an_error_on_all(whole: Path, ranks: Ra
     check_places(told, f"rank {column} and rank {column + 2}: loader 0, epoch 3")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize(
     ("partitioned", "options", "arguments"),
@@ -164,6 +166,7 @@ def test_loaders_in_another_order_are_an_error(
     check_places(told, "rank 0 and rank 2: loader 0", "rank 1: loader 1")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [{}, {"reads": "pack"}])
 @pytest.mark.parametrize("arguments", [{}, SMALL, {"cooperative": True}])
 def test_an_epoch_that_one_rank_ends_early_is_an_error(
@@ -191,6 +194,7 @@ def test_a_rank_that_makes_a_loader_for_itself_is_named(whole: Path, ranks: Rank
     check_places(told, "rank 1: makes loader 1", "rank 0 and rank 2: loader 0, epoch 0, step")
 
 
+@pytest.mark.slow
 def test_a_rank_that_closes_its_source_is_named(whole: Path, ranks: RankPool) -> None:
     told = ranks.run(3, program.do_something_else, whole, "close")
     for rank in (0, 2):

@@ -74,6 +74,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_one_type(ranks: RankPool, name: str, size: int) -> None:
@@ -82,6 +83,7 @@ def test_one_type(ranks: RankPool, name: str, size: int) -> None:
     ranks.run(size, sample_together, [graph], owners, SAMPLERS[name], seeds_of(size, "paper"), None)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["Neighbor", "Labor", "disjoint", "layer dependency", "Labor 2", "Ladies"])
 def test_several_types(ranks: RankPool, name: str, size: int) -> None:
@@ -136,6 +138,7 @@ def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
     assert "\nIndexError: seed 900 is not a 'paper' node: ids run from 0 to 899" in str(told.value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("sampler", [HopSampler([3, 4]), HopSampler([3, 0, 2], replace=True, disjoint=True)])
 def test_hops(ranks: RankPool, sampler: HopSampler, size: int) -> None:

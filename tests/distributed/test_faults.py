@@ -40,6 +40,7 @@ def check_named(outcome: Outcome, rank: int) -> None:
     assert re.search(rf"\brank {rank}\b", outcome.value), outcome
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_rank_that_is_killed_is_named_on_all_others(whole: Path, parts: Path, number: int) -> None:
     """$GIDS_KILLS is how many are killed, at random moments."""
@@ -71,6 +72,7 @@ def test_a_rank_that_is_killed_is_named_on_all_others(whole: Path, parts: Path, 
         assert [name for name in shared if Path(name).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_a_rank_that_stalls_is_named_on_all_others(parts: Path, stopped: int) -> None:
     with Processes(4, fault_program.load, parts, TIMEOUT_S, False) as ranks:
@@ -84,6 +86,7 @@ def test_a_rank_that_stalls_is_named_on_all_others(parts: Path, stopped: int) ->
             assert ranks.has_ended(rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partitioned", "then"), [(False, "the end"), (True, "idle"), (False, "next epoch"), (True, "next epoch")]
 )
@@ -108,6 +111,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_ranks_with_other_arguments_are_refused(whole: Path, ranks: RankPool) -> None:
     other = write(whole.with_name("other.gids"), [CITES], seed=2)
     paths = {"other": other, "missing": whole.with_name("missing.gids")}
@@ -126,6 +130,7 @@ def test_a_rank_that_does_not_open_the_dataset_is_named(whole: Path, ranks: Rank
         assert "rank 1 did not come to the same gids.distributed.open() within 1 s" in errors[rank]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_a_failed_read_is_an_error_of_one_step_on_every_rank(parts: Path, cooperative: bool) -> None:
     shard = parts / part_name(1) / "tables/paper.feat/shard-00.bin"
@@ -151,6 +156,7 @@ def test_parts_of_another_division_are_refused(parts: Path, ranks: RankPool) -> 
         assert "rank 1" in error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "own_error"), [("ends", "ArithmeticError"), ("no rows", "ValueError"), ("goes on", "RankError")]
 )

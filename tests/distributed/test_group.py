@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from group_program import exchange_differently, exchange_kinds
 from rank_pool import RankPool
 
@@ -17,6 +18,7 @@ def test_a_failure_is_heard_by_ranks_that_exchange_something_else(ranks: RankPoo
         assert later == 2
 
 
+@pytest.mark.slow
 def test_ranks_that_exchange_different_things_are_named(ranks: RankPool) -> None:
     for rank, (told, _) in enumerate(ranks.run(3, exchange_differently, False)):
         assert "are at different minibatches" in told, rank

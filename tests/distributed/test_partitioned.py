@@ -33,6 +33,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["fanouts", "Labor", "Ladies", "bidirectional"])
 def test_one_type(one: Datasets, ranks: RankPool, name: str, size: int) -> None:
@@ -50,6 +51,7 @@ def test_one_type(one: Datasets, ranks: RankPool, name: str, size: int) -> None:
     assert {t["minibatches"] for t in told} == {2 * -(-len(SEEDS["paper"]) // (20 * size))}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["fanouts", "Labor", "Ladies"])
 def test_several_types(several: Datasets, ranks: RankPool, name: str, size: int) -> None:
@@ -65,6 +67,7 @@ def test_several_types(several: Datasets, ranks: RankPool, name: str, size: int)
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("bulk", [1, 3])
 def test_replicas_exchange_in_columns(one: Datasets, ranks: RankPool, replicas: int, bulk: int) -> None:

@@ -44,6 +44,7 @@ def compare(
     return ranks.run(size, compare_loaders, parts, folder / f"{name}.gids", kind, given, {})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_nodes_of_one_type_with_edge_features(folder: Path, ranks: RankPool, size: int) -> None:
     counts = compare(ranks, folder, "one", "NeighborLoader", size, num_neighbors=[4, 3], input_nodes=SEEDS)
@@ -63,6 +64,7 @@ def test_links_with_negatives(folder: Path, ranks: RankPool) -> None:
     compare(ranks, folder, "one", "LinkNeighborLoader", **arguments)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one.parts", "several.gids"])
 def test_packs(folder: Path, ranks: RankPool, name: str) -> None:
     """Minibatches of PyG wait in the scratch file, with their edges' ids."""
@@ -117,6 +119,7 @@ def test_one_rank_alone_cannot_sample(folder: Path, ranks: RankPool) -> None:
         NeighborSampler(str(folder / "one.parts" / "part-000.gids"), [2])
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_between_layers_is_named_on_all_others(folder: Path, ranks: RankPool) -> None:
     """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
     for after, tables in [(0, None), (2, None), (4, None), (6, []), (9, None)]:

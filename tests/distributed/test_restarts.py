@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from test_cooperative import CITES, write
 
@@ -48,6 +49,7 @@ def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tens
     return torch.load(folder / "weights.pt"), starts
 
 
+@pytest.mark.slow
 def test_killed_ranks_go_on_with_the_checkpoint(tmp_path: Path) -> None:
     whole = write(tmp_path / "one.gids", [CITES])
     partition(whole, tmp_path / "parts", RANKS)

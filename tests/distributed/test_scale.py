@@ -75,6 +75,7 @@ def mean(told: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([of_rank[name] for of_rank in told])) for name in told[0]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_counts_of_processes(

@@ -36,6 +36,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("owners", ["hash", "range", "heat"])
 def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, owners: str) -> None:

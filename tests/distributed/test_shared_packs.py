@@ -35,6 +35,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
     return Datasets(tmp_path_factory.mktemp("several"), heterogeneous=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_minibatches_are_those_of_one_process(
     data: Datasets, several: Datasets, ranks: RankPool, size: int
@@ -89,12 +90,14 @@ FAULTS: list[tuple[type, str, int, bool]] = [
 """What fails on a rank, and whether the others use packs before they learn of it."""
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_rank(data: Datasets, ranks: RankPool) -> None:
     told = ranks.run(3, programs.disk_is_full_on_one_rank, data.whole, FLOATS, [f[:3] for f in FAULTS])
     for i, (*_, packs) in enumerate(FAULTS):
         assert all((told[rank][i][0] > 0) == packs for rank in (0, 2)), FAULTS[i]
 
 
+@pytest.mark.slow
 def test_little_scratch_on_one_rank(data: Datasets, ranks: RankPool) -> None:
     sizes = [20_000, 400_000, 30_000_000]
     told = ranks.run(2, programs.scratch_is_small_on_one_rank, data.parts(2), data.whole, FLOATS, sizes)
@@ -111,10 +114,12 @@ def test_random_reads_of_one_rank_are_those_of_all(data: Datasets, ranks: RankPo
         assert told[rank]["minibatches"] == (9 if late else 0)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_a_superbatch(data: Datasets, ranks: RankPool) -> None:
     ranks.run(2, programs.resume, data.whole, FLOATS, [1, 12])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_a_failed_read_is_an_error_of_its_steps(data: Datasets, ranks: RankPool, cooperative: bool) -> None:
     parts = data.parts(3)
@@ -141,6 +146,7 @@ def test_nothing_is_left_of_an_epoch_that_ends_early(data: Datasets, ranks: Rank
     ranks.run(2, programs.stop_early, data.whole, FLOATS)
 
 
+@pytest.mark.slow
 def test_ranks_wait_longer_for_packs_than_for_a_rank(data: Datasets, ranks: RankPool) -> None:
     seconds = ranks.run(2, programs.sweep_long, data.whole, FLOATS, TIMEOUT_S + 1, TIMEOUT_S)
     assert all(s > TIMEOUT_S for s in seconds)

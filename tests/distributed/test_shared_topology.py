@@ -60,6 +60,7 @@ def pages(path: Path) -> list[int]:
     return [-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in nbytes]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("size", "opened_by"), [(2, "open"), (3, "distributed"), (3, "open")])
 @pytest.mark.parametrize("dataset", ["one", "several"])
@@ -118,6 +119,7 @@ def test_a_loader_of_one_rank_waits_for_nobody(one: Path, ranks: RankPool, folde
     assert ranks.run(2, topology_programs.alone, folder, one, PAPER_SEEDS) == [0, len(PAPER_SEEDS)]
 
 
+@pytest.mark.slow
 def test_loaders_that_are_closed_leave_no_file_and_no_mapping(
     one: Path, ranks: RankPool, folder: str
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_rank_that_cannot_share_makes_all_copy(one: Path, ranks: RankPool, fol
         assert part in saw[0]["log"][0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("what", "failing", "error", "said"),
     [
@@ -164,6 +167,7 @@ def test_different_arguments_are_an_error_on_every_rank(one: Path, ranks: RankPo
         assert "rank 2" in message
 
 
+@pytest.mark.slow
 def test_a_rank_that_makes_no_loader_is_an_error_on_the_others(
     one: Path, ranks: RankPool, folder: str
 ) -> None:

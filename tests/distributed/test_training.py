@@ -30,6 +30,7 @@ def parts_of(dataset: Path, count: int) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["torch", "dgl", "pyg"])
 def test_cooperative_training_gives_the_weights_of_one_process(
     clustered: Path, ranks: RankPool, layers: str

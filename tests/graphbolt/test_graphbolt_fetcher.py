@@ -52,6 +52,7 @@ def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
     pipe.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reads", ["random", "pack"])
 def test_rows_on_a_device_whose_streams_run_late(
     graphbolt: Any, minibatch: Any, dataset: Dataset, cuda_is: Callable[[Device], None], reads: Any

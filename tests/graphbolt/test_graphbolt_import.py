@@ -19,6 +19,7 @@ def said_by(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("before", ["", "import gids.dgl, dgl\n", "import gids.dgl, dgl.graphbolt\n"])
 def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> None:
     if not WHY_NOT:
@@ -31,6 +32,7 @@ def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> Non
     assert "tools/graphbolt_env.sh" in said
 
 
+@pytest.mark.slow
 def test_without_dgl_it_says_so_as_well() -> None:
     said = said_by(
         "import sys\nsys.modules['dgl'] = None\n"

@@ -113,6 +113,7 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
         layerwise(model, gids.open(store, memory=MEMORY), nodes={"field": None})
 
 
+@pytest.mark.slow
 def test_a_social_network_equals_the_graph_in_memory(tmp_path: Path) -> None:
     matrix, info = friendship(18_000, 40)
     source, dataset = tmp_path / "friends.mat", tmp_path / "friends.gids"

@@ -403,6 +403,7 @@ def test_a_page_with_a_wrong_checksum_is_an_error(
     check_pages(tables, requests, to, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
     device: Device, tables: Tables, wait: str
@@ -621,6 +622,7 @@ print("fine", len(device.mapped))
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
     """Runs in a separate process, whose end closes everything."""
     path = tmp_path / "file.bin"
@@ -698,6 +700,7 @@ def test_memory_is_reported_and_freed_when_unused(device: Device, tables: Tables
             assert "128 slots" in repr(queue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_hundred_thousand_requests(
     device: Device, tables: Tables, rng: np.random.Generator, wait: str

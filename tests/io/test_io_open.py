@@ -268,6 +268,7 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
     assert done.stdout.endswith("the I/O engine was opened before a fork: open a new one in this process\n")
 
 
+@pytest.mark.few(1)
 def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
     script = """
         import signal, sys
@@ -347,6 +348,7 @@ def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -
     assert (tmp_path / "sub" / "a.bin").read_bytes() == b"kept" * 5000
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_in_its_small_size(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "bench" / "io.py", "--small", "--dir", tmp_path],

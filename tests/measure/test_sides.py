@@ -12,6 +12,8 @@ from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, F
 from gids.measure.sides import EpochConfig, EpochResult
 from gids.quickstart import comparison, report
 
+pytestmark = pytest.mark.slow
+
 MEMORY = 100 << 20
 
 

@@ -227,7 +227,7 @@ void test_a_submission_that_races_with_close_is_read_or_refused(const std::strin
         std::vector<std::shared_ptr<Recorder>> accepted;
         go.arrive_and_wait();
         try {
-          for (u64 i = 0; i < 10000; ++i) {
+          for (u64 i = 0; i < 5000; ++i) {
             const u64 page = (i + s) % 64;
             accepted.push_back(std::make_shared<Recorder>(
                 std::vector<Read>{{page * kPage, nullptr, kPage, 0, 0}}));
@@ -507,7 +507,7 @@ class Count final : public Batch {
 };
 
 void test_a_large_batch_is_read_while_it_is_sorted(const std::string& kind) {
-  constexpr u64 kReads = 600'000;
+  constexpr u64 kReads = 200'000;
   // Buffered: so many direct reads would wait for the disk, and nothing else, for most of a minute.
   const auto engine = open(kind, {.depth = 16, .threads = kind == "uring" ? 1u : 2u, .direct = false});
   const auto batch = std::make_shared<Count>();

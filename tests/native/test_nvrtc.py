@@ -95,6 +95,7 @@ def test_shared_headers_compile_for_every_gpu(nvrtc: Nvrtc, archs: list[int]) ->
     compile_all(nvrtc, ((source, arch) for arch in archs))
 
 
+@pytest.mark.slow
 def test_each_shared_header_stands_alone(nvrtc: Nvrtc) -> None:
     compile_all(nvrtc, ((f'#include "{header}"\n', 90) for header in HEADERS))
 

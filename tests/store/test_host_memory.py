@@ -68,6 +68,7 @@ def inodes_mapped() -> set[int]:
     return {int(line.split()[4]) for line in maps if "memfd:gids" in line}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nbytes", [1, 5000, 3 << 20])
 @pytest.mark.parametrize("kernel", ["new", "old"])
 def test_shared_memory_is_that_of_another_process(

@@ -9,11 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 PROGRAM = Path(__file__).with_name("mapped_program.py")
 CASES = 68
 """Cases that the program has, at least: it must not end early without an error."""
 
 
+@pytest.mark.slow
 def test_readers_of_a_file_that_ends_early_raise_storage_error(tmp_path: Path) -> None:
     """Samplers, loaders, pinned graphs and NumPy; the same as before once the file is whole again."""
     done = subprocess.run([sys.executable, PROGRAM, tmp_path], capture_output=True, text=True, timeout=300)

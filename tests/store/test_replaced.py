@@ -88,6 +88,7 @@ def where(request: Any, cuda_is: Callable[[Device], None]) -> str:
     return str(request.param)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("reads", "check_crc"), [("random", True), ("pack", False), ("pack", True)])
 @pytest.mark.parametrize("when", ["before the loader", "before a minibatch", "in an epoch", "between epochs"])
 def test_minibatches_are_of_the_dataset_that_was_opened(
@@ -345,6 +346,7 @@ def test_an_order_that_was_checked_does_not_change_on_disk_any_more(path: Path, 
         loader.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", [URING, "threads", "mmap"])
 def test_few_descriptors_are_enough_and_closing_ends_them(path: Path, engine: str) -> None:
     gc.collect()

@@ -283,6 +283,7 @@ def test_error_names_the_full_disk_among_several(tmp_path):
     assert not (tmp_path / "a.gids.partial").exists()
 
 
+@pytest.mark.slow
 def test_file_size_limit_is_reported_as_a_full_disk(tmp_path):
     code = f"""
 import torch

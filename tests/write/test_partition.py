@@ -35,6 +35,7 @@ def contents(path):
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("heterogeneous", [False, True])
 @pytest.mark.parametrize("method", ["range", "hash"])
 def test_parts_together_are_the_dataset(tmp_path, method, heterogeneous):
@@ -86,6 +87,7 @@ def test_hash_depends_on_seed_type_and_id(rich, tmp_path):
     assert max(np.bincount(owners["a"])) < 1.2 * len(owners["a"]) / 4
 
 
+@pytest.mark.slow
 def test_more_than_256_parts_have_wide_owners(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "paper", "feat", np.arange(600, dtype=np.float32)[:, None])

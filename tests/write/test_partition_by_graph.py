@@ -68,6 +68,7 @@ def test_communities_of_a_skewed_graph_are_balanced(skewed, tmp_path):
         assert report.cut_share < 1 - 1 / parts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("heterogeneous", [False, True])
 def test_parts_by_community_are_the_dataset(tmp_path, heterogeneous):
     source = write_rich_dataset(tmp_path / "mag.gids", heterogeneous=heterogeneous)
@@ -99,6 +100,7 @@ def test_communities_of_two_types_stay_together(tmp_path):
         assert counts.max() < 1.1 * counts.mean()
 
 
+@pytest.mark.slow
 def test_metis_of_dgl_divides_several_types(clustered, tmp_path, monkeypatch):
     try:
         dgl_finder.import_dgl()

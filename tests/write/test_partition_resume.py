@@ -39,6 +39,7 @@ def rich(tmp_path_factory):
     return write_rich_dataset(tmp_path_factory.mktemp("rich") / "mag.gids")
 
 
+@pytest.mark.slow
 def test_a_killed_partition_resumes_with_the_same_bytes(rich, tmp_path):
     """kill -9 at several moments, each time after the work of the time before."""
     partition(rich, tmp_path / "undisturbed", 3, method="community")
@@ -153,6 +154,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     rng = np.random.default_rng(0)
     nodes, edges = 100_000, 1_500_000

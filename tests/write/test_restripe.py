@@ -51,6 +51,7 @@ def check(path, disks):
     return named, {p for root in path.parent.iterdir() for p in root.rglob("shard-*.bin")}
 
 
+@pytest.mark.slow
 def test_shards_move_to_the_given_directories(dataset, disks):
     for stripe in ([disks[2]], disks, [disks[1], disks[0]], [], [], disks[:2]):
         restripe(dataset, stripe, allow_dirs=disks, workers=2)
@@ -164,6 +165,7 @@ def killed(moment, dataset, disks):
     assert done.returncode == -9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("next_stripe", [[0, 1, 2], [2], []])
 def test_killed_restripe_leaves_a_valid_dataset_and_the_next_one_cleans_up(

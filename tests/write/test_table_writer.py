@@ -272,6 +272,7 @@ with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("at", "is_new", "striped"),
     [
