@@ -99,6 +99,12 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+def pytest_runtest_teardown() -> None:
+    """A LateDevice that was not closed goes on checking torch's calls."""
+    while torch._C._len_torch_function_stack():
+        torch.overrides._pop_mode()
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For models on small tensors: torch's threads would wait for each other, above all on busy cores."""

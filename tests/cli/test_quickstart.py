@@ -44,11 +44,13 @@ def test_both_sides_load_the_rows_of_the_source(run):
     assert result["speed_up"] == pytest.approx(result["stock"]["seconds"] / result["gids"]["seconds"])
 
 
+@pytest.mark.slow
 def test_both_sides_start_with_a_cold_page_cache(run, on_disk):
     result = json.loads(run.out)
     assert all(result[side]["cached_before"] < 0.01 for side in ("gids", "stock"))
 
 
+@pytest.mark.slow
 def test_both_sides_have_the_same_limit_or_the_reason_is_printed(run):
     result = json.loads(run.out)
     limits = [result[side]["memory_limit_bytes"] for side in ("gids", "stock")]
@@ -60,6 +62,7 @@ def test_both_sides_have_the_same_limit_or_the_reason_is_printed(run):
         assert headroom[0] == headroom[1] == headroom[2] > 16 << 20
 
 
+@pytest.mark.slow
 def test_progress_names_the_steps_and_keep_says_where(run):
     steps = re.findall(r"^(\w+) .*\.\.\. \d+\.\d s$", run.err, re.M)
     assert steps[:5] == ["starting", "making", "converting", "training", "training"]
@@ -69,6 +72,7 @@ def test_progress_names_the_steps_and_keep_says_where(run):
     assert (run.directory / "graph.gids" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_the_six_printed_lines_load_the_dataset(run):
     lines = report.example(str(run.directory / "graph.gids"), (3, 3), 16)
     assert len(lines.strip().splitlines()) == 6
@@ -79,6 +83,7 @@ def test_the_six_printed_lines_load_the_dataset(run):
     assert blocks[-1].dstdata["label"].shape == (blocks[-1].num_dst_nodes(),)
 
 
+@pytest.mark.slow
 def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_path):
     from gids.measure import sides
 
@@ -127,6 +132,7 @@ def outcomes(monkeypatch, run, **by_side):
     monkeypatch.setattr(sides, "why_no_limit", lambda: "")
 
 
+@pytest.mark.slow
 def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypatch, capsys, tmp_path):
     reason = "needed more than 578 MB of memory and was killed by the kernel"
     error = FreshProcessOutOfMemory("gids.measure.epoch was killed", reason)
@@ -145,6 +151,7 @@ def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypa
     assert found["why_missing"]["stock"] == f"stock DGL {reason}"
 
 
+@pytest.mark.slow
 def test_stock_without_advice_that_fails_is_omitted(run, monkeypatch, capsys, tmp_path):
     error = FreshProcessTimeout("too long", "did not end within 60 s and was stopped")
     outcomes(monkeypatch, run, stock_without_advice=error)
@@ -155,6 +162,7 @@ def test_stock_without_advice_that_fails_is_omitted(run, monkeypatch, capsys, tm
     assert found["speed_up"] > 0
 
 
+@pytest.mark.slow
 def test_gids_that_fails_is_an_error(run, monkeypatch, capsys, tmp_path):
     outcomes(monkeypatch, run, gids=FreshProcessError("module failed (exit status 1)\nOSError: no disk"))
     assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 2
@@ -164,12 +172,14 @@ def test_gids_that_fails_is_an_error(run, monkeypatch, capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["gids", "stock", "stock_without_advice"])
 def test_wrong_rows_are_exit_status_1(side, run, monkeypatch, capsys, tmp_path):
     outcomes(monkeypatch, run, **{side: {"wrong_rows": 1}})
     assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch, capsys, tmp_path):
     outcomes(
         monkeypatch,
@@ -186,6 +196,7 @@ def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch
     assert json.loads(capsys.readouterr().out)["speed_up"] == pytest.approx(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "expected"), [([], [60, 60]), (["--seconds", "7"], [7, 7])])
 def test_both_sides_stop_after_a_minute_or_as_given(option, expected, run, monkeypatch, tmp_path):
     from gids.measure import sides
@@ -218,6 +229,7 @@ def test_the_graph_is_smaller_if_the_disk_writes_slowly(monkeypatch, tmp_path, c
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_a_memory_limit_the_text_says_so(run, monkeypatch, capsys, tmp_path):
     from gids.measure import sides
 

