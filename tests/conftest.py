@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import zlib
@@ -77,6 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -tests[item.path], item.path))
 
 
+def pytest_collection_finish() -> None:
+    """Garbage collection, which many tests ask for, need not look at what was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def _mark_slow(items: list[pytest.Item]) -> None:
     """Of a test marked few(n): all but n of its sets of parameters, which are spread evenly. Of a device,
     those of a GPU are counted by themselves."""
@@ -99,6 +106,7 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """A LateDevice that was not closed goes on checking torch's calls."""
     while torch._C._len_torch_function_stack():

@@ -297,6 +297,7 @@ def test_a_homogeneous_dgl_graph(tmp_path):
     assert np.array_equal(np.searchsorted(store.graph().indptr, position, side="right") - 1, destinations)
 
 
+@pytest.mark.slow
 def test_a_heterogeneous_dgl_graph(tmp_path):
     dgl = load_dgl()
     writes = torch.from_numpy(RNG.integers(0, 20, (2, 60)))

@@ -29,6 +29,7 @@ def save(dgl, path):
     dgl.save_graphs(str(path), [graph], {"whole": torch.ones(1)})
 
 
+@pytest.mark.slow
 def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
     """DGLDataset.save writes the graphs, and a pickle, which is not opened."""
     (tmp_path / "cora_v2").mkdir()

@@ -43,6 +43,7 @@ def test_facebook100(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_friendship_network(tmp_path):
     matrix, info = friendship(5000, 60)
     io.savemat(tmp_path / "c.mat", {"A": matrix, "local_info": info}, do_compression=True)

@@ -39,7 +39,7 @@ print(dgl.nn.SAGEConv(4, 2, "mean")(dgl.add_self_loop(graph), torch.ones(10, 4))
     assert list(tmp_path.iterdir()) == []  # DGL would have made ~/.dgl
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["gids, dgl", "gids.store, dgl.nn, gids.dgl, dgl"])
 def test_importing_any_part_of_gids_before_dgl_is_enough(run, tmp_path, order):
     printed = run(f"import {order}; print(dgl.rand_graph(10, 30).num_edges())")

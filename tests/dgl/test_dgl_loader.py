@@ -125,7 +125,7 @@ def test_two_iterators_at_once(homogeneous, sampler):
 CACHE_BYTES = {"no cache": 0, "tiny cache": 64 << 10, "large cache": 16 << 20}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("window", "policy", "engine", "cache"),
@@ -237,7 +237,7 @@ def outcomes(iterator):
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("fails", [(0,), (0, 10, 40, 50, 90), (90,), tuple(range(0, 100, 10))])
 def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneous, num_workers, fails):

@@ -8,7 +8,7 @@ from gids.loader import pack_reads, packed
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("dataset", "sampler"),

@@ -124,6 +124,7 @@ def test_ranks_with_other_arguments_are_refused(whole: Path, ranks: RankPool) ->
                 assert message in error
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_open_the_dataset_is_named(whole: Path, ranks: RankPool) -> None:
     errors = ranks.run(3, fault_program.come_alone, 1.0, whole)
     for rank in (0, 2):

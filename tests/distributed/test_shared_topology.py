@@ -190,6 +190,7 @@ def mapped_anywhere(inodes: list[int]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_memory_outlives_the_rank_that_made_it_and_no_rank_leaves_anything(
     one: Path, folder: str
 ) -> None:

@@ -47,6 +47,7 @@ def test_cooperative_training_gives_the_weights_of_one_process(
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ddp_is_as_accurate_as_one_process(clustered: Path, ranks: RankPool) -> None:
     [alone] = ranks.run(1, accuracy_with_ddp, clustered)
     assert alone > 0.6, "by chance 0.125"

@@ -59,7 +59,7 @@ def numbers(pattern: str, output: str) -> list[float]:
     return [float(found) for found in re.findall(pattern, output)]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "script", "dataset", "arguments", "accuracy"),
     [

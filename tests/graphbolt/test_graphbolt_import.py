@@ -19,7 +19,7 @@ def said_by(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import gids.dgl, dgl\n", "import gids.dgl, dgl.graphbolt\n"])
 def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> None:
     if not WHY_NOT:

@@ -268,7 +268,7 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
     assert done.stdout.endswith("the I/O engine was opened before a fork: open a new one in this process\n")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
     script = """
         import signal, sys

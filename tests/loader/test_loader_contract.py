@@ -223,7 +223,6 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
                 with pytest.raises(StopIteration):
                     next(stream)
             del stream
-            gc.collect()
             if loader._cache is not None:
                 marks = loader._cache.page_words("paper.feat") & 0xFFFFFF  # type: ignore[attr-defined]
                 assert not marks.any(), "a mark is left"

@@ -67,6 +67,7 @@ def test_an_exception_in_a_fresh_process_becomes_one_line(program):
         run_fresh(name, {})
 
 
+@pytest.mark.slow
 def test_a_fresh_process_that_takes_too_long_is_killed(program):
     with pytest.raises(FreshProcessTimeout, match="took more than 1 s"):
         run_fresh(program("time.sleep(3600)"), {}, timeout_s=1)
@@ -90,6 +91,7 @@ def test_children_of_a_fresh_process_die_with_it(program, tmp_path):
     pytest.fail(f"process {child} is still there")
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_failed_process_is_the_reason(program):
     with pytest.raises(FreshProcessError) as failed:
         run_fresh(program("raise KeyError('no table here')"), {})

@@ -119,7 +119,7 @@ def child(large: Path, scratch: Path, when: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["sweeping", "training"])
 def test_ctrl_c(large: Path, tmp_path: Path, when: str) -> None:
     status, output, errors = interrupted(child(large, tmp_path, when))
@@ -127,7 +127,7 @@ def test_ctrl_c(large: Path, tmp_path: Path, when: str) -> None:
     assert output.splitlines()[-1] == "ended"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["sweeping", "training"])
 def test_a_killed_process_leaves_no_file(large: Path, tmp_path: Path, when: str) -> None:
     process = child(large, tmp_path, when)

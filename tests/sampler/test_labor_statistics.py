@@ -56,6 +56,7 @@ def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int)
     assert_p(float(stats.chi2.sf(((counts - nodes * p) ** 2).sum() / variance, degree - 1)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("times", [0, 1, 3, -1])
 def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
     graph, steps = distinct_graph(60, 90, (1, 40)), 3000
@@ -136,6 +137,7 @@ def test_labor_samples_fewer_nodes_with_more_rounds_of_importance_sampling(make:
     assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [dense, friends])
 @pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
 def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str, make: Any) -> None:

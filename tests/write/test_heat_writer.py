@@ -81,7 +81,7 @@ heat_writer.write_heat(sys.argv[1], "sampled", {"paper": np.full(20, 9.0)})
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["rename", "manifest"])
 @pytest.mark.parametrize("had_heat", [False, True])
 def test_killed_writer_leaves_the_dataset_unchanged(dataset, moment, had_heat):
