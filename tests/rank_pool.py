@@ -55,7 +55,8 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["gids.distributed", "gids.pyg"])
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
         self._pipes: list[Connection] = []

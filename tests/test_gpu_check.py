@@ -270,6 +270,7 @@ def bench_that(folder: Path, body: str) -> None:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("body", "result", "note", "count"),
     [

@@ -54,6 +54,7 @@ def make(device: Device) -> Iterator[Make]:
         engine.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("lines", "host_lines"), [(0, 3), (30, 20)])
 def test_rows_equal_the_source_with_lines_in_host_memory(

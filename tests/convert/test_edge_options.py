@@ -22,6 +22,7 @@ EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 12_000, 3_000])
 @pytest.mark.parametrize("shape", ["uniform", "one hub", "one pair", "empty"])

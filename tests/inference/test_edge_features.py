@@ -120,6 +120,7 @@ def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) ->
     close(found["paper"], fewer["paper"])  # type: ignore[index, call-overload]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("feature_dtype", [None, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("key", ["w", "half", "kind"])

@@ -164,6 +164,7 @@ def test_every_page_comes_back(
     assert stats["failed"] == stats["late"] == stats["timed_out"] == stats["uncollected"] == 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize("slots", [4, 8])
 def test_tiny_rings_go_round_many_times(

@@ -37,6 +37,7 @@ def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: 
         loader._cache.audit()  # type: ignore[union-attr]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
 @pytest.mark.parametrize("cache_bytes", [0, 4096, None])
 def test_every_engine_with_no_a_tiny_and_a_full_cache(

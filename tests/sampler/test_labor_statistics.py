@@ -78,6 +78,7 @@ def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
     assert_p(float(stats.chi2.sf((z**2).sum(), len(free))))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
 def test_sums_are_estimated_without_bias(options: dict[str, Any]) -> None:
     graph, steps = distinct_graph(60, 90, (1, 40), seed=1), 3000

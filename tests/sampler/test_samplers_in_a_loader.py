@@ -49,6 +49,7 @@ def contents(minibatch: Minibatch) -> list[list[float]]:
     return [tensor.tolist() for tensor in lists]  # type: ignore[union-attr]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_minibatches_do_not_depend_on_the_window_or_earlier_minibatches(dataset: Path, kind: str) -> None:
     def epochs(window: int, first: int, count: int) -> list[list[list[float]]]:

@@ -60,6 +60,7 @@ def timed(graphs: list[Graph], by: str | None, rng: np.random.Generator, dtype: 
     return [g if by is None or r == 1 else with_times(g, by, rng, dtype=dtype) for r, g in enumerate(graphs)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("by", "strategy"), KINDS, ids=str)
 def test_homogeneous_minibatches_equal_the_model(by: Any, strategy: Any) -> None:
     rng = np.random.default_rng(1)
