@@ -84,6 +84,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 def _mark_slow(items: list[pytest.Item]) -> None:
     """Of a test marked few(n): all but n of its sets of parameters, which are spread evenly. Of a device,
     those of a GPU are counted by themselves."""

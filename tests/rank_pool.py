@@ -9,9 +9,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 _TIMEOUT_S = 120.0
 
@@ -57,6 +60,9 @@ class RankPool:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["gids.distributed", "gids.pyg"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONSAFEPATH", "1")  # it would import gids from the checkout, without native code
+            forkserver.ensure_running()
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
         self._pipes: list[Connection] = []
