@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="print the slowest files")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for the disk or other processes a quarter of the time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The slowest files, as the table in CONTRIBUTING.md."""
     seconds: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 """Puts each fault of mutations.toml into the code and runs the tests: how many faults do they notice?
 
 Run it in a clean clone with an editable installation (CONTRIBUTING.md): native code is then built again for
-each fault that is in it. Prints a line for each fault and one of the sums. Exits with 1 if one goes unnoticed.
+each fault that is in it. Prints a line for each fault, then the sum. Exits with 1 if one goes unnoticed.
 
     python tools/mutations.py                 # the tests near each fault, then the default ones
     python tools/mutations.py -m ""           # the slow tests too
@@ -23,7 +23,7 @@ LIST = Path(__file__).with_suffix(".toml")
 
 def notices(paths: list[str], options: list[str]) -> str | None:
     """The first test that fails; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *options]
     run = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True)
     if run.returncode == 0:
         return None
@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument("-m", dest="marks", help="tests to run, as pytest's option")
     parser.add_argument("--only", help="faults whose description or file has this text")
     given = parser.parse_args()
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
     if changed:
         print("the checkout has changes: use a clean clone", file=sys.stderr)
         return 2
@@ -48,7 +50,10 @@ def main() -> int:
         path, begun = ROOT / mutation["file"], time.monotonic()
         text = path.read_text()
         if text.count(mutation["old"]) < 1:
-            print(f"{mutation['file']} has no {mutation['old']!r}: bring mutations.toml up to date", file=sys.stderr)
+            print(
+                f"{mutation['file']} has no {mutation['old']!r}: bring mutations.toml up to date",
+                file=sys.stderr,
+            )
             return 2
         path.write_text(text.replace(mutation["old"], mutation["new"]))
         try:
@@ -57,7 +62,9 @@ def main() -> int:
             path.write_text(text)
         noticed += test is not None
         seconds = time.monotonic() - begun
-        print(f"{mutation['file']:40} {mutation['what']}: {test or 'NOT NOTICED'} ({seconds:.0f} s)", flush=True)
+        print(
+            f"{mutation['file']:40} {mutation['what']}: {test or 'NOT NOTICED'} ({seconds:.0f} s)", flush=True
+        )
     print(f"{noticed} of {len(mutations)} faults were noticed")
     return int(noticed < len(mutations))
 
