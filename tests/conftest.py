@@ -71,11 +71,10 @@ LONGEST = [
 """Files that take more than about 20 s. They start first: at the end, one process would run them alone."""
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each process of pytest-xdist takes the next file: the longest ones, then those of the most tests."""
     _mark_slow(items)
-    yield  # slow tests are left out
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     tests = Counter(item.path for item in items)
