@@ -69,7 +69,8 @@ LONGEST = [
     "dgl/test_dgl_import.py",
     "test_gpu_pack.py",
 ]
-"""Files that take more than about 20 s. They start first: at the end, one process would run them alone."""
+"""Files that take more than about 20 s if slow tests run. They start first: at the end, one process would run
+them alone."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
@@ -94,8 +95,8 @@ def pytest_sessionfinish() -> None:
 
 
 def _mark_slow(items: list[pytest.Item]) -> None:
-    """Of a test marked few(n): all but n of its sets of parameters, which are spread evenly. Of a device,
-    those of a GPU are counted by themselves."""
+    """Mark all but n sets of parameters of each test that is marked few(n). The n sets are spread evenly.
+    Those for a GPU are counted separately."""
     tests: dict[tuple[object, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):

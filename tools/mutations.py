@@ -49,7 +49,7 @@ def main() -> int:
     for mutation in mutations:
         path, begun = ROOT / mutation["file"], time.monotonic()
         text = path.read_text()
-        if text.count(mutation["old"]) < 1:
+        if mutation["old"] not in text:
             print(
                 f"{mutation['file']} has no {mutation['old']!r}: bring mutations.toml up to date",
                 file=sys.stderr,

@@ -1,6 +1,7 @@
 """gids.dgl.graph: the store's topology as a DGLGraph."""
 
 import gc
+from pathlib import Path
 
 import dgl_model as model
 import numpy as np
@@ -72,7 +73,7 @@ def test_splits_become_masks_when_asked_for(homogeneous):
 
 
 @pytest.mark.parametrize("index_dtype", ["int64", "int32"])
-def test_topology_is_mapped_if_it_is_int64(tmp_path, index_dtype):
+def test_int64_topology_is_mapped_and_int32_is_copied(tmp_path, index_dtype):
     nodes, degree = 1_000_000, 8
     with DatasetWriter(tmp_path / "large.gids") as writer:
         writer.add_nodes("_N", nodes)
@@ -87,9 +88,19 @@ def test_topology_is_mapped_if_it_is_int64(tmp_path, index_dtype):
     grown = anonymous_bytes() - before
     if index_dtype == "int64":
         assert grown < 8 << 20
+    assert is_mapped(g.adj_tensors("csc")[1], tmp_path) == (index_dtype == "int64")
     sources, destinations = g.in_edges(torch.arange(100))
     assert torch.equal(sources, torch.from_numpy(indices[: 100 * degree]))
     assert torch.equal(destinations, torch.arange(100).repeat_interleave(degree))
+
+
+def is_mapped(tensor, folder):
+    """Whether the values are those of a file in the folder, by the system's list of mappings."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return str(folder) in line
+    raise AssertionError("the tensor is nowhere in memory")
 
 
 def anonymous_bytes():

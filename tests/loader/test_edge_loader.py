@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,19 @@ def test_without_seeds_an_epoch_has_every_edge_of_the_relation(
         assert sorted(found.T.tolist()) == sorted(edges[relation].T.tolist())
 
 
+def excluded_edges(
+    m: EdgeMinibatch, exclude: str | None, relation: Relation, reverse: Relation | None
+) -> dict[Relation, set[tuple[int, int]]]:
+    """The edges, (source, destination), that the blocks of a minibatch must not have, by relation."""
+    seeds: set[tuple[int, int]] = set(map(tuple, ends_of(m, relation)[:, : m.positive_count].T.tolist()))
+    gone: dict[Relation, set[tuple[int, int]]] = defaultdict(set)
+    if exclude is not None:
+        gone[relation] |= seeds
+    if exclude == "reverse":
+        gone[reverse or relation] |= {(v, u) for u, v in seeds}
+    return gone
+
+
 @pytest.mark.parametrize("exclude", [None, "self", "reverse"])
 def test_blocks_lack_the_excluded_edges_alone(one: Path, several: Path, exclude: str | None) -> None:
     """Against the same minibatches with nothing excluded."""
@@ -151,12 +165,7 @@ def test_blocks_lack_the_excluded_edges_alone(one: Path, several: Path, exclude:
                 assert isinstance(m, EdgeMinibatch)
                 assert isinstance(other, EdgeMinibatch)
                 assert torch.equal(m.pairs, other.pairs)
-                seed_edges = set(map(tuple, ends_of(m, relation)[:, : m.positive_count].T.tolist()))
-                gone: dict[Relation, set[tuple[int, int]]] = {FOLLOWS: set(), BUYS: set(), BOUGHT: set()}
-                if exclude is not None:
-                    gone[relation] |= seed_edges
-                if exclude == "reverse":
-                    gone[reverse or relation] |= {(v, u) for u, v in seed_edges}
+                gone = excluded_edges(m, exclude, relation, reverse)
                 for which in (FOLLOWS,) if path == one else (FOLLOWS, BUYS, BOUGHT):
                     for block, all_of_it in zip(blocks_of(m, which), blocks_of(other, which), strict=True):
                         every = list(
@@ -189,11 +198,7 @@ def test_edges_that_are_made_from_excluded_edges_are_excluded(
             for m, other in zip(loader, whole, strict=True):
                 assert isinstance(m, EdgeMinibatch)
                 assert isinstance(other, EdgeMinibatch)
-                seed_edges = set(map(tuple, ends_of(m, relation)[:, : m.positive_count].T.tolist()))
-                gone: dict[Relation, set[tuple[int, int]]] = {r: set() for r in relations}
-                gone[relation] |= seed_edges
-                if exclude == "reverse":
-                    gone[reverse or relation] |= {(v, u) for u, v in seed_edges}
+                gone = excluded_edges(m, exclude, relation, reverse)
                 for which in relations:
                     [block], [every] = blocks_of(m, which), blocks_of(other, which)
                     assert every.reverse is not None

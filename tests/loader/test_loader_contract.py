@@ -133,8 +133,10 @@ def test_ids_that_name_no_row_are_an_error_at_their_turn(
         stream = way.attach(loader, batches)
         for _ in range(2):
             check(source, *next(stream))
+        read = loader.stats()["pages_read"]
         with pytest.raises(error, match=message):
             next(stream)
+        assert (way.reads, way.device) != ("random", "cpu") or loader.stats()["pages_read"] == read
         for minibatch, features in way.attach(loader, minibatches(4)):
             check(source, minibatch, features)
 
@@ -226,6 +228,8 @@ def test_a_stream_may_end_at_any_moment(way: Way, source: Ids, how: str) -> None
             if loader._cache is not None:
                 marks = loader._cache.page_words("paper.feat") & 0xFFFFFF  # type: ignore[attr-defined]
                 assert not marks.any(), "a mark is left"
+                if way.device == "cpu":
+                    loader._cache.audit()  # type: ignore[attr-defined]
         for minibatch, features in way.attach(loader, minibatches(3, 99)):
             check(source, minibatch, features)
     way.source.close()

@@ -415,6 +415,15 @@ def test_an_error_is_raised_when_its_minibatch_is_due(one_type: Path) -> None:
         assert sampler.calls == [8]
 
 
+def test_two_epochs_at_once(one_type: Path, source: Rows) -> None:
+    """The second reads through; both are right."""
+    with open_loader(one_type) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+        assert [(a.epoch, b.epoch) for a, b in pairs] == [(0, 1)] * len(loader)
+        for m in (m for pair in pairs for m in pair):
+            assert torch.equal(m.features["paper.feat"], source["paper.feat"][m.input_nodes])  # type: ignore[index]
+
+
 def test_stats_count_rows_and_memory(one_type: Path) -> None:
     with open_loader(one_type) as loader:
         for _ in loader:

@@ -50,7 +50,7 @@ def objects_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     jobs: dict[tuple[Path, str], Future[Path]] = {}
 
     def made(name: str, suffix: str, crc: int, *command: str | Path) -> Path:
-        """The file that the command makes, unless there is one of the same contents."""
+        """The file that the command makes. An earlier one is taken if it was made of the same."""
         target = folder / f"{name}-{crc:08x}{suffix}"
         if not target.exists():
             for older in folder.glob(f"{name}-????????{suffix}"):

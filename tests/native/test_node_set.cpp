@@ -170,7 +170,7 @@ void test_samplers_of_any_threads_agree() {
   temporal.times = {{times.data(), true, false}};
   NeighborOptions last = temporal;
   last.last = true;
-  for (u64 step = 0; step < 1; ++step) {
+  for (u64 step = 0; step < 3; ++step) {
     const Moment moment = moment_of(1, 0, step, 1), slow = moment_of(1, 0, step, 2);
     equal(sample_neighbors(one, graph, given, fanouts, {}, moment),
           sample_neighbors(four, graph, given, fanouts, {}, moment));
