@@ -54,10 +54,10 @@ def objects_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         target = folder / f"{name}-{crc:08x}{suffix}"
         if not target.exists():
             for older in folder.glob(f"{name}-????????{suffix}"):
-                older.unlink()
-            partial = tmp_path_factory.mktemp("objects") / target.name
+                older.unlink(missing_ok=True)  # of another process of tests
+            partial = folder / f"{os.getpid()}-{target.name}"
             run([*command, "-o", partial])
-            shutil.move(partial, target)
+            partial.replace(target)
         return target
 
     def compile_headers(variant: str) -> Path:
