@@ -57,6 +57,7 @@ def main() -> int:
             return 2
         path.write_text(text.replace(mutation["old"], mutation["new"]))
         try:
+            subprocess.run([sys.executable, "-c", "import gids._core"], cwd=ROOT, check=True)  # it compiles
             test = notices(mutation["tests"], options) or notices([], options)
         finally:
             path.write_text(text)
