@@ -33,6 +33,27 @@ def test_dataset_appears_only_when_complete(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_every_file_is_synced_before_the_dataset_appears(tmp_path, monkeypatch):
+    """tests/write/test_kills.py shows the order of all syncs, for every command, if slow tests run."""
+    path, synced = tmp_path / "a.gids", set()
+    (tmp_path / "ssd").mkdir()
+
+    def recorded(sync):
+        def called(fd):
+            assert not path.exists() or not os.path.isfile(f"/proc/self/fd/{fd}")
+            synced.add(os.fstat(fd).st_ino)
+            sync(fd)
+
+        return called
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, recorded(getattr(os, name)))
+    write_dataset(path, stripe=[tmp_path / "ssd"])
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(file.name.startswith("shard") for file in written)
+    assert [file for file in written if file.stat().st_size and file.stat().st_ino not in synced] == []
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_nothing(tmp_path, error):
     (tmp_path / "ssd").mkdir()

@@ -15,26 +15,20 @@ from disk import Call, Disk  # noqa: E402
 from order import order_faults  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("only", "kills", "losses"),
-    [
-        pytest.param("create_table, replace, striped", 1, 1, id="one"),
-        pytest.param("", 110, 85, id="all", marks=pytest.mark.slow),
-    ],
-)
-def test_a_command_leaves_the_old_dataset_or_the_new_wherever_it_is_killed(only, kills, losses):
+@pytest.mark.slow
+def test_every_command_leaves_the_old_dataset_or_the_new_wherever_it_is_killed():
     """At some calls of each, other ones each time; `python tools/kill_writers --every 1` takes all."""
     if shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler")
     seed = random.SystemRandom().randrange(1 << 32)
-    options = ["--kills", str(kills), "--losses", str(losses), "--seed", str(seed), "--only", only]
+    options = ["--kills", "110", "--losses", "85", "--seed", str(seed)]
     done = subprocess.run([sys.executable, TOOL, *options], capture_output=True, text=True, timeout=500)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    killed, lost, commands = done.stdout.splitlines()[-1].split(", ")
-    assert int(killed.split()[0]) >= 0.8 * kills
-    assert int(lost.split()[0]) >= 0.8 * losses
-    assert commands.endswith("s: 0 faults")
+    kills, losses, *_ = done.stdout.splitlines()[-1].split(", ")
+    assert int(kills.split()[0]) >= 90
+    assert int(losses.split()[0]) >= 70
+    assert done.stdout.splitlines()[-1].endswith(" commands: 0 faults")
 
 
 @pytest.fixture
