@@ -32,6 +32,7 @@ def facebook(path, **changes):
     return info
 
 
+@pytest.mark.slow
 def test_facebook100(tmp_path):
     info = facebook(tmp_path / "reed.mat")
     assert_dataset(

@@ -6,7 +6,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("dataset", "sampler"),

@@ -116,7 +116,7 @@ def check(ours: Any, stock: Any, citations: Citations) -> None:
             assert_same(batch, stock_batch)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])

@@ -52,6 +52,7 @@ def check_places(told: list[str], *texts: str) -> None:
         assert all(text in of_rank for text in texts), told
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", [("paper.a", "paper.b"), ("paper.a", "paper.wide")])
 def test_each_rank_may_list_tables_in_its_own_order(
     whole: Path, ranks: RankPool, names: tuple[str, str]

@@ -139,7 +139,7 @@ def sources_of(test: Path) -> list[Path]:
 
 USUAL = "thread"
 """The variant in which tests run by default."""
-SLOW = ("test_bulk_sampling", "test_node_set", "test_out_of_memory")
+SLOW = ("test_bulk_sampling", "test_node_set", "test_out_of_memory", "test_packs")
 
 
 @pytest.mark.parametrize(

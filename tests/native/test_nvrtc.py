@@ -124,11 +124,13 @@ def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc) -> None:
     compile_all(nvrtc, ((TRIALS.read_text(), *arch) for arch in ARCHS.items()))
 
 
+@pytest.mark.slow
 def test_kernels_that_poll_fit_blocks_of_1024_threads(nvrtc: Nvrtc) -> None:
     source = (NATIVE / "io/request_queue.cu").read_text()
     assert 0 < registers(nvrtc.compile(source, 80), "gids_read_pages") <= 64
 
 
+@pytest.mark.slow
 def test_a_poll_is_relaxed_and_a_fence_follows_the_last(nvrtc: Nvrtc) -> None:
     """In the kernel whose only loop is a poll. The first sleep is longer than the others."""
     source = (NATIVE / "io/request_queue.cu").read_text()
