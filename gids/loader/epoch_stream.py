@@ -37,6 +37,12 @@ class Sampled(Iterator[T]):
         self.count = 0
         self.ended = False
 
+    def peek(self) -> T | Failed | None:
+        """The first minibatch, which next() returns too; None if there is none, or it was taken."""
+        self.fails_first()
+        first = self._first[0] if self._first else _END
+        return None if first is _END else cast("T | Failed", first)
+
     def fails_first(self) -> bool:
         """Sample the first minibatch, if none is. Whether that failed; then raise_first() must follow."""
         if self._begun:

@@ -51,6 +51,12 @@ LEAST_BYTES = 256 << 20
 EARLY = 16
 """Minibatches after which the size of a superbatch is chosen, and packs are given up if they clearly lose."""
 
+LEAST_WAIT_S = 4.0
+"""Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
+
+MOST_READS_PER_S = 1e6
+"""No disk makes more random reads."""
+
 _CLEARLY = 0.6
 """Random reads that take at most this share of the time of packs clearly win."""
 
@@ -232,6 +238,10 @@ class PackReads:
             memory_bytes=self._lender.host_bytes,
         )
 
+    def expected_count(self, known: int | None) -> int:
+        """Minibatches of an epoch, at least 1."""
+        return known or self.learned.longest or _UNKNOWN_COUNT
+
     def superbatch_size(
         self, sampled: SampledAhead[Any], host: PackHost, known: int | None, sample_s: float
     ) -> int:
@@ -273,8 +283,8 @@ class PackReads:
         """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
         That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
-        what packs must save. count: minibatches of the epoch. overlap: others are swept while these are
-        trained.
+        what packs must save. count: minibatches of the epoch that are left. overlap: others are swept while
+        these are trained.
         """
         if self.options.reads != "auto":
             return False
@@ -289,7 +299,8 @@ class PackReads:
             wins = wins or not _pays(max(sweep_s, train_s), most_s)
         if wins:
             self._record(None, sampled, self._corrected(layout) | {"random": random_s}, times)
-            self.learned.read_at_random(_CHEAPER, math.inf if count is None else count)
+            judged = math.inf if count is None else sampled.base + count
+            self.learned.read_at_random(_CHEAPER, judged)
         return wins
 
     def _packed_bytes(self, sampled: SampledAhead[Any], host: PackHost) -> int:

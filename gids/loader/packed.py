@@ -1,8 +1,8 @@
 """PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
 
-Made by FeatureLoader.attach in place of a WindowedStream. It samples a superbatch ahead, and PackReads
-chooses how to read it. While one superbatch is trained, the next one is prepared. If random reads are
-cheaper, or packs fail, the stream goes on with a WindowedStream.
+Made by FeatureLoader.attach in place of a WindowedStream. If the epoch will wait for the disk, the stream
+samples a superbatch ahead, and PackReads chooses how to read it. While one superbatch is trained, the next
+one is prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from typing import Any, Generic, TypeVar
 
 from gids.closing import Closing
 from gids.errors import StorageError
+from gids.loader.epoch_stream import Sampled
+from gids.loader.minibatch_sizes import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_reads import EARLY, PackHost, PackReads
+from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHost, PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stages import Stage
-from gids.loader.stream import Features, IdsOf
+from gids.loader.stream import Failed, Features, IdsOf
 from gids.packs import Layout, Superbatch
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
+
+_SOON_S = 0.5
+"""So many seconds of waiting for the disk show how long the epoch will wait."""
 
 _SPOOL_SHARE = 8
 """The sampled minibatches of a superbatch take at most an eighth of the scratch."""
@@ -41,7 +46,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def __init__(
         self,
-        minibatches: Iterable[T],
+        minibatches: Sampled[T],
         ids_of: IdsOf[T],
         bytes_of: Callable[[T], int],
         host: PackHost,
@@ -53,9 +58,13 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         stage: Stage,
         observers: Observers,
     ) -> None:
-        self._source: Iterator[T] = iter(minibatches)
+        self._source = minibatches
         self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
+        self._base = 0  # minibatches before the first superbatch
+        self._held: list[T] = []  # taken back from random reads
+        self._begun = not (packs.options.reads == "auto" and host.together.overlap)
+        self._waits: list[float] | None = None  # of the first minibatches, by random reads
         self._seconds, self._profile, self._observers = seconds, stage, observers
         self._window: Any = None
         self._superbatch: Superbatch | None = None  # that is trained
@@ -104,18 +113,57 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """End what runs in the background, drop what was sampled ahead. Idempotent."""
         self._closed = True
         self._end = self._window = self._superbatch = self._sampled = self._next = self._ahead = None
+        self._held.clear()
         self._finalizer()
 
     def _take(self) -> tuple[T, Features]:
+        if not self._begun:
+            self._begin()
         while self._window is None:
             superbatch = self._superbatch
             if superbatch is not None and superbatch.next < superbatch.end:
                 return self._from(superbatch)
             if not self._advance():
                 raise self._take_end()
+        begun, sampled_s = time.perf_counter(), self._seconds["sample"]
         taken: tuple[T, Features] = next(self._window)
         self._choice["returned"] += 1
+        if self._waits is not None:
+            self._judge(time.perf_counter() - begun - (self._seconds["sample"] - sampled_s))
         return taken
+
+    def _begin(self) -> None:
+        """Begin with random reads, unless no disk could read the epoch soon: then packs are considered."""
+        self._begun = True
+        first = self._source.peek()
+        if first is None or isinstance(first, Failed):
+            return
+        try:
+            rows = rows_read(self._ids_of(first), [t.name for t in self._packs.tables])
+        except Exception:  # raised again where this minibatch is due
+            return
+        if sum(rows.values()) * self._packs.expected_count(self._count) < LEAST_WAIT_S * MOST_READS_PER_S:
+            self._packs.release()  # of the epoch before
+            self._begin_window(self._source)
+            self._waits = []
+
+    def _judge(self, waited_s: float) -> None:
+        """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
+
+        The later half of the waits counts: at first the cache is empty.
+        """
+        assert self._waits is not None
+        self._waits.append(waited_s)
+        done = len(self._waits)
+        if done < EARLY and sum(self._waits) < _SOON_S:
+            return
+        later = self._waits[done // 2 :]
+        self._waits = None
+        left = self._packs.expected_count(self._count) - done
+        if left * sum(later) / len(later) >= LEAST_WAIT_S and not self._window.ended:
+            self._opened.remove(self._window)
+            self._base, self._held = done, self._window.take_back()
+            self._window = None
 
     def _from(self, superbatch: Superbatch) -> tuple[T, Features]:
         packs, observers, index = self._packs, self._observers, superbatch.next
@@ -174,7 +222,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             done = self._finish_superbatch()
             if done.last_pack < len(done.layout.packs):  # more packs than one superbatch may have
                 superbatch = self._make(done.layout, done.last_pack, fill_resident=False)
-                return self._random(done.end) if superbatch is None else self._begin(superbatch)
+                return self._random(done.end) if superbatch is None else self._train(superbatch)
             self._end_of_sampled()
             if self._end is not None or self._window is not None:
                 return self._window is not None
@@ -191,17 +239,21 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._end_of_sampled()
             return self._window is not None
         if prepared is not None:
-            return self._begin(prepared)
+            return self._train(prepared)
         begun = time.perf_counter()
-        layout, left = None, None if self._count is None else self._count - sampled.base
+        layout = None
         try:
             with self._profile("plan"):
-                layout = self._packs.choose(sampled, self._host, left)
+                layout = self._packs.choose(sampled, self._host, self._left(sampled))
         except OSError as error:
             self._give_up(error)
         self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         superbatch = None if layout is None else self._make(layout, 0, fill_resident=True)
-        return self._random(0) if superbatch is None else self._begin(superbatch)
+        return self._random(0) if superbatch is None else self._train(superbatch)
+
+    def _left(self, sampled: SampledAhead[T]) -> int | None:
+        """Minibatches of the epoch from this superbatch on, if known."""
+        return None if self._count is None else self._count - sampled.base
 
     def _next_sampled(self) -> SampledAhead[T] | None:
         """The minibatches of the next superbatch, sampled as far as they are; None without scratch."""
@@ -209,7 +261,9 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._sampled, self._ahead = self._ahead, None
         else:
             try:
-                self._sampled = self._sample_ahead([])
+                self._sampled = self._sample_ahead(self._held)
+                if self._sampled is not None:
+                    self._held = []
             except OSError as error:
                 self._give_up(error)
                 self._sampled = None
@@ -243,7 +297,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             stage=stage,
             spooling=packs.spooling,
             seconds=self._seconds,
-            base=0 if before is None else before.base + len(before.spool),
+            base=self._base if before is None else before.base + len(before.spool),
             settle=packs.settle if packs.on_device else None,
         )
         if self._size:
@@ -260,12 +314,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         wanted, together = sampled.most, self._host.together
         if not sampled.full:
             try:
-                size = sampled.most
+                size, left = sampled.most, self._left(sampled)
                 if together.overlap:
                     sample_s = self._seconds["sample"] - before
-                    size = self._packs.superbatch_size(sampled, self._host, self._count, sample_s)
-                overlap = together.overlap and (self._count is None or size <= self._count)
-                early = self._packs.choose_early(sampled, self._host, self._count, overlap)
+                    size = self._packs.superbatch_size(sampled, self._host, left, sample_s)
+                overlap = together.overlap and (left is None or size <= left)
+                early = self._packs.choose_early(sampled, self._host, left, overlap)
                 wanted = 0 if early else min(wanted, size)
             except OSError as error:
                 self._give_up(error)
@@ -308,7 +362,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return None
         return superbatch
 
-    def _begin(self, superbatch: Superbatch) -> bool:
+    def _train(self, superbatch: Superbatch) -> bool:
         """Train a superbatch, once it is swept. Samples the next one meanwhile."""
         packs, sampled = self._packs, self._sampled
         assert sampled is not None
@@ -400,7 +454,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _random(self, first: int) -> bool:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
         if self._sampled is None:
-            self._go_on((), None)
+            held, self._held = self._held, []
+            self._go_on(held, None)
         else:
             after, end = self._after(self._sampled)
             self._go_on(itertools.chain(self._sampled.spooled(first), after), end)
@@ -418,7 +473,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._packs.choices:
             self._choice = self._packs.random_choice(len(self._sampled.spool) if self._sampled else 0)
         # A generator over what it needs: an open window must not hold this stream alive.
-        self._window = self._host.window(_then(minibatches, self._source, end))
+        self._begin_window(_then(minibatches, self._source, end))
+
+    def _begin_window(self, minibatches: Iterator[T]) -> None:
+        self._window = self._host.window(minibatches)
         if self._limit is not None:
             self._window.limit_window(*self._limit)
         self._opened.append(self._window)

@@ -141,6 +141,17 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will enter: at the end of the source, or after its error."""
+        return self._end is not None
+
+    def take_back(self) -> list[T]:
+        """Close, and return what was sampled and not handed out."""
+        held = list(self._held)
+        self.close()
+        return held
+
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window from now on. Logs the reason once."""
         if batches < self._window:

@@ -26,7 +26,7 @@ def permutation(count: int, seed: int = 3) -> torch.Tensor:
 
 
 def drawn(nodes: int, edges: int) -> Any:
-    """A graph of random edges, the same in each run: dgl.rand_graph may draw many of another graph's edges."""
+    """A graph of random edges, the same in each run: dgl.rand_graph may draw many of another's."""
     ends = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(5))
     return dgl.graph((ends[0], ends[1]), num_nodes=nodes)
 

@@ -154,6 +154,7 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
 ) -> None:
     monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr(packed, "EARLY", 3)
+    monkeypatch.setattr(packed, "LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(pack_reads.PackReads, "rates", lambda _: DiskRates(4096, 1e5, 1e6, 1e13))
     put = []
     begin_put = Spool.begin_put
@@ -173,6 +174,36 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     assert len(put) == 3
     assert choice["way"] == "random"
     assert choice["minibatches"] == choice["returned"] == len(loader)
+
+
+@pytest.mark.parametrize(
+    ("least_wait_s", "has_scratch", "by_packs"),
+    [(1e6, True, False), (1e-6, True, True), (1e-6, False, False)],
+)
+def test_packs_are_considered_if_the_first_minibatches_wait_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch, least_wait_s: float, has_scratch: bool, by_packs: bool
+) -> None:
+    """These are read at random. Nothing is measured or written for an epoch that is read fast enough."""
+    measured = []
+
+    def measure(*_: Any, **__: Any) -> DiskRates:
+        measured.append(1)
+        return DiskRates(4096, 10.0, 1e9, 1e9)
+
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    monkeypatch.setattr(pack_reads, "measure_rates", measure)
+    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(packed, "LEAST_WAIT_S", least_wait_s)
+    if not has_scratch:
+        monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
+    with open_source(path, "random") as random, open_source(path, "auto") as auto:
+        loader = open_loader(auto, batch_size=8)
+        for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
+            assert_same(a, b)
+        found = loader.stats()["packs"]
+    assert found["minibatches"] == (len(loader) - packed.EARLY if by_packs else 0)
+    assert {choice["way"] for choice in found["choices"]} == ({"pack"} if by_packs else set())
+    assert bool(measured) == by_packs
 
 
 @pytest.mark.parametrize(

@@ -387,6 +387,9 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", s.early)
         patch.setattr(packed, "EARLY", s.early)
+        # Packs are considered at once, or after a minibatch that is read at random.
+        patch.setattr(packed, "LEAST_WAIT_S", 1e-9)
+        patch.setattr(packed, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
         if s.superbatch is not None:
             patch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: s.superbatch)
             patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)
