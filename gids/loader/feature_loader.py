@@ -147,6 +147,7 @@ class FeatureLoader(Closing):
         self._cache: Cache | None = None
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
         self._forget_plan()
+        self._given_waiting = 0  # to attach()
         self._lock = self.source.lender.lock
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
@@ -333,7 +334,7 @@ class FeatureLoader(Closing):
                 return through
             self._adapt_planned()
             self._largest = 0
-            self._waiting = waiting_batches
+            self._waiting = self._given_waiting = waiting_batches
             if self._most_waiting is not None:
                 self._waiting = min(waiting_batches, self._most_waiting)
             me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
@@ -568,6 +569,7 @@ class FeatureLoader(Closing):
         with self._lock:
             kept_bytes = self.source.lender.lend(self)
             self.release_cache()
+            self._waiting = self._given_waiting
             return self.source.memory - kept_bytes
 
     def _build(self, sizes: Sizes) -> None:

@@ -26,7 +26,7 @@ from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHo
 from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stages import Stage
 from gids.loader.stream import Failed, Features, IdsOf
-from gids.packs import Layout, Superbatch
+from gids.packs import Layout, Space, Superbatch, spaces_of
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -62,6 +62,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
+        self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._held: list[T] = []  # taken back from random reads
         self._begun = not (packs.options.reads == "auto" and host.together.overlap)
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
@@ -106,8 +107,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of random reads from now on."""
         self._limit = (batches, reason)
-        if self._window is not None:
-            self._window.limit_window(batches, reason)
+        self._limit_window()
+
+    def _limit_window(self) -> None:
+        if self._limit is not None and self._window is not None:
+            self._window.limit_window(*self._limit)
+            self._limit = self._limit[0], ""  # the reason was logged
 
     def close(self) -> None:
         """End what runs in the background, drop what was sampled ahead. Idempotent."""
@@ -139,7 +144,9 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if first is None or isinstance(first, Failed):
             return
         try:
-            rows = rows_read(self._ids_of(first), [t.name for t in self._packs.tables])
+            ids = self._ids_of(first)
+            rows = rows_read(ids, [t.name for t in self._packs.tables])
+            self._spaces = spaces_of(self._packs.tables, ids)
         except Exception:  # raised again where this minibatch is due
             return
         if sum(rows.values()) * self._packs.expected_count(self._count) < LEAST_WAIT_S * MOST_READS_PER_S:
@@ -291,7 +298,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             packs.tables,
             packs.scratch,
             first=first,
-            spaces=[] if before is None else before.spaces,  # resident rows stay
+            spaces=self._spaces if before is None else before.spaces,  # resident rows stay
             most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
             count_pages=packs.options.reads == "auto",
             stage=stage,
@@ -477,8 +484,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _begin_window(self, minibatches: Iterator[T]) -> None:
         self._window = self._host.window(minibatches)
-        if self._limit is not None:
-            self._window.limit_window(*self._limit)
+        self._limit_window()
         self._opened.append(self._window)
 
 

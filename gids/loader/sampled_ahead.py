@@ -130,7 +130,12 @@ class SampledAhead(Generic[T]):
             try:
                 with self._stage():
                     minibatch = self._first.pop(0) if self._first else next(self._source)
-                    ids = self._ids_of(minibatch)
+                    try:
+                        ids = self._ids_of(minibatch)
+                    except StorageError as error:
+                        if not self.spaces:
+                            raise
+                        minibatch, ids = cast(T, Failed(error.with_traceback(None))), {}
                     if not self.spaces:
                         self.spaces = spaces_of(self._tables, ids)
                         self._prepare()

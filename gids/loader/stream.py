@@ -153,9 +153,12 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return held
 
     def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window from now on. Logs the reason once."""
+        """Limit the window from now on. Logs the reason, unless it is empty."""
         if batches < self._window:
-            log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
+            if reason:
+                log.warning(
+                    "window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason
+                )
             self._most_window = max(0, batches)
 
     def close(self) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source, scratch_files
 
 import gids
 from gids import _core
-from gids.errors import MemoryBudgetError
+from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_reads, packed
 from gids.packs import DiskRates, Spool
 
@@ -184,7 +186,7 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
     path: Path, monkeypatch: pytest.MonkeyPatch, least_wait_s: float, has_scratch: bool, by_packs: bool
 ) -> None:
     """These are read at random. Nothing is measured or written for an epoch that is read fast enough."""
-    measured = []
+    measured, waiting = [], set()
 
     def measure(*_: Any, **__: Any) -> DiskRates:
         measured.append(1)
@@ -200,10 +202,61 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
         loader = open_loader(auto, batch_size=8)
         for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
             assert_same(a, b)
+            waiting.add(loader.feature_loader.waiting_batches)
         found = loader.stats()["packs"]
     assert found["minibatches"] == (len(loader) - packed.EARLY if by_packs else 0)
     assert {choice["way"] for choice in found["choices"]} == ({"pack"} if by_packs else set())
     assert bool(measured) == by_packs
+    assert len(waiting) == 1 or not by_packs  # minibatches that are sampled together
+
+
+@pytest.mark.parametrize("failing", ["sampling 16", "sampling 17", "ids 17"])
+def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
+    path: Path, rows: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Number 16 is the first that comes back from the window."""
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda *_: True)
+    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-6)
+    names, lost, asked = ["paper.text", "paper.feat"], int(failing[-2:]), Counter[int]()
+
+    class Source:
+        number = -1
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> int:
+            self.number += 1
+            if self.number == 60:
+                raise StopIteration
+            if failing.startswith("sampling") and self.number == lost:
+                raise StorageError(errno.EIO, "cannot sample", "edges")
+            return self.number
+
+    def ids_of(number: int) -> dict[str, torch.Tensor]:
+        asked[number] += 1
+        if failing.startswith("ids") and number == lost and asked[number] == 2:
+            raise StorageError(errno.EIO, "cannot read ids", "ids")
+        generator = torch.Generator().manual_seed(number)
+        return {name: torch.randint(PAPERS, (50,), generator=generator) for name in names}
+
+    returned = []
+    with open_source(path, "auto") as source, gids.FeatureLoader(source, names) as loader:
+        stream = loader.attach(Source(), ids_of, count=60)
+        for number in range(60):
+            if number == lost:
+                with pytest.raises(StorageError):
+                    next(stream)
+                continue
+            minibatch, features = next(stream)
+            returned.append(minibatch)
+            for name, ids in ids_of(minibatch).items():
+                assert torch.equal(features[name], rows[name][ids])
+        assert next(stream, None) is None
+        assert loader.stats()["packs"]["minibatches"] >= 43
+    assert returned == [number for number in range(60) if number != lost]
 
 
 @pytest.mark.parametrize(
