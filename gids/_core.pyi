@@ -673,7 +673,8 @@ class RowList:
     """The rows of a pack that waits, ascending. Smaller than a RowSet where they are few."""
 
     @staticmethod
-    def create(rows: RowSet) -> RowList: ...
+    def create(rows: RowSet, skipped: int = 0, count: int | None = None) -> RowList:
+        """count of the rows, without the first skipped ones."""
     def to_set(self) -> RowSet:
         """Sealed."""
     def __len__(self) -> int: ...
@@ -697,16 +698,23 @@ class Counts:
 class Cutter:
     """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each.
 
-    lists_bytes: the first packs get row lists, until these take so many bytes.
+    lists_bytes: the first packs get row lists, until these take so many bytes. parts: a minibatch that does
+    not fit in a pack is cut into several.
     """
 
     def __init__(
-        self, spaces: list[tuple[RowSet, int]], pack_bytes: int, *, lists_bytes: int = 0
+        self,
+        spaces: list[tuple[RowSet, int]],
+        pack_bytes: int,
+        *,
+        lists_bytes: int = 0,
+        parts: bool = False,
     ) -> None: ...
     def add(self, rows: list[NDArray[np.uint32]]) -> None:
         """The next minibatch's rows of each space."""
     def packs(self) -> list[tuple[int, list[int]]]:
-        """(the minibatch after its last one, rows of each space) of each pack."""
+        """(the minibatch after its last one, rows of each space) of each pack. Parts of a minibatch have the
+        same end."""
     def take_lists(self) -> list[list[RowList]]:
         """After the last minibatch: the row lists of each space of the first packs."""
     @property

@@ -58,6 +58,9 @@ log = logging.getLogger("gids")
 
 _ALONE = Alone()
 
+_WAITING_SHARE = 8
+"""Beside packs minibatches are sampled in bulk if that takes at most an eighth of the memory."""
+
 
 class FeatureLoader(Closing):
     """Feature rows for sampled minibatches, read ahead through a cache.
@@ -369,7 +372,7 @@ class FeatureLoader(Closing):
                         waiting=lambda: self._waiting,
                         window=lambda of: window(of, lambda: None),
                         lines_for=partial(self._lines_for, growth, source_bytes),
-                        take_memory=self._take_memory,
+                        take_memory=partial(self._take_memory, source_bytes),
                         together=together,
                     ),
                     self._packs,
@@ -564,13 +567,15 @@ class FeatureLoader(Closing):
         except MemoryBudgetError:
             return None
 
-    def _take_memory(self) -> int:
+    def _take_memory(self, source_bytes: Callable[[int], int]) -> int:
         """Free the cache and borrow the memory of other loaders. Returns the bytes for packs."""
         with self._lock:
             kept_bytes = self.source.lender.lend(self)
             self.release_cache()
-            self._waiting = self._given_waiting
-            return self.source.memory - kept_bytes
+            memory_bytes = self.source.memory - kept_bytes
+            roomy = _WAITING_SHARE * source_bytes(self._given_waiting) <= memory_bytes
+            self._waiting = self._given_waiting if roomy else 0
+            return memory_bytes
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""

@@ -273,6 +273,8 @@ class PackReads:
         else:
             cheap = [n for n in numbers if _ALIKE * seconds(n) <= seconds(1)]
             parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
+        if parts > 1 and self._plan(sampled, host.take_memory(), host, overlap=True) is None:
+            parts = 1
         if parts == 1 and known is not None:
             return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
@@ -288,7 +290,7 @@ class PackReads:
         """
         if self.options.reads != "auto":
             return False
-        layout = self._layout(sampled, host.take_memory(), host, overlap)
+        layout = self._layout(sampled, memory_bytes := host.take_memory(), host, overlap)
         random_s, sweep_s = self.random_s(sampled, host), self._sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
@@ -297,6 +299,9 @@ class PackReads:
             train_s = self.learned.consumer_s * count
             most_s = max(times * random_s, train_s)  # more minibatches hit more often
             wins = wins or not _pays(max(sweep_s, train_s), most_s)
+        if layout is None and not wins:
+            self._advise(sampled, memory_bytes, host, times)
+            wins = True  # later minibatches do not make the memory larger
         if wins:
             self._record(None, sampled, self._corrected(layout) | {"random": random_s}, times)
             judged = math.inf if count is None else sampled.base + count
@@ -470,6 +475,7 @@ class PackReads:
             rates=self.rates(),
             scratch_bytes=self.room_bytes(sampled),
             consumer_s=self.learned.consumer_s * len(sampled.spool),
+            parts=self._device is None,
         )
 
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
@@ -530,6 +536,32 @@ class PackReads:
             engine=self.options.engine,
             direct=self.options.direct,
             gap_bytes=self.rates().gap_bytes,
+            parts=self._device is None,
+        )
+
+    def _advise(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, times: float) -> None:
+        """Warn that packs do not fit, and say what memory they need and what they would save."""
+        random_s, rates = times * self.random_s(sampled, host), self.rates()
+        pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
+        wanted = [sum(i * n for i, n in enumerate(of.histogram())) for of, _ in pairs]
+        nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
+        packed_s = self._sweep_s(sampled) + nbytes * (
+            1 / rates.write_bytes_per_s + 1 / rates.read_bytes_per_s
+        )
+        if not _pays(packed_s, random_s):
+            return
+        needed = self._budget(sampled, memory_bytes, host).needed(
+            _room_rows(sampled), _room(sampled.minibatch_bytes), overlap=False
+        )
+        log.warning(
+            "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
+            "memory=%d (%s) packs would take about %.0f s",
+            memory_bytes,
+            format_bytes(memory_bytes),
+            random_s,
+            room := _room(_room(sum(needed.values()))),
+            format_bytes(room),
+            packed_s,
         )
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:

@@ -178,6 +178,8 @@ class EpochSampling(ABC):
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()
+        if isinstance(self.epoch.sampler, LayeredSampler):
+            self.epoch.sampler.free_scratch()
 
 
 def _can_start(epoch: Epoch) -> bool:

@@ -24,6 +24,10 @@ _SHARES = (0.0, 0.4, 0.8, 0.2, 0.6, 0.9, 0.7)
 """Shares of the memory for packs that are tried for resident rows; the first ones if memory is short."""
 
 
+LEAST_PART_BYTES = 64 << 10
+"""Of packs with parts of a minibatch. Shorter reads would be little better than random ones."""
+
+
 @dataclass(frozen=True, eq=False)
 class Resident:
     """How the memory for packs is used. rows: that stay in memory, a set of each space.
@@ -40,8 +44,8 @@ class Resident:
 class Layout:
     """A cut, and its predicted seconds for all spooled minibatches.
 
-    packs: (minibatch after its last one, rows of each space) of each. lists: row lists of each space, by
-    pack, of the first packs; superbatches take them.
+    packs: (minibatch after its last one, rows of each space) of each; packs with the same end are parts of
+    one minibatch. lists: row lists of each space, by pack, of the first packs; superbatches take them.
     """
 
     resident: Resident
@@ -54,7 +58,8 @@ class Layout:
 class Work:
     """What is to be cut. counts: of each space over the spooled minibatches.
 
-    scratch_bytes: room for packs. consumer_s: seconds that the consumer takes for all minibatches.
+    scratch_bytes: room for packs. consumer_s: seconds that the consumer takes for all minibatches. parts: a
+    minibatch that does not fit in a pack may be cut into several.
     """
 
     spool: Spool
@@ -64,6 +69,7 @@ class Work:
     rates: DiskRates
     scratch_bytes: int
     consumer_s: float = 0.0
+    parts: bool = True
 
     def choose(self, resident: Resident | None = None) -> Layout | None:
         """The cheapest layout; None if a minibatch does not fit in a pack.
@@ -101,7 +107,10 @@ class Work:
         sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.spaces, self._wanted, rates)
         write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
         read_s = (packed_bytes + self.spool.bytes_written) / rates.read_bytes_per_s
-        return float(sweep_s + write_s + max(read_s, self.consumer_s))
+        # Two packs are read while others are trained; the other parts of a minibatch when it is due.
+        ahead_bytes = 2 * trial.most_bytes * times * len({end for end, _ in cut})
+        late = 1 - min(1.0, ahead_bytes / max(1, packed_bytes))
+        return float(sweep_s + write_s + max(read_s, self.consumer_s) + late * min(read_s, self.consumer_s))
 
     def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
         """Sweeps to scratch for all packs, which have so many rows of each space."""
@@ -111,7 +120,9 @@ class Work:
             n * _list_row_bytes(n / times / max(1, len(cut)) / max(1, space.row_count))
             for n, space in zip(packed, self.spaces, strict=True)
         )
-        most_packs = self.plan.most_packs(self.plan.write_bytes(trial.resident.pack_bytes))
+        consumer_bytes = self.plan.purposes["outputs"] // 2  # beside all sweeps but the first
+        write_bytes = self.plan.write_bytes(trial.resident.pack_bytes, consumer_bytes)
+        most_packs = self.plan.most_packs(write_bytes)
         return max(
             1,
             math.ceil(times * len(cut) / most_packs),
@@ -128,7 +139,10 @@ class Work:
         of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
         most_bytes = resident.pack_bytes - self._padding
         lists_bytes = resident.lists_bytes if lists else 0
-        return _Trial(_core.Cutter(of, most_bytes, lists_bytes=lists_bytes), resident, most_bytes)
+        parts = self.parts and most_bytes >= LEAST_PART_BYTES
+        cutter = _core.Cutter(of, most_bytes, lists_bytes=lists_bytes, parts=parts)
+        most_parts = self.plan.most_packs(self.plan.write_bytes(resident.pack_bytes)) if parts else 1
+        return _Trial(cutter, resident, most_bytes, most_parts)
 
     def _trials(self) -> list[_Trial]:
         found: dict[tuple[int, ...], _Trial] = {}
@@ -158,16 +172,17 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """A cut in progress. most_bytes: of the rows of one pack."""
+    """A cut in progress. most_bytes: of the rows of one pack. most_parts: packs that a minibatch may need."""
 
     cutter: _core.Cutter
     resident: Resident
     most_bytes: int
+    most_parts: int
 
     @property
     def fits(self) -> bool:
-        """Whether every minibatch fits in a pack."""
-        return self.cutter.largest_bytes <= self.most_bytes
+        """Whether every minibatch fits in so many packs."""
+        return self.cutter.largest_bytes <= self.most_parts * self.most_bytes
 
     def packs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,8 +163,11 @@ class DeviceRows(RowMemory):
         """Read a pack through staging. Blocks. Called by its load."""
         return self._staging.read(engine, priority, file, extents, self.memory, stopped)
 
-    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
-        """See RowMemory.gather(). Blocks until the consumer's stream used the minibatch before the last."""
+    def gather(self, parts: Iterable[Sequence[Wanted]]) -> dict[str, torch.Tensor]:
+        """See RowMemory.gather(). There is one part. Blocks until the consumer's stream used the minibatch
+        before the last.
+        """
+        (wanted,) = parts
         self._check_fault()
         current = self._device.current_stream()
         self._consumed.append(current.record_event())

@@ -37,7 +37,7 @@ class HostGather:
         output_rows: Mapping[str, int] | None = None,
     ) -> None:
         self._workers = _core.Workers.create(threads)
-        self._pool = _core.BufferPool.create(pool_bytes)
+        self._pool_bytes, self._pool = pool_bytes, _core.BufferPool.create(pool_bytes)
         self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
         self._forms = {t.name: row_form(t, output_dtype) for t in tables}
         self._output_rows = output_rows or {}
@@ -48,17 +48,15 @@ class HostGather:
         found: int = self._pool.peak_bytes
         return found
 
+    def lend(self) -> int:
+        """Give the memory back that no features are in, until it is needed. Returns the bytes of features."""
+        self._pool.keep(0)
+        self._pool.keep(self._pool_bytes)
+        return self._pool.taken_bytes
+
     def close(self) -> None:
         """Give the memory back that no features are in. Idempotent."""
         self._pool.keep(0)
-
-    def gather(
-        self, table: Table, rows: Rows, holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]]
-    ) -> torch.Tensor:
-        """Copy rows of a table from the first of holders that has them: (set, memory, offset of its rows)."""
-        out = self.take(table, len(rows))
-        self.copy(table, rows, holders, out)
-        return self.tensor(table, out)
 
     def take(self, table: Table, count: int) -> Bytes:
         """Memory for the output of so many rows: uint8[count, bytes of a row]."""
@@ -72,10 +70,14 @@ class HostGather:
         rows: Rows,
         holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]],
         out: Bytes,
-    ) -> None:
-        """As gather(), to memory of take(). rows: numbers of the holders' sets."""
+    ) -> int:
+        """Copy rows of a table from the first of holders that has them: (set, memory, offset of its rows).
+
+        rows: numbers of the holders' sets. out: of take(); rows that no holder has do not change there.
+        Returns how many were copied.
+        """
         form = self._forms[table.name]
-        missing = _core.gather_packed(
+        missing: int = _core.gather_packed(
             self._workers,
             rows,
             list(holders),
@@ -86,8 +88,7 @@ class HostGather:
             scales=form.scales,
             out=out,
         )
-        if missing:
-            raise AssertionError(f"{missing} rows of '{table.name}' are in no pack")
+        return len(rows) - missing
 
     def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
         """What copy() has filled, as features."""

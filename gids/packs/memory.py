@@ -27,8 +27,10 @@ PIECES = 8
 _OUTPUTS = 2
 """One minibatch is with the consumer, one is gathered."""
 
-_MINIBATCHES = 7
-"""Sampled ones in memory: one with the consumer, three that are read ahead, three that are written."""
+_READ_MINIBATCHES = 4
+_WRITTEN_MINIBATCHES = 3
+"""Sampled ones in memory: one with the consumer and three that are read ahead; those that are written. If no
+superbatch is sampled while another is trained, all that sampling needs is where outputs will be."""
 
 _SETS = 4
 """Row sets: the resident rows', the present pack's, one to sweep by, one to collect in."""
@@ -53,7 +55,7 @@ _WRITE_SHARE = 16
 _LEAST_BUFFER_BYTES = 32 << 10
 _MOST_BUFFER_BYTES = 1 << 20
 _LEAST_PACKS = 4
-_MOST_PACKS = 1024
+_MOST_PACKS = 2048
 _SPARE_BUFFERS = 16
 """Write buffers beside the one of each pack: those that are being written."""
 
@@ -117,7 +119,7 @@ class PackBudget:
     """What packs may take.
 
     output_row_bytes: bytes of an output row, by table. bounce_bytes: memory of the loader's engine.
-    sampler_bytes: of the sampler. waiting: sampled minibatches that the source holds.
+    sampler_bytes: of the sampler, until all is sampled. waiting: sampled minibatches that the source holds.
     """
 
     spaces: Sequence[Space]
@@ -150,12 +152,18 @@ class PackBudget:
 
     def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
         """Bytes by purpose, without packs."""
-        minibatches = max(_MINIBATCHES, 2 + self.waiting) + (1 + self.waiting if overlap else 0)
+        outputs_bytes = _OUTPUTS * self._output_bytes(rows)
+        each_bytes, sampler_bytes = minibatch_bytes + 4 * sum(rows.values()), self.sampler_bytes
+        minibatches, sampled = _READ_MINIBATCHES, _WRITTEN_MINIBATCHES + 1 + self.waiting
+        if overlap:
+            minibatches = max(minibatches + _WRITTEN_MINIBATCHES, 2 + self.waiting) + 1 + self.waiting
+        else:  # sampled where outputs will be
+            sampler_bytes += (sampled - minibatches) * each_bytes - outputs_bytes
         purposes = {
             "bounce pool": self.bounce_bytes,
-            "sampler": self.sampler_bytes,
-            "outputs": _OUTPUTS * self._output_bytes(rows),
-            "minibatches": minibatches * (minibatch_bytes + 4 * sum(rows.values())),
+            "sampler": max(0, sampler_bytes),
+            "outputs": outputs_bytes,
+            "minibatches": minibatches * each_bytes,
             "row sets": (_SETS + (SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
             "sweep": (2 if overlap else 1) * (PIECES * self._piece_bytes + READS * self._read_bytes),
             "second stream": 2 * self._second_bytes,

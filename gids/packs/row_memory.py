@@ -6,13 +6,14 @@ Called by superbatches, which decide what is in memory, and where.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from gids import _core
-from gids.packs.host_gather import HostGather
+from gids.packs.host_gather import Bytes, HostGather
 from gids.packs.spaces import Rows
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ class Extent(NamedTuple):
 
 class Wanted(NamedTuple):
     """Rows of a table that a minibatch reads. holders: (row set, where its rows begin in the memory) of the
-    resident rows and of the pack; the sets are those of keep() and load()."""
+    resident rows and of the pack, or of another pack with a part of the rows; the sets are those of keep()
+    and load()."""
 
     table: Table
     rows: Rows
-    holders: tuple[tuple[Any, int], tuple[Any, int]]
+    holders: tuple[tuple[Any, int], ...]
 
 
 class Load(Protocol):
@@ -72,6 +74,10 @@ class RowMemory(ABC):
     @abstractmethod
     def peak_output_bytes(self) -> int: ...
 
+    def lend_outputs(self) -> int:
+        """Free the outputs that nobody uses, for a sweep. Returns the bytes of the others."""
+        return 0
+
     @property
     def second_output_bytes(self) -> int:
         """The most that outputs of second streams took, if peak_output_bytes leaves them out."""
@@ -90,8 +96,11 @@ class RowMemory(ABC):
         """Lend these bytes to a sweep until they are written again. Their contents are lost."""
 
     @abstractmethod
-    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
-        """The rows of a minibatch in the order in which it reads them, by table, ready for torch."""
+    def gather(self, parts: Iterable[Sequence[Wanted]]) -> dict[str, torch.Tensor]:
+        """The rows of a minibatch in the order in which it reads them, by table, ready for torch.
+
+        parts: of each pack with rows of the minibatch. Its rows are copied before the next part is asked for.
+        """
 
     def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Ids of a minibatch on the CPU."""
@@ -117,6 +126,9 @@ class HostRows(RowMemory):
     def peak_output_bytes(self) -> int:
         return self.host.peak_bytes
 
+    def lend_outputs(self) -> int:
+        return self.host.lend()
+
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
         return _HostSource(engine, priority, file, self)
 
@@ -126,12 +138,21 @@ class HostRows(RowMemory):
     def discard(self, at: int, nbytes: int) -> None:
         self.memory.discard(at, nbytes)
 
-    def gather(self, wanted: Sequence[Wanted]) -> dict[str, torch.Tensor]:
+    def gather(self, parts: Iterable[Sequence[Wanted]]) -> dict[str, torch.Tensor]:
         memory = self.memory
-        return {
-            table.name: self.host.gather(table, rows, [(of, memory, at) for of, at in holders])
-            for table, rows, holders in wanted
-        }
+        outputs: dict[str, tuple[Table, Bytes]] = {}
+        missing: Counter[str] = Counter()
+        for wanted in parts:
+            for table, rows, holders in wanted:
+                if table.name not in outputs:
+                    outputs[table.name] = (table, self.host.take(table, len(rows)))
+                    missing[table.name] = len(rows)
+                _, out = outputs[table.name]
+                packed = [(of, memory, at) for of, at in holders]
+                missing[table.name] -= self.host.copy(table, rows, packed, out)
+        if any(missing.values()):
+            raise AssertionError(f"rows are in no pack, or in two: {dict(missing)}")
+        return {name: self.host.tensor(*output) for name, output in outputs.items()}
 
     def close(self) -> None:
         """See RowMemory.close(). Features in use keep their memory, as does a gather in another thread."""

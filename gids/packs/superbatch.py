@@ -7,10 +7,11 @@ one, which is being read.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from gids.packs.memory import ALIGNMENT, PIECES, READS, PackPlan
 from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spaces import Rows, Space
-from gids.packs.spool import Spool
+from gids.packs.spool import Reads, Spool
 from gids.store.geometry import align_up
 from gids.stored_file import AnyFile
 
@@ -40,7 +41,8 @@ class PackMachine:
     """What the superbatches of a loader share: memory for packs, and options.
 
     plan: how memory is shared out. rows: the memory for packs. threads: threads of a sweep. engine, direct:
-    of gids.open(). output_rows: rows that an output has room for, by table.
+    of gids.open(). output_rows: rows that an output has room for, by table. parts: a minibatch is gathered at
+    once, and may be cut into several packs.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class PackMachine:
         engine: str,
         direct: bool,
         gap_bytes: int,
+        parts: bool,
     ) -> None:
+        self.parts = parts
         self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows, check_crc
         self.tables: list[Table] = [t for space in spaces for t in space.tables]
         self.threads = threads
@@ -140,20 +144,28 @@ class Superbatch:
         # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
         self._resident_nbytes = resident_bytes if fill_resident and machine.rows.swept is None else 0
         at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
-        outputs_bytes = machine.rows.peak_output_bytes
-        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, outputs_bytes)
+        lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
+        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
         most_packs = machine.plan.most_packs(self._write_bytes)
-        for number, (end, rows) in enumerate(layout.packs[first_pack : first_pack + most_packs], first_pack):
-            nbytes = sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in machine.tables)
-            if self._packs and at + nbytes > room_bytes:
+        numbered = enumerate(layout.packs[first_pack:], first_pack)
+        for end, group in itertools.groupby(numbered, lambda pack: pack[1][0]):
+            # One pack with all minibatches [begin, end), or several with parts of one minibatch.
+            packs = [(number, rows) for number, (_, rows) in group]
+            sizes = [self._nbytes(rows) for _, rows in packs]
+            full = len(self._packs) + len(packs) > most_packs or at + sum(sizes) > room_bytes
+            if self._packs and (full or lists_bytes <= 0):
                 break
-            lists = layout.lists.pop(number, None) or self._lists_of(begin, end)
-            parts, _ = self._parts(lists, machine.tables)
-            self._packs.append(_Pack(end, lists, parts, at, nbytes))
-            at, begin = at + nbytes, end
-            lists_bytes -= sum(of.nbytes for of in lists)
-            if lists_bytes <= 0:
-                break
+            if any(number not in layout.lists for number, _ in packs):
+                self._collect(begin, end)
+            skipped = [0] * len(machine.spaces)
+            for (number, rows), nbytes in zip(packs, sizes, strict=True):
+                lists = layout.lists.pop(number, None) or self._collected(skipped, rows)
+                parts, _ = self._parts(lists, machine.tables)
+                self._packs.append(_Pack(end, lists, parts, at, nbytes))
+                at += nbytes
+                lists_bytes -= sum(of.nbytes for of in lists)
+                skipped = [a + b for a, b in zip(skipped, rows, strict=True)]
+            begin = end
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
@@ -248,30 +260,48 @@ class Superbatch:
     def take(self) -> tuple[Any, dict[str, torch.Tensor], StorageError | None]:
         """The next minibatch with its features by table, and an error if some of them could not be read.
 
-        Blocks until its pack is in memory.
+        Blocks until its packs are in memory. After an OSError, next tells whether the minibatch is lost.
         """
         index = self.next
         if self._current < 0 or index == self._packs[self._current].end:
             self._next_pack()
         self.next = index + 1
         minibatch, reads = self._spool.take(index)
-        begun = time.perf_counter()
-        pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
-        wanted, error = [], None
-        for s, (space, of_space) in enumerate(zip(self._machine.spaces, reads.rows, strict=True)):
-            for table in space.tables:
-                name = table.name
-                if name not in reads.tables:
-                    continue
-                resident = (self._resident_sets[s], self._resident_parts[name])
-                packed = (self._sets[s], half + pack.parts[name])
-                wanted.append(Wanted(table, of_space, (resident, packed)))
-                for of in (self._machine.bad_resident, self._bad, self._bad_in_pack):
-                    for bad in of.get(name, ()):
-                        error = error or bad.error_of(of_space)
-        features = self._machine.rows.gather(wanted)
-        self.seconds["gather"] += time.perf_counter() - begun
-        return minibatch, features, error
+        begun, waited = time.perf_counter(), self.seconds["wait"]
+        errors: list[StorageError] = []
+        try:
+            features = self._machine.rows.gather(self._wanted(reads, errors))
+        except OSError:
+            self.next = index
+            raise
+        self.seconds["gather"] += time.perf_counter() - begun - (self.seconds["wait"] - waited)
+        if self._machine.parts and self.next == self._packs[self._current].end:
+            with suppress(OSError):  # tried again when it is due
+                self._load(self._current + 2)
+        return minibatch, features, errors[0] if errors else None
+
+    def _wanted(self, reads: Reads, errors: list[StorageError]) -> Iterator[list[Wanted]]:
+        """The rows of a minibatch, for each of its packs. Adds to errors those of rows that were not read."""
+        first = True
+        while True:
+            pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
+            wanted = []
+            for s, (space, of_space) in enumerate(zip(self._machine.spaces, reads.rows, strict=True)):
+                for table in (t for t in space.tables if t.name in reads.tables):
+                    name = table.name
+                    resident = (self._resident_sets[s], self._resident_parts[name])
+                    packed = (self._sets[s], half + pack.parts[name])
+                    wanted.append(Wanted(table, of_space, (resident, packed) if first else (packed,)))
+                    for bad_rows in (self._machine.bad_resident, self._bad, self._bad_in_pack):
+                        for bad in bad_rows.get(name, ()):
+                            if error := bad.error_of(of_space):
+                                errors.append(error)
+            yield wanted
+            following = self._packs[self._current + 1 : self._current + 2]
+            if not following or following[0].end != pack.end:
+                return
+            self._next_pack()
+            first = False
 
     def close(self) -> None:
         """End what runs in the background and give scratch back. Idempotent. Blocks for one read at most."""
@@ -300,11 +330,12 @@ class Superbatch:
         if self._current:
             self._packs[self._current - 1].lists.clear()
         self.seconds["wait"] += time.perf_counter() - begun
-        if self._current + 1 < len(self._packs):
-            self._load(self._current + 1)
+        self._load(self._current + 1)
 
     def _load(self, index: int) -> None:
-        """Begin to fill one half of the memory with a pack."""
+        """Begin to fill one half of the memory with a pack, if there is one and it is not on its way."""
+        if index >= len(self._packs) or index in self._loads:
+            return
         pack, half = self._packs[index], self._half_of(index)
         extents = [Extent(pack.at, self._halves[half], pack.nbytes)]
         if index == 0 and self._resident_nbytes:
@@ -350,16 +381,27 @@ class Superbatch:
             threads=machine.threads,
         )
 
-    def _lists_of(self, begin: int, end: int) -> list[Any]:
-        """The rows of minibatches [begin, end) that are not resident, by space."""
+    def _collect(self, begin: int, end: int) -> None:
+        """Collect the rows of minibatches [begin, end) that are not resident, by space."""
         for of in self._machine.found:
             of.clear()
         for i in range(begin, end):
-            for of, rows, resident in zip(
+            for of, read, resident in zip(
                 self._machine.found, self._spool.rows(i), self._resident, strict=True
             ):
-                of.insert(rows, resident)
-        return [_core.RowList.create(of) for of in self._machine.found]
+                of.insert(read, resident)
+
+    def _collected(self, skipped: Sequence[int], rows: Sequence[int]) -> list[Any]:
+        """So many of the rows that were collected, without the first skipped ones, by space."""
+        return [
+            _core.RowList.create(of, *part)
+            for of, *part in zip(self._machine.found, skipped, rows, strict=True)
+        ]
+
+    def _nbytes(self, rows: Sequence[int]) -> int:
+        """Of a pack with so many rows of each space."""
+        tables = self._machine.tables
+        return sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in tables)
 
     def _parts(self, sets: Sequence[Any], tables: Sequence[Table]) -> tuple[dict[str, int], int]:
         """Where each table's rows begin if they are in this order, and the bytes of all. sets: by space."""

@@ -234,6 +234,10 @@ class LayeredSampler(ABC):
         together = self._host.together_bytes if self._host is not None else 0
         return together if at_once == 1 else together * (1 + self.threads)
 
+    def free_scratch(self) -> None:
+        """Free the host memory that is kept between calls. The next call takes it again."""
+        self._host = None
+
     def host_bytes(self) -> tuple[int, int]:
         """Host memory now: (scratch, buffers of minibatches that are in use or kept for reuse)."""
         host = self._host

@@ -216,11 +216,13 @@ void bind_packs(nb::module_& m) {
   nb::class_<RowList>(m, "RowList", "The rows of a pack that waits.")
       .def("__init__", [](RowList*, const RowSet&) { throw nb::type_error("use RowList.create"); })
       .def_static("create",
-                  [](const RowSet& rows) {
+                  [](const RowSet& rows, u64 skipped, std::optional<u64> count) {
                     nb::gil_scoped_release release;
-                    return std::make_shared<RowList>(rows);
+                    if (skipped > rows.size() || count.value_or(0) > rows.size() - skipped)
+                      throw std::invalid_argument("the set has fewer rows");
+                    return std::make_shared<RowList>(rows, skipped, count.value_or(rows.size() - skipped));
                   },
-                  "rows"_a)
+                  "rows"_a, "skipped"_a = 0, "count"_a = nb::none(), "count of the rows, without the first skipped ones.")
       .def("to_set",
            [](const RowList& list) {
              nb::gil_scoped_release release;
@@ -253,13 +255,15 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
       .def("__init__",
-           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes, u64 lists_bytes) {
+           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes, u64 lists_bytes,
+              bool parts) {
              std::vector<packs::Space> of;
              for (const auto& [resident, row_bytes] : spaces) of.push_back({resident, row_bytes});
-             new (self) Cutter(std::move(of), pack_bytes, lists_bytes);
+             new (self) Cutter(std::move(of), pack_bytes, lists_bytes, parts);
            },
-           "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0,
-           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take so many.")
+           "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0, "parts"_a = false,
+           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take so many. "
+           "parts: a minibatch that does not fit in a pack is cut into several.")
       .def("add",
            [](Cutter& cutter, const std::vector<RowIds>& rows) {
              std::vector<std::span<const u32>> of;

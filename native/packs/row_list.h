@@ -11,9 +11,16 @@ namespace gids::packs {
 
 class RowList {
  public:
-  explicit RowList(const RowSet& rows) : row_count_(rows.row_count()), size_(rows.size()) {
-    u64 next = 0;  // the row after the last one
+  explicit RowList(const RowSet& rows) : RowList(rows, 0, rows.size()) {}
+  // count of the rows, without the first skipped ones.
+  RowList(const RowSet& rows, u64 skipped, u64 count) : row_count_(rows.row_count()), size_(count) {
+    u64 next = 0, rank = 0;  // next: the row after the last one
     rows.each(0, row_count_, [&](u64 row) {
+      if (rank < skipped || rank - skipped >= count) {
+        ++rank;
+        return;
+      }
+      ++rank;
       u64 gap = row - next;
       for (; gap >= 0x80; gap >>= 7) bytes_.push_back(static_cast<u8>(gap | 0x80));
       bytes_.push_back(static_cast<u8>(gap));

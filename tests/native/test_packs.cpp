@@ -206,7 +206,8 @@ void test_a_count_stays_at_its_most() {
 }
 
 void test_cuts_are_those_of_a_model(Random& random) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 60; ++round) {
+    const bool parts = round % 2;
     const u64 space_count = between(random, 1, 3), minibatches = between(random, 0, 30);
     std::vector<std::vector<std::vector<u32>>> rows(minibatches);
     std::vector<u64> row_counts, row_bytes;
@@ -223,7 +224,7 @@ void test_cuts_are_those_of_a_model(Random& random) {
     for (u64 s = 0; s < space_count; ++s)
       spaces.push_back({std::make_shared<RowSet>(set_of(random_rows(random, row_counts[s], between(random, 1, 50)), row_counts[s])), row_bytes[s]});
     const u64 pack_bytes = between(random, 1, 60'000), lists_bytes = between(random, 0, 2) * between(random, 1, 3'000);
-    Cutter cutter(spaces, pack_bytes, lists_bytes);
+    Cutter cutter(spaces, pack_bytes, lists_bytes, parts);
     std::vector<std::vector<std::set<u32>>> rows_of_packs;
     std::vector<Cutter::Pack> model;
     std::vector<std::set<u32>> current(space_count);
@@ -255,14 +256,32 @@ void test_cuts_are_those_of_a_model(Random& random) {
       cutter.add(std::vector<std::span<const u32>>(rows[m].begin(), rows[m].end()));
     }
     if (minibatches > (model.empty() ? 0 : model.back().end)) end_pack(minibatches);
-    const std::vector<Cutter::Pack> found = cutter.packs();
-    CHECK_EQUAL(found.size(), model.size());
+    const std::vector<Cutter::Pack> packs = cutter.packs();
+    std::vector<u64> place;  // of each pack in the model
+    std::vector<Cutter::Pack> merged;
+    for (const Cutter::Pack& pack : packs) {
+      u64 bytes = 0, count = 0;
+      for (u64 s = 0; s < space_count; ++s) {
+        bytes += pack.rows[s] * row_bytes[s];
+        count += pack.rows[s];
+      }
+      CHECK(bytes <= pack_bytes || !parts || count == 1);
+      if (merged.empty() || merged.back().end != pack.end) {
+        merged.push_back(pack);
+      } else {
+        CHECK(parts);
+        CHECK(count > 0);
+        for (u64 s = 0; s < space_count; ++s) merged.back().rows[s] += pack.rows[s];
+      }
+      place.push_back(merged.size() - 1);
+    }
+    CHECK_EQUAL(merged.size(), model.size());
     for (u64 p = 0; p < model.size(); ++p) {
-      CHECK_EQUAL(found[p].end, model[p].end);
-      CHECK(found[p].rows == model[p].rows);
+      CHECK_EQUAL(merged[p].end, model[p].end);
+      CHECK(merged[p].rows == model[p].rows);
     }
     CHECK_EQUAL(cutter.largest_bytes() > pack_bytes, largest > pack_bytes);
-    // The first packs have lists, until these take lists_bytes.
+    // The first packs have lists, until these take lists_bytes. Those of parts go on where the one before ends.
     const std::vector<Cutter::Lists> lists = cutter.take_lists();
     u64 taken = 0;
     for (u64 p = 0; p < lists.size(); ++p) {
@@ -270,13 +289,17 @@ void test_cuts_are_those_of_a_model(Random& random) {
       for (u64 s = 0; s < space_count; ++s) {
         RowSet listed(row_counts[s]);
         lists[p][s]->insert_into(listed);
-        std::set<u32> found_rows;
-        listed.each(0, row_counts[s], [&](u64 row) { found_rows.insert(static_cast<u32>(row)); });
-        CHECK(found_rows == rows_of_packs[p][s]);
+        CHECK_EQUAL(listed.size(), packs[p].rows[s]);
+        CHECK_EQUAL(lists[p][s]->size(), packs[p].rows[s]);
+        std::set<u32>& expected = rows_of_packs[place[p]][s];
+        listed.each(0, row_counts[s], [&](u64 row) {
+          CHECK(!expected.empty() && *expected.begin() == row);
+          if (!expected.empty()) expected.erase(expected.begin());
+        });
         taken += lists[p][s]->bytes();
       }
     }
-    CHECK(lists.size() == model.size() || taken >= lists_bytes);
+    CHECK(lists.size() == packs.size() || taken >= lists_bytes);
     CHECK(cutter.take_lists().empty());
   }
 }

@@ -27,8 +27,9 @@ Ids = dict[str, torch.Tensor]
 Pages = set[tuple[str, int]]  # (table, page)
 Fault = tuple[int, int, int, int]
 
-CUTS = [{}, {"minibatches": 6}, {"packs": 2}, {"minibatches": 7, "packs": 1}]
 PACK_BYTES = 1_500_000
+PARTS = {"pack_bytes": 600_000}  # most minibatches are cut into several packs
+CUTS: list[dict[str, int]] = [{}, PARTS, {"minibatches": 6}, {"packs": 2}, {"minibatches": 7, "packs": 1}]
 
 
 def minibatches(store: FeatureStore, count: int, rng: np.random.Generator) -> list[Ids]:
@@ -125,7 +126,7 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(seed)
-    cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
+    cut_small(monkeypatch, **{"pack_bytes": PACK_BYTES, **cut})
     with open_source(path, "pack") as source:
         bad = random_pages(source.store, rng) | {("paper.text", 0)}
         places = [place(source.store, *page) for page in bad]
@@ -147,12 +148,14 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
             else:
                 assert once or not needed & bad
         assert failed
-        assert loader.stats()["packs"]["choices"][0]["resident_rows"] > 0
+        choice = loader.stats()["packs"]["choices"][0]
+        assert choice["resident_rows"] > 0
+        assert cut is not PARTS or choice["packs"] > len(batches)
         places.clear()
         assert all(error is None for error in results(loader, batches, rows))  # the next epoch
 
 
-@pytest.mark.parametrize("cut", CUTS[:2], ids=str)
+@pytest.mark.parametrize("cut", CUTS[:3], ids=str)
 @pytest.mark.parametrize("kind", ["truncated", "checksum"])
 def test_a_shard_that_is_damaged_after_opening(
     path: Path,
@@ -165,7 +168,7 @@ def test_a_shard_that_is_damaged_after_opening(
     rng = np.random.default_rng(5)
     copy = tmp_path / "copy.gids"
     shutil.copytree(path, copy)
-    cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
+    cut_small(monkeypatch, **{"pack_bytes": PACK_BYTES, **cut})
     with open_source(copy, "pack", check_crc=kind == "checksum") as source:
         table = source.store.table("paper.text")
         shards = len(table.shard_paths)
@@ -196,7 +199,7 @@ def test_scratch_that_cannot_be_read_fails_the_minibatches_of_that_pack(
     path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(6)
-    cut_small(monkeypatch, pack_bytes=900_000, **cut)
+    cut_small(monkeypatch, **{"pack_bytes": 900_000, **cut})
     faulty(monkeypatch, lambda _, files: [(len(files) - 1, 10, errno.EIO, 1 << 30)])
     with open_source(path, "pack") as source:
         batches = minibatches(source.store, 30, rng)

@@ -584,7 +584,7 @@ def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.Mon
         assert isinstance(rows, device_rows.DeviceRows)
         sets = (rows._resident[0], rows._halves[0][0])
         wanted = Wanted(loader.tables[0], np.array([3000], np.uint32), ((sets[0], 0), (sets[1], 0)))
-        rows.gather([wanted])
+        rows.gather([[wanted]])
         rows.stream.synchronize()
         with pytest.raises(AssertionError, match="row 3000 of a minibatch is in no pack"):
             next(stream)
