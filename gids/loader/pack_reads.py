@@ -264,7 +264,8 @@ class PackReads:
 
         def seconds(parts: int) -> float:
             disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
-            return start_s(parts) + max(disk_s, self.learned.consumer_s * count)
+            later_s = times * sample_s * (parts - 1) / parts  # in the consumer's thread, between its steps
+            return start_s(parts) + later_s + max(disk_s, self.learned.consumer_s * count)
 
         numbers = range(1, _MOST_SUPERBATCHES + 1)
         if self.learned.consumer_s:
@@ -276,7 +277,7 @@ class PackReads:
         if parts > 1 and self._plan(sampled, host.take_memory(), host, overlap=True) is None:
             parts = 1
         if parts == 1 and known is not None:
-            return count + 1  # so that the end of the minibatches is known too
+            return max(_LEAST_SUPERBATCH, count + 1)  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
 
     def choose_early(
