@@ -38,15 +38,15 @@ NATIVE = HERE.parent / "native"
 BAR = 0.9
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """The host threads, with the queue's sources, as optimised as the wheel."""
+def build(folder: Path, optimize: str) -> ctypes.CDLL:
+    """The host threads, with the queue's sources."""
     sources = [
         HERE / "device_queue.cpp",
         *sorted(NATIVE.glob("io/*.cpp")),
         *sorted(NATIVE.glob("store/*.cpp")),
     ]
     library = folder / "device_queue.so"
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-fPIC", "-shared", "-pthread"]
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", optimize, "-fPIC", "-shared", "-pthread"]
     command += [f"-I{NATIVE}", f"-I{NATIVE / 'include'}", *map(str, sources), "-o", str(library)]
     subprocess.run(command, check=True)
     built = ctypes.CDLL(str(library))
@@ -151,7 +151,7 @@ def main() -> None:
     args.reads = min(args.reads, page_count)
     path = args.dir / f"gids-bench-queue-{page_count}.bin"
     with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
+        library = build(Path(folder), "-O0" if args.small else "-O3")  # as the wheel
         try:
             write_pages(path, page_count)
             compare(Sides(args, path, page_count, library), args)

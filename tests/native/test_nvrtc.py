@@ -96,7 +96,9 @@ def part(number: int, source: str) -> tuple[str, str]:
     )
 
 
-@pytest.mark.parametrize("arch", USUAL)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=[] if arch in USUAL else [pytest.mark.slow]) for arch in ARCHS]
+)
 def test_headers_and_kernels_compile(nvrtc: Nvrtc, arch: int) -> None:
     """All in one program, which takes a third of the time of one for each."""
     sources = [(NATIVE / kernel).read_text() for kernel in KERNELS]
@@ -104,24 +106,19 @@ def test_headers_and_kernels_compile(nvrtc: Nvrtc, arch: int) -> None:
     assert HEADERS
     headers = [f'#include "{header}"' for header in HEADERS]
     program = "\n".join([*headers, *(head for head, _ in parts), *(own for _, own in parts)])
-    compile_all(nvrtc, [(program, arch, False)])
+    compile_all(nvrtc, [(program, arch, arch not in USUAL and ARCHS[arch])])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str) -> None:
-    source = (NATIVE / kernel).read_text()
-    compile_all(nvrtc, ((source, *arch) for arch in ARCHS.items()))
+def test_each_kernel_compiles_alone_as_in_the_product(nvrtc: Nvrtc, kernel: str) -> None:
+    """Optimized, for the oldest and a recent GPU."""
+    compile_all(nvrtc, (((NATIVE / kernel).read_text(), arch, True) for arch in USUAL))
 
 
 @pytest.mark.slow
 def test_each_shared_header_stands_alone(nvrtc: Nvrtc) -> None:
-    compile_all(nvrtc, ((f'#include "{header}"\n', 90, True) for header in HEADERS))
-
-
-@pytest.mark.slow
-def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc) -> None:
-    compile_all(nvrtc, ((TRIALS.read_text(), *arch) for arch in ARCHS.items()))
+    compile_all(nvrtc, ((f'#include "{header}"\n', 90, False) for header in HEADERS))
 
 
 @pytest.mark.slow
