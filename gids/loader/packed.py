@@ -376,7 +376,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if not superbatch.begun:
             try:
                 if not sampled.last and self._ahead is None:
-                    self._ahead = self._sample_ahead(sampled.held)
+                    self._ahead = self._sample_ahead(sampled.left)
                 while self._ahead is not None and not self._ahead.full and not superbatch.ready:
                     self._ahead.sample(1)
                 begun = time.perf_counter()
@@ -404,7 +404,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if sampled.last or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
         if self._ahead is None:
-            self._ahead = self._sample_ahead(sampled.held)
+            self._ahead = self._sample_ahead(sampled.left)
         ahead = self._ahead
         if ahead is None:
             return
@@ -472,7 +472,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """What was sampled and comes after the spool, and why the source has no more, or None."""
         if self._ahead is not None:
             return self._ahead.rest(), self._ahead.end
-        return sampled.held, sampled.end
+        return sampled.left, sampled.end
 
     def _go_on(self, minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()

@@ -118,12 +118,6 @@ class SampledAhead(Generic[T]):
 
     def sample(self, count: int = MOST_MINIBATCHES) -> None:
         """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`."""
-        self._sample(count)
-        if self.held:
-            self.held += self._first
-            self._first = []
-
-    def _sample(self, count: int) -> None:
         goal = len(self.spool) + count
         while not self.full and len(self.spool) < goal:
             begun = time.perf_counter()
@@ -209,8 +203,12 @@ class SampledAhead(Generic[T]):
     def rest(self) -> Iterator[T]:
         """All minibatches, with those that are not in the spool."""
         yield from self.spooled(0)
-        yield from self.held
-        yield from self._first
+        yield from self.left
+
+    @property
+    def left(self) -> list[T]:
+        """The minibatches that were sampled and are not in the spool."""
+        return self.held + self._first
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""

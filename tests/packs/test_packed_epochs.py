@@ -200,6 +200,25 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     assert choice["minibatches"] == choice["returned"] == len(loader)
 
 
+@pytest.mark.parametrize("early", [2, 16])
+def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
+    path: Path, monkeypatch: pytest.MonkeyPatch, early: int
+) -> None:
+    """Also those that were in the window, and not among the first ones that packs are judged by."""
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e3, 1e3))
+    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-6)
+    monkeypatch.setattr(packed, "EARLY", early)
+    with open_source(path, "random") as random, open_source(path, "auto") as auto:
+        loader = open_loader(auto, batch_size=8)
+        for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
+            assert_same(a, b)
+        (choice,) = loader.stats()["packs"]["choices"]
+    assert choice["way"] == "random"
+    assert choice["returned"] == len(loader) - early
+
+
 @pytest.mark.parametrize(
     ("least_wait_s", "has_scratch", "by_packs"),
     [(1e6, True, False), (1e-6, True, True), (1e-6, False, False)],
