@@ -223,15 +223,17 @@ class LayeredSampler(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of memory kept between minibatches, on the host and on devices."""
-        host = self._host.scratch_bytes + self._host.idle_bytes if self._host is not None else 0
-        return host + sum(d.nbytes for d in self._devices.values())
+        host = self._host
+        host_bytes = 0 if host is None else host.scratch_bytes + host.idle_bytes
+        return host_bytes + sum(d.nbytes for d in self._devices.values())
 
     def scratch_bytes(self, at_once: int = 1) -> int:
         """Host memory to sample at_once minibatches in one call, without the minibatches.
 
         Estimated from the last minibatch that was sampled alone; 0 before the first.
         """
-        together = self._host.together_bytes if self._host is not None else 0
+        host = self._host
+        together = 0 if host is None else host.together_bytes
         return together if at_once == 1 else together * (1 + self.threads)
 
     def free_scratch(self) -> None:
@@ -354,9 +356,10 @@ class LayeredSampler(ABC):
         return result
 
     def _host_sampler(self) -> _core.HostSampler:
-        if self._host is None:
-            self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
-        return self._host
+        host = self._host  # which another thread may free
+        if host is None:
+            host = self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
+        return host
 
     def _on_host(
         self,
