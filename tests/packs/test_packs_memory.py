@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(large: Path, reads: str, memory: int, superbatch: int, *more: str) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", PROGRAM, large, reads, memory, superbatch, *more]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    # glibc keeps freed blocks of many megabytes for later, unless the threshold above which it maps them is fixed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -45,17 +48,16 @@ def run(large: Path, reads: str, memory: int, superbatch: int, *more: str) -> di
 
 @pytest.mark.slow
 def test_the_process_stays_within_the_memory_that_is_listed(large: Path) -> None:
-    """From 1/16 of the rows' bytes on. 64 MB are for what libraries take when they are first used."""
+    """From 1/16 of the rows' bytes on. 16 MB are for what libraries take when they are first used."""
     checksums = set()
     for share, superbatch in ((16, 24), (16, 6), (8, 24), (4, 6), (2, 24), (16, 49), (4, 49)):
         memory = ROWS * DIM * 4 // share
         found = run(large, "pack", memory, superbatch)
-        print(share, superbatch, found)
         assert found["minibatches"] == 48
         assert {choice["way"] for choice in found["choices"]} == {"pack"}
         listed = sum(found["memory"].values())
         assert listed <= memory
-        assert found["most"] - found["before"] <= listed + (64 << 20)
+        assert found["most"] - found["before"] <= listed + (16 << 20)
         checksums.add(found["checksum"])
     assert len(checksums) == 1
 
@@ -66,9 +68,8 @@ def test_the_memory_of_a_superbatch_is_free_before_the_next_one_takes_its_own(la
     found = run(large, "pack", memory, 12, "anew")
     assert [choice["minibatches"] for choice in found["choices"]] == [12, 12, 12, 12]
     used = found["most"] - found["before"]
-    print(found)
     assert used >= memory // 2
-    assert used <= sum(found["memory"].values()) + (80 << 20)
+    assert used <= sum(found["memory"].values()) + (16 << 20)
 
 
 @pytest.mark.parametrize("check_crc", [False, True])
