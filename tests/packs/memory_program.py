@@ -2,8 +2,8 @@
 
 anew: with long minibatches, and resident rows that each superbatch chooses anew.
 
-Prints as JSON: anonymous memory of the process before the loader, and the most while it is used; the most that was
-listed; the loader's statistics; a checksum of the rows.
+Prints as JSON: anonymous memory of the process before the loader, and the most while it is used; the most
+that was listed; the loader's statistics; a checksum of the rows.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(large: Path, reads: str, memory: int, superbatch: int, *more: str) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", PROGRAM, large, reads, memory, superbatch, *more]
-    # glibc keeps freed blocks of many megabytes for later, unless the threshold above which it maps them is fixed.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
+    # glibc keeps freed blocks for later, unless the size above which it maps them is fixed.
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
