@@ -137,6 +137,10 @@ class FeatureCache:
             failures += cache.gather(step, rows)
         return {name: make_bools_proper(outputs[name]) for name in self._ids[step]}, self._error(failures)
 
+    def ready(self, step: int) -> bool:
+        """Whether gather() of a planned step would not wait for the disk."""
+        return all(cache.ready(step) for cache in self._caches.values())
+
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order."""
         for cache in self._caches.values():

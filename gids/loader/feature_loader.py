@@ -372,7 +372,8 @@ class FeatureLoader(Closing):
                         waiting=lambda: self._waiting,
                         window=lambda of: window(of, lambda: None),
                         lines_for=partial(self._lines_for, growth, source_bytes),
-                        take_memory=partial(self._take_memory, source_bytes),
+                        memory_bytes=self._pack_bytes,
+                        free_cache=partial(self._free_cache, source_bytes),
                         together=together,
                     ),
                     self._packs,
@@ -567,15 +568,16 @@ class FeatureLoader(Closing):
         except MemoryBudgetError:
             return None
 
-    def _take_memory(self, source_bytes: Callable[[int], int]) -> int:
-        """Free the cache and borrow the memory of other loaders. Returns the bytes for packs."""
+    def _pack_bytes(self) -> int:
+        """Borrow the memory of other loaders. Returns the bytes for packs."""
         with self._lock:
-            kept_bytes = self.source.lender.lend(self)
+            return self.source.memory - self.source.lender.lend(self)
+
+    def _free_cache(self, source_bytes: Callable[[int], int]) -> None:
+        with self._lock:
             self.release_cache()
-            memory_bytes = self.source.memory - kept_bytes
-            roomy = _WAITING_SHARE * source_bytes(self._given_waiting) <= memory_bytes
+            roomy = _WAITING_SHARE * source_bytes(self._given_waiting) <= self._pack_bytes()
             self._waiting = self._given_waiting if roomy else 0
-            return memory_bytes
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""

@@ -135,7 +135,8 @@ class PackHost:
     sampler_bytes: memory of the sampler. waiting: sampled minibatches that the source holds. window: a stream
     that reads minibatches by random reads. lines_for: the lines that the cache would have for minibatches
     like this one, by table; None if they do not fit.
-    take_memory: free the cache, borrow the memory of other loaders; returns the bytes that packs may take.
+    memory_bytes: borrows the memory of other loaders; returns the bytes that packs may take once the cache is
+    freed. free_cache: frees it.
     together: what other processes take part in.
     """
 
@@ -143,7 +144,8 @@ class PackHost:
     waiting: Callable[[], int]
     window: Callable[[Iterable[Any]], Any]
     lines_for: Callable[[Ids, int], Mapping[str, int] | None]
-    take_memory: Callable[[], int]
+    memory_bytes: Callable[[], int]
+    free_cache: Callable[[], None]
     together: Together
 
 
@@ -153,7 +155,8 @@ class Learned:
 
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
-    slower: actual seconds of packs over predicted ones, once known. choice: the last one.
+    slower: actual seconds of packs over predicted ones, once known. choice: the last one. by_packs: whether
+    minibatches were read by packs last.
     """
 
     consumer_s: float = 0.0
@@ -162,6 +165,7 @@ class Learned:
     random_count: float = 0
     slower: float | None = None
     choice: dict[str, Any] | None = None
+    by_packs: bool = False
 
     def random(self, count: int | None) -> bool:
         """Whether an epoch of so many minibatches reads at random. None: it is not known."""
@@ -174,6 +178,7 @@ class Learned:
     def read_at_random(self, reason: str, count: float = math.inf) -> None:
         """Do not consider packs for epochs of at most so many minibatches."""
         self.why_random, self.random_count = reason, max(count, self.random_count)
+        self.by_packs = False
 
 
 class PackReads:
@@ -256,7 +261,7 @@ class PackReads:
         count, rates = known or _UNKNOWN_COUNT, self.rates()
         times = count / max(1, len(sampled.spool))
         packed = times * self._packed_bytes(sampled, host)
-        sweep_s = self._sweep_s(sampled)
+        sweep_s = self.sweep_s(sampled)
         write_s = packed / max(1.0, rates.write_bytes_per_s)
 
         def start_s(parts: int) -> float:
@@ -274,7 +279,7 @@ class PackReads:
         else:
             cheap = [n for n in numbers if _ALIKE * seconds(n) <= seconds(1)]
             parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
-        if parts > 1 and self._plan(sampled, host.take_memory(), host, overlap=True) is None:
+        if parts > 1 and self._plan(sampled, host.memory_bytes(), host, overlap=True) is None:
             parts = 1
         if parts == 1 and known is not None:
             return max(_LEAST_SUPERBATCH, count + 1)  # so that the end of the minibatches is known too
@@ -291,8 +296,8 @@ class PackReads:
         """
         if self.options.reads != "auto":
             return False
-        layout = self._layout(sampled, memory_bytes := host.take_memory(), host, overlap)
-        random_s, sweep_s = self.random_s(sampled, host), self._sweep_s(sampled)
+        layout = self._layout(sampled, memory_bytes := host.memory_bytes(), host, overlap)
+        random_s, sweep_s = self.random_s(sampled, host), self.sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
         wins = random_s <= _CLEARLY * kept_s
@@ -311,28 +316,31 @@ class PackReads:
 
     def _packed_bytes(self, sampled: SampledAhead[Any], host: PackHost) -> int:
         """Of the rows of the sampled minibatches, if those that fill half of the memory stay resident."""
-        memory_bytes = host.take_memory() if self._device is None else self._device.memory_bytes
+        memory_bytes = host.memory_bytes() if self._device is None else self._device.memory_bytes
         histograms = [counts.histogram() for counts in sampled.counts]
         _, packed = hottest_rows(histograms, sampled.spaces, memory_bytes // 2)
         return sum(n * space.row_bytes for n, space in zip(packed, sampled.spaces, strict=True))
 
-    def _sweep_s(self, sampled: SampledAhead[Any]) -> float:
+    def sweep_s(self, sampled: SampledAhead[Any]) -> float:
+        """Predicted seconds of a sweep for the sampled minibatches."""
         pairs = zip(sampled.counts, sampled.spaces, strict=True)
         wanted = [space.row_count - of.histogram()[0] for of, space in pairs]
         return sweep_seconds(sampled.spaces, wanted, self.rates())
 
     def choose(self, sampled: SampledAhead[Any], host: PackHost, count: int | None = None) -> Layout | None:
-        """The layout of the cheapest way; None for random reads. Makes the machine for it.
+        """The layout of the cheapest way; None for random reads.
 
-        count: minibatches of the epoch that are left; if random reads win, they read all of them.
+        count: minibatches of the epoch from the first sampled one on; if random reads win, they read all.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
-        memory_bytes = host.take_memory()
+        memory_bytes = host.memory_bytes()
         layout = self._layout(sampled, memory_bytes, host, not sampled.last)
         self._learn()
         predicted = self._corrected(layout)
         if self.options.reads == "auto":
-            random_s = max(self.random_s(sampled, host), self.learned.consumer_s * len(sampled.spool))
+            left = len(sampled.spool) - sampled.done
+            random_s = self.random_s(sampled, host) * left / len(sampled.spool)
+            random_s = max(random_s, self.learned.consumer_s * left)
             predicted["random"] = random_s
             if layout is not None and not _pays(predicted["pack"], random_s):
                 layout = None
@@ -343,8 +351,6 @@ class PackReads:
         if layout is None:
             judged = sampled.base + max(count or 0, len(sampled.spool))
             self.learned.read_at_random(_CHEAPER, judged if count or sampled.last else math.inf)
-            return None
-        self._make_machine(sampled, memory_bytes, host)
         return layout
 
     def choose_again(self, sampled: SampledAhead[Any], resident: Resident) -> Layout | None:
@@ -438,7 +444,7 @@ class PackReads:
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
         way = "random" if layout is None else "pack"
-        self._add_choice(way, round(len(sampled.spool) * times), predicted)
+        self._add_choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
         seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
         log.info("%d minibatches by %s reads: predicted %s", self.choices[-1]["minibatches"], way, seconds)
 
@@ -502,11 +508,11 @@ class PackReads:
         budget = self._budget(sampled, memory_bytes, host)
         return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), overlap)
 
-    def _make_machine(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> None:
-        plan = self._plan(sampled, memory_bytes, host, not sampled.last)
+    def new_machine(self, sampled: SampledAhead[Any], host: PackHost) -> PackMachine:
+        """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
+        plan = self._plan(sampled, host.memory_bytes(), host, not sampled.last)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
-        self.release()  # the memory is freed before there is more
         threads, output_rows = self.options.threads or torch.get_num_threads(), _room_rows(sampled)
         gather = HostGather(
             self.tables,
@@ -523,11 +529,11 @@ class PackReads:
                 gather,
                 sampled.spaces,
                 plan,
-                self._budget(sampled, memory_bytes, host),
+                self._budget(sampled, host.memory_bytes(), host),
                 output_dtype=self._dtype,
                 output_rows=output_rows,
             )
-        self.machine = PackMachine(
+        return PackMachine(
             sampled.spaces,
             plan,
             rows,
@@ -546,9 +552,7 @@ class PackReads:
         pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
         wanted = [sum(i * n for i, n in enumerate(of.histogram())) for of, _ in pairs]
         nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
-        packed_s = self._sweep_s(sampled) + nbytes * (
-            1 / rates.write_bytes_per_s + 1 / rates.read_bytes_per_s
-        )
+        packed_s = self.sweep_s(sampled) + nbytes * (1 / rates.write_bytes_per_s + 1 / rates.read_bytes_per_s)
         if not _pays(packed_s, random_s):
             return
         needed = self._budget(sampled, memory_bytes, host).needed(

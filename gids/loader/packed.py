@@ -1,8 +1,9 @@
 """PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
 
-Made by FeatureLoader.attach in place of a WindowedStream. If the epoch will wait for the disk, the stream
-samples a superbatch ahead, and PackReads chooses how to read it. While one superbatch is trained, the next
-one is prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
+Made by FeatureLoader.attach in place of a WindowedStream. It begins with one. If the epoch waits for the
+disk, it samples a superbatch ahead in that time, and PackReads chooses how to read it. Packs are made while
+random reads go on, and take over once they are ready. While one superbatch is trained, the next one is
+prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Generic, TypeVar
 
 from gids.closing import Closing
@@ -26,10 +27,18 @@ from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHo
 from gids.loader.sampled_ahead import SampledAhead
 from gids.loader.stages import Stage
 from gids.loader.stream import Failed, Features, IdsOf
-from gids.packs import Layout, Space, Superbatch, spaces_of
+from gids.packs import Layout, PackMachine, Space, Superbatch, spaces_of
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
+
+_POLL_S = 0.001
+
+_LONG_S = 5.0
+"""Random reads go on during sweeps that take longer."""
+
+_REST = 3
+"""Random reads beside packs that are prepared rest three times as long as they take."""
 
 _SOON_S = 0.5
 """So many seconds of waiting for the disk show how long the epoch will wait."""
@@ -63,9 +72,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
-        self._held: list[T] = []  # taken back from random reads
         self._begun = not (packs.options.reads == "auto" and host.together.overlap)
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
+        self._racing = False  # packs are being prepared beside random reads
+        self._coming: PackMachine | None = None  # the memory of these packs
+        self._judged = False
+        self._resume_at = self._due_at = 0.0  # random reads; when the minibatch that is due was begun
         self._seconds, self._profile, self._observers = seconds, stage, observers
         self._window: Any = None
         self._superbatch: Superbatch | None = None  # that is trained
@@ -118,12 +130,14 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """End what runs in the background, drop what was sampled ahead. Idempotent."""
         self._closed = True
         self._end = self._window = self._superbatch = self._sampled = self._next = self._ahead = None
-        self._held.clear()
+        self._racing, self._coming = False, None
         self._finalizer()
 
     def _take(self) -> tuple[T, Features]:
         if not self._begun:
             self._begin()
+        if self._racing:
+            self._race()
         while self._window is None:
             superbatch = self._superbatch
             if superbatch is not None and superbatch.next < superbatch.end:
@@ -137,20 +151,27 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._judge(time.perf_counter() - begun - (self._seconds["sample"] - sampled_s))
         return taken
 
+    # --- random reads, and packs that are prepared beside them ---
+
     def _begin(self) -> None:
-        """Begin with random reads, unless no disk could read the epoch soon: then packs are considered."""
+        """Begin with random reads, unless the epoch before was read by packs.
+
+        Prepare packs at once if no disk could read the epoch soon.
+        """
         self._begun = True
-        first = self._source.peek()
-        if first is None or isinstance(first, Failed):
+        if self._packs.learned.by_packs:
             return
-        try:
-            ids = self._ids_of(first)
-            rows = rows_read(ids, [t.name for t in self._packs.tables])
-            self._spaces = spaces_of(self._packs.tables, ids)
-        except Exception:  # raised again where this minibatch is due
-            return
-        if sum(rows.values()) * self._packs.expected_count(self._count) < LEAST_WAIT_S * MOST_READS_PER_S:
-            self._packs.release()  # of the epoch before
+        first, packs, rows = self._source.peek(), self._packs, 0
+        with suppress(Exception):  # raised again where this minibatch is due
+            if first is not None and not isinstance(first, Failed):
+                ids = self._ids_of(first)
+                self._spaces = spaces_of(packs.tables, ids)
+                rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
+        packs.release()  # of the epoch before
+        large = rows * packs.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S
+        if large:
+            self._begin_race(0, [])
+        else:
             self._begin_window(self._source)
             self._waits = []
 
@@ -165,12 +186,126 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if done < EARLY and sum(self._waits) < _SOON_S:
             return
         later = self._waits[done // 2 :]
-        self._waits = None
         left = self._packs.expected_count(self._count) - done
         if left * sum(later) / len(later) >= LEAST_WAIT_S and not self._window.ended:
             self._opened.remove(self._window)
-            self._base, self._held = done, self._window.take_back()
-            self._window = None
+            self._begin_race(done, self._window.take_back())
+        self._waits = None
+
+    def _begin_race(self, done: int, held: list[T]) -> None:
+        """Sample into a spool from now on. done: minibatches that were returned. held: sampled and not."""
+        self._base = done
+        try:
+            self._sampled = self._sample_ahead(held)
+        except OSError as error:
+            self._give_up(error)
+        if self._sampled is None:
+            self._begin_window(_then(held, self._source, None))
+        else:
+            self._racing, self._size = True, self._sampled.most
+            self._begin_window(self._sampled.all())
+            self._window.reads_ahead = False
+
+    def _race(self) -> None:
+        """Prepare packs until a minibatch is there by random reads, or packs are ready and take over.
+
+        Random reads get a share of the time: many short reads starve the long ones.
+        """
+        sampled, window = self._sampled, self._window
+        assert sampled is not None
+        while self._racing:
+            superbatch = self._next
+            if superbatch is not None and superbatch.ready:
+                return self._hand_over(superbatch, sampled)
+            now = time.perf_counter()
+            try:
+                if window.idle and sampled.full and superbatch is None:
+                    self._prepare(sampled)
+                elif window.idle and not self._judged and len(sampled.spool) >= EARLY:
+                    self._judge_early(sampled)
+                elif not (window.idle and now < self._resume_at) and window.ready():
+                    self._resume_at, self._due_at = now + _REST * (now - self._due_at), now
+                    return
+                elif sampled.full:
+                    time.sleep(_POLL_S)
+                else:
+                    sampled.sample(1, settle=False)
+            except OSError as error:
+                self._give_up(error)
+                self._end_race(sampled)
+            if window.idle:
+                self._due_at = time.perf_counter()
+
+    def _judge_early(self, sampled: SampledAhead[T]) -> None:
+        self._judged, sampled.done = True, self._window.gathered
+        sampled.settle()
+        left = self._left(sampled)
+        if not sampled.full and self._packs.choose_early(sampled, self._host, left, overlap=False):
+            self._end_race(sampled)
+
+    def _prepare(self, sampled: SampledAhead[T]) -> None:
+        """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
+        packs, begun, layout, long = self._packs, time.perf_counter(), None, False
+        sampled.done = index = self._window.gathered
+        if index < len(sampled.spool):
+            with self._profile("plan"):
+                layout = packs.choose(sampled, self._host, self._left(sampled))
+                long = packs.sweep_s(sampled) > _LONG_S
+        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
+        if layout is None:
+            self._end_race(sampled)
+        elif long:
+            self._coming = packs.new_machine(sampled, self._host)
+            self._next = self._make(layout, 0, self._coming, fill_resident=True, beside=True)
+            if self._next is None:
+                self._end_race(sampled)
+        else:
+            self._end_window(sampled)
+            packs.machine = packs.new_machine(sampled, self._host)
+            superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
+            if superbatch is None:
+                self._random(index)
+            else:
+                self._train(superbatch, index)
+
+    def _hand_over(self, superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
+        """Read by packs from now on, in place of random reads."""
+        packs, index = self._packs, self._window.gathered
+        try:
+            superbatch.finish_sweep()
+        except OSError as error:
+            self._give_up(error)
+            return self._end_race(sampled)
+        if index >= superbatch.end:
+            return self._end_race(sampled)
+        self._end_window(sampled)
+        self._next = None
+        packs.machine, self._coming = self._coming, None
+        self._train(superbatch, index)
+
+    def _end_window(self, sampled: SampledAhead[T]) -> None:
+        """End random reads, and free their memory."""
+        window, self._window, self._racing = self._window, None, False
+        self._opened.remove(window)
+        after = len(sampled.spool) - window.gathered
+        sampled.put_back(window.take_back()[after:])
+        self._host.free_cache()
+
+    def _end_race(self, sampled: SampledAhead[T]) -> None:
+        """Go on by random reads only."""
+        self._racing, self._window.reads_ahead = False, True
+        sampled.most = len(sampled.spool)
+        sampled.forget_counts()
+        if self._next is not None:
+            self._drop(self._next)
+            self._next = None
+        if self._coming is not None:
+            self._coming.close()
+            self._coming = None
+        if sampled.reason:
+            self._give_up(sampled.reason)
+        if self._packs.choices:
+            self._choice = self._packs.random_choice(len(sampled.spool))
 
     def _from(self, superbatch: Superbatch) -> tuple[T, Features]:
         packs, observers, index = self._packs, self._observers, superbatch.next
@@ -225,10 +360,11 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _advance(self) -> bool:
         """Begin the next superbatch, or go on by random reads. False at the end of the minibatches."""
+        packs = self._packs
         if self._superbatch is not None:
             done = self._finish_superbatch()
             if done.last_pack < len(done.layout.packs):  # more packs than one superbatch may have
-                superbatch = self._make(done.layout, done.last_pack, fill_resident=False)
+                superbatch = self._make(done.layout, done.last_pack, packs.machine, fill_resident=False)
                 return self._random(done.end) if superbatch is None else self._train(superbatch)
             self._end_of_sampled()
             if self._end is not None or self._window is not None:
@@ -251,11 +387,16 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         layout = None
         try:
             with self._profile("plan"):
-                layout = self._packs.choose(sampled, self._host, self._left(sampled))
+                self._host.free_cache()
+                layout = packs.choose(sampled, self._host, self._left(sampled))
         except OSError as error:
             self._give_up(error)
-        self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
-        superbatch = None if layout is None else self._make(layout, 0, fill_resident=True)
+        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
+        superbatch = None
+        if layout is not None:
+            packs.release()  # the memory is freed before there is more
+            packs.machine = packs.new_machine(sampled, self._host)
+            superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
         return self._random(0) if superbatch is None else self._train(superbatch)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
@@ -268,9 +409,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._sampled, self._ahead = self._ahead, None
         else:
             try:
-                self._sampled = self._sample_ahead(self._held)
-                if self._sampled is not None:
-                    self._held = []
+                self._sampled = self._sample_ahead([])
             except OSError as error:
                 self._give_up(error)
                 self._sampled = None
@@ -315,6 +454,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _start_sampling(self, sampled: SampledAhead[T]) -> None:
         """Sample the first minibatches of the epoch; choose the size of a superbatch, or random reads."""
         before = self._seconds["sample"]
+        self._host.free_cache()
         sampled.sample(EARLY)
         if not len(sampled.spool):
             return
@@ -341,23 +481,32 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return
         self._size = sampled.most = min(sampled.most, agreed)
 
-    def _make(self, layout: Layout, first_pack: int, *, fill_resident: bool) -> Superbatch | None:
+    def _make(
+        self,
+        layout: Layout,
+        first_pack: int,
+        machine: PackMachine | None,
+        *,
+        fill_resident: bool,
+        beside: bool = False,
+    ) -> Superbatch | None:
         """A superbatch whose sweep has started; None if scratch or a file does not allow it."""
         packs, sampled = self._packs, self._ahead if self._superbatch is not None else self._sampled
-        assert packs.machine is not None
+        assert machine is not None
         assert packs.scratch is not None
         assert sampled is not None
         sampled.forget_counts()
         begun, superbatch = time.perf_counter(), None
         try:
             superbatch = Superbatch(
-                packs.machine,
+                machine,
                 sampled.spool,
                 layout,
                 first_pack,
                 packs.scratch,
                 room_bytes=packs.room_bytes(sampled),
                 fill_resident=fill_resident,
+                beside=beside,
             )
             self._opened.append(superbatch)
             packs.counters["seconds"]["cut"] += time.perf_counter() - begun
@@ -369,8 +518,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return None
         return superbatch
 
-    def _train(self, superbatch: Superbatch) -> bool:
-        """Train a superbatch, once it is swept. Samples the next one meanwhile."""
+    def _train(self, superbatch: Superbatch, first: int = 0) -> bool:
+        """Train a superbatch from a minibatch on, once it is swept. Samples the next one meanwhile."""
         packs, sampled = self._packs, self._sampled
         assert sampled is not None
         if not superbatch.begun:
@@ -383,13 +532,16 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 with self._profile("sweep"):
                     self._host.together.wait_for(lambda: superbatch.ready)
                     packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
-                    superbatch.begin()
+                    superbatch.begin(first=first)
             except OSError as error:
                 self._drop(superbatch)
                 self._give_up(error)
-                return self._random(superbatch.first)
+                return self._random(max(first, superbatch.first))
         self._superbatch = superbatch
         self._choice = choice = packs.choices[-1]
+        packs.learned.by_packs = True
+        if first > superbatch.first:
+            packs.learned.choice = None  # what it takes is not what was predicted
         choice["superbatches"] += 1
         choice["packs"] += superbatch.pack_count
         choice["resident_rows"] = superbatch.resident_rows
@@ -415,7 +567,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._tried_next = True
             layout = packs.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
-                self._next = self._make(layout, 0, fill_resident=False)
+                self._next = self._make(layout, 0, packs.machine, fill_resident=False)
         coming = self._next
         if coming is not None and not coming.begun and superbatch.in_last_pack and coming.ready:
             try:
@@ -461,8 +613,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _random(self, first: int) -> bool:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
         if self._sampled is None:
-            held, self._held = self._held, []
-            self._go_on(held, None)
+            self._go_on([], None)
         else:
             after, end = self._after(self._sampled)
             self._go_on(itertools.chain(self._sampled.spooled(first), after), end)

@@ -52,6 +52,7 @@ class SampledAhead(Generic[T]):
     has no more, or None.
 
     base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
+    done: of its minibatches, read at random.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SampledAhead(Generic[T]):
         self._stage, self._spooling, self._seconds = stage, spooling, seconds
         self._first = list(first)
         self.most = MOST_MINIBATCHES
-        self.base, self._settle_device = base, settle
+        self.base, self.done, self._settle_device = base, 0, settle
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
@@ -116,8 +117,11 @@ class SampledAhead(Generic[T]):
         """Whether there is nothing to sample after these minibatches."""
         return self.end is not None or bool(self.reason)
 
-    def sample(self, count: int = MOST_MINIBATCHES) -> None:
-        """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`."""
+    def sample(self, count: int = MOST_MINIBATCHES, *, settle: bool = True) -> None:
+        """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`.
+
+        settle: wait until they are written and counted, as is done once this is full.
+        """
         goal = len(self.spool) + count
         while not self.full and len(self.spool) < goal:
             begun = time.perf_counter()
@@ -162,7 +166,8 @@ class SampledAhead(Generic[T]):
             self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
             self._note(ids)
             self._writing.append((minibatch, written, self._counter.submit(self._count, reads.rows)))
-        self._settle()
+        if settle or self.full:
+            self._settle()
 
     def _settle(self, most: int = 0) -> bool:
         """Wait until no more than so many minibatches are being written and counted.
@@ -190,9 +195,9 @@ class SampledAhead(Generic[T]):
             self.reason = reason
         self.held.append(minibatch)
 
-    def spooled(self, index: int) -> Iterator[T]:
-        """The minibatches in the spool from index on. One that cannot be read is Failed."""
-        for i in range(index, len(self.spool)):
+    def spooled(self, index: int, end: int | None = None) -> Iterator[T]:
+        """The minibatches [index, end) in the spool; to its end. One that cannot be read is Failed."""
+        for i in range(index, len(self.spool) if end is None else end):
             try:
                 minibatch: T = self.spool.take(i)[0]
             except StorageError as error:
@@ -204,6 +209,31 @@ class SampledAhead(Generic[T]):
         """All minibatches, with those that are not in the spool."""
         yield from self.spooled(0)
         yield from self.left
+
+    def all(self) -> Iterator[T]:
+        """All minibatches to the end of the source. Each is sampled when it is due, if it is not yet."""
+        index = 0
+        while index < len(self.spool) or not self.full:
+            if index == len(self.spool):
+                self.sample(1)
+                continue
+            if index + len(self._writing) >= len(self.spool) and not self._settle():
+                continue
+            yield from self.spooled(index, index + 1)
+            index += 1
+        self.most = len(self.spool)  # no other minibatch may come after them in the spool
+        while self.held or self._first:
+            yield (self.held or self._first).pop(0)
+        if self.end is None:
+            for minibatch in self._source:  # "yield from" would close it with this generator
+                yield minibatch
+                del minibatch
+        elif not isinstance(self.end, StopIteration):
+            raise self.end
+
+    def put_back(self, minibatches: Sequence[T]) -> None:
+        """Hold minibatches that all() returned and that are not in the spool."""
+        self.held[:0] = minibatches
 
     @property
     def left(self) -> list[T]:
@@ -224,8 +254,13 @@ class SampledAhead(Generic[T]):
                 t.name: _core.Counts.create(t.page_count) for t in self._tables if t.rows_per_page > 1
             }
 
+    def settle(self) -> None:
+        """Wait until all minibatches are written and counted."""
+        self._settle()
+
     def forget_counts(self) -> None:
         """Free their memory, once packs are cut."""
+        self._settle()
         self.counts, self.pages = [], {}
 
     def _reads_of(self, minibatch: T) -> Reads:

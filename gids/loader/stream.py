@@ -44,6 +44,7 @@ class Cache(Protocol):
 
     def enter(self, step: int, ids: Ids) -> None: ...
     def plan(self, step: int) -> None: ...
+    def ready(self, step: int) -> bool: ...
     def gather(self, step: int) -> tuple[Features, Exception | None]: ...
     def retire(self, step: int) -> None: ...
     def cancel(self) -> None: ...
@@ -112,6 +113,8 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._first = self._entered = self._planned = self._gathered = 0  # steps, once there is a cache
         self._end: BaseException | None = None  # the error that ended the source
         self._closed = False
+        self.reads_ahead = True
+        """Whether minibatches after the one that is due are planned."""
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Cache] = []
         self._finalizer = weakref.finalize(self, _close, self._opened, self._live, observers, on_close)
@@ -146,6 +149,26 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """Whether nothing more will enter: at the end of the source, or after its error."""
         return self._end is not None
 
+    @property
+    def gathered(self) -> int:
+        """Number of minibatches that were handed out, or failed."""
+        return self._gathered - self._first
+
+    @property
+    def idle(self) -> bool:
+        """Whether no read is going on."""
+        return self._gathered == self._planned
+
+    def ready(self) -> bool:
+        """Whether next() would not wait for the disk. Plans the next minibatch."""
+        try:
+            self._fill()
+        except BaseException:
+            self.close()
+            raise
+        due = self._gathered
+        return self._cache is None or due == self._planned or self._cache.ready(due)
+
     def take_back(self) -> list[T]:
         """Close, and return what was sampled and not handed out."""
         held = list(self._held)
@@ -179,7 +202,7 @@ class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._cache is None:
             self._enter_until(1)  # only then are the sizes of minibatches and the first step known
         warm = self._gathered - self._first + 1  # 1 for the first minibatch
-        ahead = min(self._planned_batches(), warm)
+        ahead = min(self._planned_batches(), warm) if self.reads_ahead else 1
         while self._planned < self._gathered + ahead:
             t = self._planned
             self._enter_until(t + 1 + min(self._window, t - self._first))

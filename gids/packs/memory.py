@@ -50,7 +50,7 @@ _MOST_SECOND_BYTES = 4 << 20
 """A second stream reads so many bytes of rows at a time, and of pages where checksums are compared."""
 
 _WRITE_SHARE = 16
-"""Write buffers beside a superbatch that is trained take 1/16 of the memory."""
+"""Write buffers beside minibatches that are trained take 1/16 of the memory."""
 
 _LEAST_BUFFER_BYTES = 32 << 10
 _MOST_BUFFER_BYTES = 1 << 20
@@ -61,6 +61,10 @@ _SPARE_BUFFERS = 16
 
 LEAST_WRITE_BYTES = (_LEAST_PACKS + _SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
 """Write buffers take at least as much."""
+
+
+def _own_write_bytes(memory_bytes: int) -> int:
+    return max(memory_bytes // _WRITE_SHARE, LEAST_WRITE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class PackPlan:
         """Rows, and pages, that a second stream reads at a time."""
         return self.purposes["second stream"] // 2
 
+    @property
+    def own_write_bytes(self) -> int:
+        """For the write buffers of a sweep while the memory for rows is in use."""
+        return self.purposes.get("write buffers") or _own_write_bytes(sum(self.purposes.values()))
+
     def rows_bytes(self, lists_bytes: int) -> int:
         """For resident rows and two packs, if the row lists of a superbatch take so many bytes."""
         return self.pack_bytes - (2 if self.overlap else 1) * lists_bytes
@@ -100,7 +109,7 @@ class PackPlan:
     def write_bytes(self, half_bytes: int, outputs_bytes: int = 0) -> int:
         """For the write buffers of a sweep. half_bytes: of one pack. outputs_bytes: that are in use."""
         if self.overlap:
-            return self.purposes["write buffers"]
+            return self.own_write_bytes
         return 2 * half_bytes + max(0, self.purposes["outputs"] - outputs_bytes)
 
     def most_packs(self, write_bytes: int) -> int:
@@ -171,7 +180,7 @@ class PackBudget:
         }
         if overlap:
             purposes["counts"] = self._counts_bytes
-            purposes["write buffers"] = max(self.memory_bytes // _WRITE_SHARE, LEAST_WRITE_BYTES)
+            purposes["write buffers"] = _own_write_bytes(self.memory_bytes)
         return purposes
 
     @property

@@ -116,7 +116,7 @@ class Superbatch:
 
     layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as the
     memory for row lists and write buffers, and room_bytes of scratch allow. fill_resident: the resident rows
-    are not in memory yet.
+    are not in memory yet. beside: others use the memory for rows and outputs until begin().
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class Superbatch:
         *,
         room_bytes: int,
         fill_resident: bool,
+        beside: bool = False,
     ) -> None:
         self._machine, self._spool, self.layout = machine, spool, layout
         self._first_half = 0
@@ -142,10 +143,14 @@ class Superbatch:
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
         # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
-        self._resident_nbytes = resident_bytes if fill_resident and machine.rows.swept is None else 0
+        self._from_scratch = beside or machine.rows.swept is None
+        self._resident_nbytes = resident_bytes if fill_resident and self._from_scratch else 0
         at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
-        lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
-        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
+        if beside:
+            self._write_bytes = machine.plan.own_write_bytes
+        else:
+            lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
+            self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
         most_packs = machine.plan.most_packs(self._write_bytes)
         numbered = enumerate(layout.packs[first_pack:], first_pack)
         for end, group in itertools.groupby(numbered, lambda pack: pack[1][0]):
@@ -169,6 +174,7 @@ class Superbatch:
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
+        self._first_pack = 0  # that is
         self._sets: list[Any] = []  # its rows in each space
         self._resident_sets: list[Any] = []
         self._loads: dict[int, Load] = {}
@@ -236,16 +242,24 @@ class Superbatch:
         )
         self._sweep = self._start_sweep()
 
-    def begin(self, first_half: int = 0) -> None:
-        """Wait for the sweep, then start reading the first pack into one half of the memory.
+    def begin(self, first_half: int = 0, *, first: int = 0) -> None:
+        """Start reading the first pack into one half of the memory, once all is swept.
 
-        Blocks. Raises ScratchFull, or StorageError for scratch.
+        first: the minibatch to begin with. Blocks. Raises ScratchFull, or StorageError for scratch.
         """
         self.begun, self._first_half = True, first_half
-        self._finish_sweep()
-        self._load(0)
+        self.finish_sweep()
+        self.next = max(first, self.first)
+        while self._packs[self._first_pack].end <= self.next:
+            self._packs[self._first_pack].lists.clear()
+            self._first_pack += 1
+        self._current = self._first_pack - 1
+        self._load(self._first_pack)
 
-    def _finish_sweep(self) -> None:
+    def finish_sweep(self) -> None:
+        """Wait for the sweep. Idempotent. Raises as begin()."""
+        if self._sweep is None:
+            return
         begun = time.perf_counter()
         result, self._sweep = self._sweep.wait(), None
         self.seconds["sweep"] += time.perf_counter() - begun
@@ -263,7 +277,7 @@ class Superbatch:
         Blocks until its packs are in memory. After an OSError, next tells whether the minibatch is lost.
         """
         index = self.next
-        if self._current < 0 or index == self._packs[self._current].end:
+        if not self._sets or index == self._packs[self._current].end:
             self._next_pack()
         self.next = index + 1
         minibatch, reads = self._spool.take(index)
@@ -324,10 +338,11 @@ class Superbatch:
         self._sets, lost = self._loads.pop(self._current).wait()
         for begin, end, code in lost:
             self._lose(begin, end, code)
-        self.bytes_read += pack.nbytes + (0 if self._current else self._resident_nbytes)
+        first = self._current == self._first_pack
+        self.bytes_read += pack.nbytes + (self._resident_nbytes if first else 0)
         if not self._resident_sets:
             self._resident_sets = self._machine.rows.keep(self._resident)
-        if self._current:
+        if not first:
             self._packs[self._current - 1].lists.clear()
         self.seconds["wait"] += time.perf_counter() - begun
         self._load(self._current + 1)
@@ -338,7 +353,7 @@ class Superbatch:
             return
         pack, half = self._packs[index], self._half_of(index)
         extents = [Extent(pack.at, self._halves[half], pack.nbytes)]
-        if index == 0 and self._resident_nbytes:
+        if index == self._first_pack and self._resident_nbytes:
             extents.insert(0, Extent(0, 0, self._resident_nbytes))
         assert self._source is not None
         self._loads[index] = self._source.load(extents, pack.lists, half)
@@ -351,7 +366,8 @@ class Superbatch:
         ]
         if self._fill_resident:
             rows = _core.RowList.create(self._resident[space])
-            targets.append((rows, self._machine.rows.swept, self._resident_parts[table.name]))
+            memory = None if self._from_scratch else self._machine.rows.swept
+            targets.append((rows, memory, self._resident_parts[table.name]))
         return targets
 
     def _start_sweep(self) -> Any:

@@ -14,6 +14,7 @@ from datasets import random_in_edges, same_bits
 
 import gids
 from gids.loader import pack_reads, packed
+from gids.loader.stream import WindowedStream
 from gids.packs import memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
@@ -98,6 +99,19 @@ def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
     while (left := [*background_threads(), *scratch_files(scratch)]) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left
+
+
+def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
+    """Make packs take over at this minibatch of those that are sampled for them, and not before."""
+    ready = WindowedStream.ready
+
+    def is_ready(stream: WindowedStream[Any]) -> bool:
+        while stream.gathered < minibatch and not ready(stream):
+            time.sleep(0.0001)
+        return stream.gathered < minibatch
+
+    monkeypatch.setattr(WindowedStream, "ready", is_ready)
+    monkeypatch.setattr(packed, "_REST", 0)
 
 
 def cut_small(

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import (
+    PAPERS,
+    assert_same,
+    cut_small,
+    open_loader,
+    open_source,
+    scratch_files,
+    take_over_at,
+)
 
 import gids
 from gids import _core
@@ -179,6 +187,7 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
     monkeypatch.setattr(packed, "EARLY", 3)
     monkeypatch.setattr(packed, "LEAST_WAIT_S", 0.0)
+    take_over_at(monkeypatch, 0)
     monkeypatch.setattr(pack_reads.PackReads, "rates", lambda _: DiskRates(4096, 1e5, 1e6, 1e13))
     put = []
     begin_put = Spool.begin_put
@@ -210,6 +219,7 @@ def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
     monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-6)
     monkeypatch.setattr(packed, "EARLY", early)
+    take_over_at(monkeypatch, 0)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
         loader = open_loader(auto, batch_size=8)
         for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
@@ -237,6 +247,7 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
     monkeypatch.setattr(pack_reads, "measure_rates", measure)
     monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(packed, "LEAST_WAIT_S", least_wait_s)
+    take_over_at(monkeypatch, 0)
     if not has_scratch:
         monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:

@@ -364,12 +364,12 @@ def test_a_full_disk_goes_on_by_random_reads(
     cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
     original, calls = getattr(Superbatch, method), 0
 
-    def failing(self: Superbatch, *args: Any) -> None:
+    def failing(*args: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
         if calls >= turn:
             raise StorageError(errno.ENOSPC, "no room", "somewhere")
-        original(self, *args)
+        original(*args, **options)
 
     monkeypatch.setattr(Superbatch, method, failing)
     device = LateDevice(turn)

@@ -96,7 +96,7 @@ def test_an_error_in_mid_sweep_ends_it_while_its_traceback_is_there(
     share = memory.PackBudget.share
     monkeypatch.setattr(memory.PackBudget, "share", lambda *args: replace(share(*args), piece_bytes=4096))
 
-    def fail_when_it_sweeps(*_: Any) -> None:
+    def fail_when_it_sweeps(*_: Any, **__: Any) -> None:
         wanted = {"gids-sweep", "gids-write"}
         end = time.monotonic() + 10
         while not wanted <= set(background_threads()):

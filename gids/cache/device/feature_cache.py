@@ -293,6 +293,11 @@ class DeviceFeatureCache:
                 s.outputs.update(again)
             return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
 
+    def ready(self, step: int) -> bool:
+        """Whether the rows of a planned step are known to be on the device."""
+        done = self._live(step).done
+        return done is not None and done.query()
+
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order. Does not block after gather()."""
         with self._clock("retire_s"):

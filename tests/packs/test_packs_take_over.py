@@ -1,0 +1,173 @@
+"""Packs take over from random reads at any minibatch, and give back to them, without a wrong row."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packs_example import (
+    assert_same,
+    background_threads,
+    open_loader,
+    open_source,
+    scratch_files,
+    take_over_at,
+    wait_until_all_has_ended,
+)
+
+import gids
+from gids.errors import StorageError
+from gids.loader import pack_reads, packed, sampled_ahead
+from gids.packs import DiskRates, Spool, Superbatch
+from gids.sampler import Minibatch
+
+BATCH = 64
+COUNT = 21
+
+
+@pytest.fixture(params=[False, True], ids=["", "beside"])
+def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of any size count as large, and packs win. beside: packs are made while random reads go on."""
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
+    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(packed, "EARLY", 3)
+    if request.param:
+        monkeypatch.setattr(packed, "_LONG_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Minibatch]:
+    with open_source(path, "random") as source:
+        return list(open_loader(source, batch_size=BATCH))
+
+
+def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any) -> dict[str, Any]:
+    """Compare epochs; return what was counted."""
+    with open_source(path, "auto", **options) as source:
+        loader = open_loader(source, batch_size=BATCH)
+        assert len(loader) == COUNT
+        for _ in range(epochs):
+            loader.epoch = 0
+            for a, b in zip(expected, loader, strict=True):
+                assert_same(a, b)
+        assert not scratch_files(path)
+        found: dict[str, Any] = loader.stats()
+        return found
+
+
+@pytest.mark.few(4)
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("most", [COUNT + 1, 8])
+@pytest.mark.parametrize("first", range(COUNT + 1))
+def test_packs_take_over_at_any_minibatch(
+    path: Path, expected: list[Minibatch], first: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or before, if all are sampled earlier. Also if superbatches are shorter than the epoch."""
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    take_over_at(monkeypatch, first)
+    found = read(path, expected)["packs"]
+    if first < min(most, COUNT):
+        assert found["minibatches"] >= COUNT - first
+        assert {choice["way"] for choice in found["choices"]} == {"pack"}
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_later_epochs_begin_with_packs(path: Path, expected: list[Minibatch]) -> None:
+    assert read(path, expected, epochs=3)["packs"]["minibatches"] >= 2 * COUNT
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("where", ["put", "rows_of", "prepare", "finish_sweep", "_load"])
+def test_scratch_that_fails_loses_no_minibatch(
+    path: Path,
+    expected: list[Minibatch],
+    where: str,
+    first: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """While minibatches are sampled, cut, swept, and when the first pack is read."""
+    take_over_at(monkeypatch, first)
+    owner, name = {"put": (Spool, "begin_put"), "rows_of": (Spool, "rows_of")}.get(where, (Superbatch, where))
+    original, calls = getattr(owner, name), 0
+
+    def failing(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > (5 if where == "put" else 0):
+            raise StorageError(errno.EIO, "scratch fails", str(path))
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+    found = read(path, expected, epochs=2)["packs"]
+    assert found["minibatches"] <= 5
+    assert "scratch fails" in caplog.text
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("scratch_bytes", [100_000, 1_000_000, 2_000_000, 4_000_000])
+def test_small_scratch(path: Path, expected: list[Minibatch], scratch_bytes: int) -> None:
+    read(path, expected, epochs=2, scratch_bytes=scratch_bytes)
+
+
+@pytest.mark.few(4)
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("stop", range(0, COUNT, 2))
+def test_a_break_ends_all(
+    path: Path, expected: list[Minibatch], tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before packs take over, and after it; the rest of the epoch is the same."""
+    take_over_at(monkeypatch, 7)
+    with open_source(path, "auto", scratch=tmp_path) as source:
+        loader = open_loader(source, batch_size=BATCH)
+        epoch = iter(loader)
+        for minibatch in expected[:stop]:
+            assert_same(next(epoch), minibatch)
+        state = loader.state_dict()
+        epoch.close()
+        wait_until_all_has_ended(tmp_path)
+        loader.load_state_dict(state)
+        for a, b in zip(expected[stop:], loader, strict=True):
+            assert_same(a, b)
+    assert not background_threads()
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_a_second_stream_before_and_after_packs_take_over(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over_at(monkeypatch, 6)
+    with open_source(path, "random") as source:
+        valid = list(open_loader(source, batch_size=300))
+    with open_source(path, "auto") as source:
+        train, other = (open_loader(source, batch_size=size) for size in (BATCH, 300))
+        assert train.feature_loader is other.feature_loader
+        first, second = iter(train), iter(other)
+        for step, (a, b) in enumerate(zip(expected, first, strict=True)):
+            assert_same(a, b)
+            if step % 4 == 1 and step // 4 < len(valid):
+                assert_same(next(second), valid[step // 4])
+        assert 0 < train.stats()["packs"]["minibatches"] < COUNT
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("failing", range(0, 12, 2))
+def test_the_error_of_a_minibatch_comes_when_it_is_due(
+    path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id out of range, whether packs took over before it or not."""
+    take_over_at(monkeypatch, 5)
+    generator = torch.Generator().manual_seed(1)
+    batches = [{"paper.feat": torch.randint(4000, (300,), generator=generator)} for _ in range(12)]
+    batches[failing] = {"paper.feat": torch.tensor([4000])}
+    with open_source(path, "auto") as source, gids.FeatureLoader(source, ["paper.feat"]) as loader:
+        stream = loader.attach(batches, lambda ids: ids, count=12)
+        for _ in range(failing):
+            next(stream)
+        with pytest.raises(IndexError):
+            next(stream)
