@@ -35,7 +35,6 @@ from gids.packs import (
     RowMemory,
     Scratch,
     Work,
-    hottest_rows,
     measure_rates,
     sweep_seconds,
 )
@@ -49,7 +48,7 @@ LEAST_BYTES = 256 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
 EARLY = 16
-"""Minibatches after which the size of a superbatch is chosen, and packs are given up if they clearly lose."""
+"""Minibatches after which packs are given up if they clearly lose."""
 
 LEAST_WAIT_S = 4.0
 """Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
@@ -69,9 +68,6 @@ _WORTH_S = 1.0
 _WORTH = 0.97
 """Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
 
-_ALIKE = 0.9
-"""Two numbers of superbatches are equally good if one takes at least this share of the other's time."""
-
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
 
@@ -81,9 +77,6 @@ _MOST_SLOWER = 4.0
 _SHORT_S = 0.5
 """Shorter predictions are mostly noise."""
 
-_SOON_S = 60.0
-"""The first minibatch of a loader shall come so soon, if several superbatches help."""
-
 _MARGIN = 16
 """Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
 
@@ -91,9 +84,6 @@ _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
 _CHEAPER = "random reads are cheaper"
-
-_LEAST_SUPERBATCH = 64
-_MOST_SUPERBATCHES = 8
 
 
 class Together(Protocol):
@@ -156,7 +146,7 @@ class Learned:
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
     slower: actual seconds of packs over predicted ones, once known. choice: the last one. by_packs: whether
-    minibatches were read by packs last.
+    packs were chosen last, and are soon made.
     """
 
     consumer_s: float = 0.0
@@ -247,44 +237,6 @@ class PackReads:
         """Minibatches of an epoch, at least 1."""
         return known or self.learned.longest or _UNKNOWN_COUNT
 
-    def superbatch_size(
-        self, sampled: SampledAhead[Any], host: PackHost, known: int | None, sample_s: float
-    ) -> int:
-        """Minibatches of a superbatch. sampled: the first EARLY ones. sample_s: seconds to sample them.
-        known: minibatches of the epoch.
-
-        While the first superbatch is sampled and swept nothing is trained. Later ones are prepared while the
-        one before is trained, but each costs a sweep, and the memory for it. So many superbatches that all
-        takes the least time; one if more do not pay. If the consumer's time is not known yet: so many that
-        the first minibatch comes soon, if they hardly take longer.
-        """
-        count, rates = known or _UNKNOWN_COUNT, self.rates()
-        times = count / max(1, len(sampled.spool))
-        packed = times * self._packed_bytes(sampled, host)
-        sweep_s = self.sweep_s(sampled)
-        write_s = packed / max(1.0, rates.write_bytes_per_s)
-
-        def start_s(parts: int) -> float:
-            return (times * sample_s + write_s) / parts + sweep_s
-
-        def seconds(parts: int) -> float:
-            disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
-            later_s = times * sample_s * (parts - 1) / parts  # in the consumer's thread, between its steps
-            return start_s(parts) + later_s + max(disk_s, self.learned.consumer_s * count)
-
-        numbers = range(1, _MOST_SUPERBATCHES + 1)
-        if self.learned.consumer_s:
-            best = min(numbers, key=seconds)
-            parts = best if seconds(best) <= _ALIKE * seconds(1) else 1
-        else:
-            cheap = [n for n in numbers if _ALIKE * seconds(n) <= seconds(1)]
-            parts = next((n for n in cheap if start_s(n) <= _SOON_S), cheap[-1])
-        if parts > 1 and self._plan(sampled, host.memory_bytes(), host, overlap=True) is None:
-            parts = 1
-        if parts == 1 and known is not None:
-            return max(_LEAST_SUPERBATCH, count + 1)  # so that the end of the minibatches is known too
-        return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
-
     def choose_early(
         self, sampled: SampledAhead[Any], host: PackHost, count: int | None, overlap: bool
     ) -> bool:
@@ -313,13 +265,6 @@ class PackReads:
             judged = math.inf if count is None else sampled.base + count
             self.learned.read_at_random(_CHEAPER, judged)
         return wins
-
-    def _packed_bytes(self, sampled: SampledAhead[Any], host: PackHost) -> int:
-        """Of the rows of the sampled minibatches, if those that fill half of the memory stay resident."""
-        memory_bytes = host.memory_bytes() if self._device is None else self._device.memory_bytes
-        histograms = [counts.histogram() for counts in sampled.counts]
-        _, packed = hottest_rows(histograms, sampled.spaces, memory_bytes // 2)
-        return sum(n * space.row_bytes for n, space in zip(packed, sampled.spaces, strict=True))
 
     def sweep_s(self, sampled: SampledAhead[Any]) -> float:
         """Predicted seconds of a sweep for the sampled minibatches."""

@@ -261,6 +261,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._end_race(sampled)
         else:
             self._end_window(sampled)
+            packs.learned.by_packs = True
             packs.machine = packs.new_machine(sampled, self._host)
             superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
             if superbatch is None:
@@ -452,8 +453,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return sampled
 
     def _start_sampling(self, sampled: SampledAhead[T]) -> None:
-        """Sample the first minibatches of the epoch; choose the size of a superbatch, or random reads."""
-        before = self._seconds["sample"]
+        """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
         self._host.free_cache()
         sampled.sample(EARLY)
         if not len(sampled.spool):
@@ -461,13 +461,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         wanted, together = sampled.most, self._host.together
         if not sampled.full:
             try:
-                size, left = sampled.most, self._left(sampled)
-                if together.overlap:
-                    sample_s = self._seconds["sample"] - before
-                    size = self._packs.superbatch_size(sampled, self._host, left, sample_s)
-                overlap = together.overlap and (left is None or size <= left)
-                early = self._packs.choose_early(sampled, self._host, left, overlap)
-                wanted = 0 if early else min(wanted, size)
+                left = self._left(sampled)
+                overlap = together.overlap and (left is None or wanted <= left)
+                if self._packs.choose_early(sampled, self._host, left, overlap):
+                    wanted = 0
             except OSError as error:
                 self._give_up(error)
                 wanted = 0
@@ -539,7 +536,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 return self._random(max(first, superbatch.first))
         self._superbatch = superbatch
         self._choice = choice = packs.choices[-1]
-        packs.learned.by_packs = True
         if first > superbatch.first:
             packs.learned.choice = None  # what it takes is not what was predicted
         choice["superbatches"] += 1

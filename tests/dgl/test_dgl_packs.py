@@ -3,7 +3,7 @@
 import dgl_model as model
 import pytest
 
-from gids.loader import pack_reads, packed
+from gids.loader import packed, sampled_ahead
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
@@ -24,7 +24,7 @@ def test_minibatches_are_those_of_stock_dgl(dataset, sampler, num_workers, tmp_p
     }
     stock = model.epochs(model.stock_loader(dataset, *model.make(sampler, dataset, tmp_path), **options), 2)
     monkeypatch.setattr(packed, "EARLY", 2)
-    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
     made = model.make(sampler, dataset, tmp_path)
     loader = model.gids_loader(dataset, *made, memory=32 << 20, reads="pack", **options)
     ours = model.epochs(loader, 2)
@@ -37,7 +37,7 @@ def test_minibatches_are_those_of_stock_dgl(dataset, sampler, num_workers, tmp_p
 
 
 def test_leaving_an_epoch_ends_the_workers_and_the_next_one_is_whole(homogeneous, monkeypatch):
-    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
     sampler = model.node_sampler("neighbor", homogeneous)
     options = {"batch_size": 8, "num_workers": 2, "memory": 32 << 20, "reads": "pack"}
     loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 import gids
-from gids.loader import pack_reads, packed
+from gids.loader import pack_reads, packed, sampled_ahead
 
 
 def anonymous_bytes() -> int:
@@ -32,7 +32,7 @@ dataset, reads, memory, superbatch = sys.argv[1], sys.argv[2], int(sys.argv[3]),
 anew = "anew" in sys.argv
 batch_size = 1000 if anew else 150
 packed.EARLY = 2
-pack_reads.PackReads.superbatch_size = lambda *_: superbatch  # type: ignore[method-assign]
+sampled_ahead.MOST_MINIBATCHES = superbatch
 if anew:
     pack_reads.PackReads.choose_again = lambda *_: None  # type: ignore[method-assign]
 torch.set_num_threads(2)

@@ -13,7 +13,7 @@ import torch
 from datasets import random_in_edges, same_bits
 
 import gids
-from gids.loader import pack_reads, packed
+from gids.loader import packed, sampled_ahead
 from gids.loader.stream import WindowedStream
 from gids.packs import memory
 from gids.sampler import Minibatch
@@ -125,7 +125,7 @@ def cut_small(
     sweep."""
     if minibatches is not None:
         monkeypatch.setattr(packed, "EARLY", min(minibatches, 2))
-        monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: minibatches)
+        monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", minibatches)
     share = memory.PackBudget.share
 
     def less(*args: Any) -> memory.PackPlan | None:

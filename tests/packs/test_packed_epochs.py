@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 from gids import _core
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_reads, packed
+from gids.loader import pack_reads, packed, sampled_ahead
 from gids.packs import DiskRates, Spool
 
 
@@ -94,9 +94,7 @@ def test_packs_are_where_direct_reads_need_no_copy(
 def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(packed, "EARLY", int(rng.integers(1, 4)))
-    monkeypatch.setattr(pack_reads, "_LEAST_SUPERBATCH", int(rng.integers(3, 9)))
-    monkeypatch.setattr(pack_reads, "_MOST_SUPERBATCHES", 100)
-    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: pack_reads._LEAST_SUPERBATCH)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", int(rng.integers(3, 9)))
     memory = int(rng.integers(9 << 20, 14 << 20))
     with open_source(path, "random", 64 << 20) as random, open_source(path, "pack", memory) as other:
         loaders = [open_loader(source, batch_size=20) for source in (random, other)]
@@ -309,31 +307,6 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
         assert next(stream, None) is None
         assert loader.stats()["packs"]["minibatches"] >= 43
     assert returned == [number for number in range(60) if number != lost]
-
-
-@pytest.mark.parametrize(
-    ("soon_s", "read_rate", "superbatches"),
-    [
-        (1e6, 1e10, 1),
-        (0.0, 1e10, 8),  # a sweep takes no time
-        (0.0, 1e3, 1),  # an epoch takes as long as its sweeps
-    ],
-)
-def test_the_first_minibatch_comes_soon_if_that_costs_little(
-    path: Path, monkeypatch: pytest.MonkeyPatch, soon_s: float, read_rate: float, superbatches: int
-) -> None:
-    rates = DiskRates(4096, 1e4, read_rate, 1e6)
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
-    monkeypatch.setattr(pack_reads, "_LEAST_SUPERBATCH", 1)
-    monkeypatch.setattr(pack_reads, "_SOON_S", soon_s)
-    monkeypatch.setattr(packed, "EARLY", 4)
-    with open_source(path, "random") as random, open_source(path, "pack") as source:
-        one, other = open_loader(random, batch_size=8), open_loader(source, batch_size=8)
-        for a, b in zip(one, other, strict=True):
-            assert_same(a, b)
-        packs = other.stats()["packs"]
-    print(packs, len(one))
-    assert packs["superbatches"] == superbatches
 
 
 def test_predictions_are_corrected_by_what_superbatches_took(

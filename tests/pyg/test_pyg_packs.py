@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 import gids
 import gids.pyg
-from gids.loader import pack_reads, packed
+from gids.loader import packed, sampled_ahead
 
 
 def epochs(path: Path, reads: Any, counts: Any, nodes: Any, **options: Any) -> list[list[Data | HeteroData]]:
@@ -55,7 +55,7 @@ def test_data_is_that_of_random_reads(
     path = several_path if typed else one_path
     expected = epochs(path, "random", counts, nodes, **options)
     monkeypatch.setattr(packed, "EARLY", 2)
-    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
     for epoch, expected_epoch in zip(epochs(path, "pack", counts, nodes, **options), expected, strict=True):
         for a, b in zip(epoch, expected_epoch, strict=True):
             assert_same(a.to_dict(), b.to_dict())

@@ -31,7 +31,7 @@ import gids
 from gids import cuda
 from gids.distributed import steps
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import feature_loader, pack_reads, packed
+from gids.loader import feature_loader, pack_reads, packed, sampled_ahead
 from gids.packs import PackBudget
 
 PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
@@ -391,7 +391,7 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(packed, "LEAST_WAIT_S", 1e-9)
         patch.setattr(packed, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
         if s.superbatch is not None:
-            patch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: s.superbatch)
+            patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
             patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)
         if s.device == "cuda":
             from emulator import EmulatedDevice
