@@ -429,6 +429,8 @@ class FeatureLoader(Closing):
             "read": io["busy_s"],
         }
         result["memory"] = self._packs.memory() or self._placement.memory(self._cache, self.held_bytes)
+        if self._packs.beside_bytes:
+            result["memory"]["packs to come"] = self._packs.beside_bytes
         result["packs"] = packs
         result["window"] = self._window
         result["planned"] = self._planned

@@ -176,7 +176,7 @@ class PackReads:
     loader's engine. lender: of the source. device: where packs are in device memory.
 
     Attributes: machine: has the memory of packs, or is None; learned: of the loader whose epoch is open;
-    step: minibatches returned.
+    step: minibatches returned; beside_bytes: taken beside the cache, while packs are prepared.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class PackReads:
         self.tables, self.options, self._dtype, self._bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
         self.learned = Learned()
-        self.step = 0
+        self.step = self.beside_bytes = 0
         self.counters: dict[str, Any] = {
             "superbatches": 0,
             "packs": 0,

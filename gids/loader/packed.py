@@ -130,7 +130,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """End what runs in the background, drop what was sampled ahead. Idempotent."""
         self._closed = True
         self._end = self._window = self._superbatch = self._sampled = self._next = self._ahead = None
-        self._racing, self._coming = False, None
+        self._racing, self._coming, self._packs.beside_bytes = False, None, 0
         self._finalizer()
 
     def _take(self) -> tuple[T, Features]:
@@ -230,6 +230,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     time.sleep(_POLL_S)
                 else:
                     sampled.sample(1, settle=False)
+                    self._packs.beside_bytes = sampled.counts_bytes
             except OSError as error:
                 self._give_up(error)
                 self._end_race(sampled)
@@ -257,6 +258,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         elif long:
             self._coming = packs.new_machine(sampled, self._host)
             self._next = self._make(layout, 0, self._coming, fill_resident=True, beside=True)
+            packs.beside_bytes = self._coming.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
                 self._end_race(sampled)
         else:
@@ -287,6 +289,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _end_window(self, sampled: SampledAhead[T]) -> None:
         """End random reads, and free their memory."""
         window, self._window, self._racing = self._window, None, False
+        self._packs.beside_bytes = 0
         self._opened.remove(window)
         after = len(sampled.spool) - window.gathered
         sampled.put_back(window.take_back()[after:])
@@ -295,6 +298,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _end_race(self, sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
         self._racing, self._window.reads_ahead = False, True
+        self._packs.beside_bytes = 0
         sampled.most = len(sampled.spool)
         sampled.forget_counts()
         if self._next is not None:

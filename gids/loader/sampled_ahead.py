@@ -113,6 +113,11 @@ class SampledAhead(Generic[T]):
         return int(_ROOM * self._most_bytes * len(self.spool) / max(1, self.spool.bytes_written))
 
     @property
+    def counts_bytes(self) -> int:
+        """Memory of all counts."""
+        return sum(counts.nbytes for counts in (*self.counts, *self.pages.values()))
+
+    @property
     def last(self) -> bool:
         """Whether there is nothing to sample after these minibatches."""
         return self.end is not None or bool(self.reason)

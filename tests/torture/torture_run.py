@@ -52,7 +52,7 @@ class Run:
         self.expected_of: dict[int, list[Looked]] = {}
         self.seeds: dict[int, list[int]] = {}
         """Of whole epochs, by number."""
-        self.by_packs: bool | None = None
+        self.by_packs: Any = None  # the loader that read a whole epoch by packs last
         self.minibatches = self.from_packs = 0
 
     # --- what must come ---
@@ -341,9 +341,9 @@ class Run:
         if s.world > 1 or s.odd or s.error or s.kind == "GraphBolt" or self.held:
             return
         by_packs = self.packed(loader) - before == length
-        if self.by_packs and not by_packs:
+        if self.by_packs is loader and not by_packs:
             raise AssertionError("an epoch is read at random although one before was read by packs")
-        self.by_packs = by_packs or bool(self.by_packs)
+        self.by_packs = loader if by_packs else None
 
 
 def check_seeds(runs: list[Run]) -> None:
