@@ -185,6 +185,8 @@ class FailingOnce:
         self._step += 1
         if self._step == self._failing:
             raise StorageError(5, "cannot read the topology", "indices.npy", 0)
+        if self._step == 100:
+            raise StopIteration
         return {"paper.feat": torch.tensor([self._step])}
 
 
