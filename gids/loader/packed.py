@@ -257,7 +257,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._end_race(sampled)
         elif long:
             self._coming = packs.new_machine(sampled, self._host)
-            self._next = self._make(layout, 0, self._coming, fill_resident=True, beside=True)
+            first_pack = layout.first_pack(index)
+            self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
                 self._end_race(sampled)
@@ -265,7 +266,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._end_window(sampled)
             packs.learned.by_packs = True
             packs.machine = packs.new_machine(sampled, self._host)
-            superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
+            superbatch = self._make(layout, layout.first_pack(index), packs.machine, fill_resident=True)
             if superbatch is None:
                 self._random(index)
             else:

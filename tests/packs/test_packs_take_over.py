@@ -11,6 +11,7 @@ import torch
 from packs_example import (
     assert_same,
     background_threads,
+    cut_small,
     open_loader,
     open_source,
     scratch_files,
@@ -171,3 +172,17 @@ def test_the_error_of_a_minibatch_comes_when_it_is_due(
             next(stream)
         with pytest.raises(IndexError):
             next(stream)
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("first", [0, 1, 3, 6, 11])
+def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
+    path: Path, expected: list[Minibatch], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first sweep begins with the minibatch that is due."""
+    take_over_at(monkeypatch, first)
+    cut_small(monkeypatch, pack_bytes=600_000)
+    monkeypatch.setattr(pack_reads.PackReads, "room_bytes", lambda *_: 500_000)
+    found = read(path, expected)["packs"]
+    assert found["superbatches"] > 2
+    assert found["minibatches"] >= COUNT // 3

@@ -390,6 +390,8 @@ def patched(s: Scenario) -> Iterator[None]:
         # Packs are considered at once, or after a minibatch that is read at random.
         patch.setattr(packed, "LEAST_WAIT_S", 1e-9)
         patch.setattr(packed, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
+        # They are made while random reads go on, or these wait for them.
+        patch.setattr(packed, "_LONG_S", 5.0 if s.number % 4 < 2 else 0.0)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
             patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)
