@@ -91,6 +91,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._limit: tuple[int, str] | None = None
         self._choice: dict[str, Any] = {"actual_s": 0.0, "returned": 0}
         self._returned_at: float | None = None
+        self._warm = False  # the consumer
         self._opened: list[Any] = []  # what closing needs must not hold the stream itself alive
         self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, on_close)
 
@@ -348,8 +349,11 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             del error  # it refers to this frame, and so to this stream
 
     def _consumed(self, seconds: float) -> None:
-        """Keep a moving average of the consumer's seconds per minibatch."""
+        """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
         learned = self._packs.learned
+        if not self._warm:
+            self._warm = True
+            return
         before = learned.consumer_s
         learned.consumer_s = seconds if not before else 0.9 * before + 0.1 * seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
 @pytest.mark.few(4)
 @pytest.mark.usefixtures("_packs_pay")
 @pytest.mark.parametrize("most", [COUNT + 1, 8])
-@pytest.mark.parametrize("first", range(COUNT + 1))
+@pytest.mark.parametrize("first", [*range(0, 10, 2), 15, 20, 21])
 def test_packs_take_over_at_any_minibatch(
     path: Path, expected: list[Minibatch], first: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,3 +187,20 @@ def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
     found = read(path, expected)["packs"]
     assert found["superbatches"] > 2
     assert found["minibatches"] >= COUNT // 3
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_a_slow_first_step_does_not_count(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training warms up in it: it says nothing about how long an epoch trains."""
+    monkeypatch.setattr(packed, "EARLY", 30)  # so that all is sampled, and judged, after the first step
+    take_over_at(monkeypatch, 1)
+    with open_source(path, "auto") as source:
+        loader = open_loader(source, batch_size=BATCH)
+        for step, (a, b) in enumerate(zip(expected, loader, strict=True)):
+            assert_same(a, b)
+            assert loader._learned.consumer_s < 0.5
+            if step == 0:
+                time.sleep(0.6)
+        assert loader.stats()["packs"]["minibatches"] == COUNT - 1
