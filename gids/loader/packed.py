@@ -1,9 +1,9 @@
 """PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
 
 Made by FeatureLoader.attach in place of a WindowedStream. It begins with one. If the epoch waits for the
-disk, it samples a superbatch ahead in that time, and PackReads chooses how to read it. Packs are made while
-random reads go on, and take over once they are ready. While one superbatch is trained, the next one is
-prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
+disk, it samples a superbatch ahead in that time, and PackReads chooses how to read it. Packs take over once
+they are made; if that takes long, random reads go on meanwhile. While one superbatch is trained, the next one
+is prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
 """
 
 from __future__ import annotations
@@ -169,8 +169,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._spaces = spaces_of(packs.tables, ids)
                 rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
         packs.release()  # of the epoch before
-        large = rows * packs.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S
-        if large:
+        if rows * packs.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S:
             self._begin_race(0, [])
         else:
             self._begin_window(self._source)
@@ -247,27 +246,26 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _prepare(self, sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
-        packs, begun, layout, long = self._packs, time.perf_counter(), None, False
+        packs, begun, layout = self._packs, time.perf_counter(), None
         sampled.done = index = self._window.gathered
         if index < len(sampled.spool):
             with self._profile("plan"):
                 layout = packs.choose(sampled, self._host, self._left(sampled))
-                long = packs.sweep_s(sampled) > _LONG_S
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is None:
-            self._end_race(sampled)
-        elif long:
+            return self._end_race(sampled)
+        first_pack = layout.first_pack(index)
+        if packs.sweep_s(sampled) > _LONG_S:
             self._coming = packs.new_machine(sampled, self._host)
-            first_pack = layout.first_pack(index)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
-            packs.beside_bytes = self._coming.beside_bytes(layout.resident.lists_bytes)
+            packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
                 self._end_race(sampled)
         else:
             self._end_window(sampled)
             packs.learned.by_packs = True
             packs.machine = packs.new_machine(sampled, self._host)
-            superbatch = self._make(layout, layout.first_pack(index), packs.machine, fill_resident=True)
+            superbatch = self._make(layout, first_pack, packs.machine, fill_resident=True)
             if superbatch is None:
                 self._random(index)
             else:
@@ -404,7 +402,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         superbatch = None
         if layout is not None:
-            packs.release()  # the memory is freed before there is more
             packs.machine = packs.new_machine(sampled, self._host)
             superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
         return self._random(0) if superbatch is None else self._train(superbatch)

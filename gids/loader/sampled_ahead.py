@@ -144,20 +144,20 @@ class SampledAhead(Generic[T]):
                         self._prepare()
                     reads = Reads(rows_of(ids, self.spaces), tuple(ids))
             except StopIteration:
-                if self._settle():  # else the source ends again, after those that are held
+                if self.settle():  # else the source ends again, after those that are held
                     self.end = StopIteration()
                 return
             except OtherIdsError as error:
                 return self._hold(minibatch, str(error))
             except Exception as error:
-                if self._settle():
+                if self.settle():
                     self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
                 else:  # it fails again, after those that could not be written
                     self.held.append(minibatch)
                 return
             finally:
                 self._seconds["sample"] += time.perf_counter() - begun
-            if not self._settle(WRITING - 1):
+            if not self.settle(WRITING - 1):
                 self.held.append(minibatch)
                 return
             minibatch_bytes = self._bytes_of(minibatch)
@@ -172,9 +172,9 @@ class SampledAhead(Generic[T]):
             self._note(ids)
             self._writing.append((minibatch, written, self._counter.submit(self._count, reads.rows)))
         if settle or self.full:
-            self._settle()
+            self.settle()
 
-    def _settle(self, most: int = 0) -> bool:
+    def settle(self, most: int = 0) -> bool:
         """Wait until no more than so many minibatches are being written and counted.
 
         False if one could not be written: then it is held, with those after it.
@@ -196,7 +196,7 @@ class SampledAhead(Generic[T]):
 
     def _hold(self, minibatch: T, reason: str) -> None:
         """End before a minibatch that does not go into the spool."""
-        if self._settle():
+        if self.settle():
             self.reason = reason
         self.held.append(minibatch)
 
@@ -222,7 +222,7 @@ class SampledAhead(Generic[T]):
             if index == len(self.spool):
                 self.sample(1)
                 continue
-            if index + len(self._writing) >= len(self.spool) and not self._settle():
+            if index + len(self._writing) >= len(self.spool) and not self.settle():
                 continue
             yield from self.spooled(index, index + 1)
             index += 1
@@ -259,13 +259,9 @@ class SampledAhead(Generic[T]):
                 t.name: _core.Counts.create(t.page_count) for t in self._tables if t.rows_per_page > 1
             }
 
-    def settle(self) -> None:
-        """Wait until all minibatches are written and counted."""
-        self._settle()
-
     def forget_counts(self) -> None:
         """Free their memory, once packs are cut."""
-        self._settle()
+        self.settle()
         self.counts, self.pages = [], {}
 
     def _reads_of(self, minibatch: T) -> Reads:

@@ -4,7 +4,7 @@ Called by the loader. See docs/internals/packs.md.
 """
 
 from gids.packs.costs import DiskRates, measure_rates
-from gids.packs.cut import Layout, Resident, Work, hottest_rows, sweep_seconds
+from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.host_gather import HostGather
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.on_device import OnDevice
@@ -41,7 +41,6 @@ __all__ = [
     "Superbatch",
     "Work",
     "find_scratch",
-    "hottest_rows",
     "measure_rates",
     "rows_of",
     "spaces_of",

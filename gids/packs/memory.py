@@ -97,6 +97,10 @@ class PackPlan:
         """For the write buffers of a sweep while the memory for rows is in use."""
         return self.purposes.get("write buffers") or _own_write_bytes(sum(self.purposes.values()))
 
+    def beside_bytes(self, lists_bytes: int) -> int:
+        """For a superbatch that is made beside random reads, whose row lists take so many bytes."""
+        return lists_bytes + self.own_write_bytes + self.purposes["row sets"] + self.purposes["sweep"]
+
     def rows_bytes(self, lists_bytes: int) -> int:
         """For resident rows and two packs, if the row lists of a superbatch take so many bytes."""
         return self.pack_bytes - (2 if self.overlap else 1) * lists_bytes

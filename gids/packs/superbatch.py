@@ -70,11 +70,6 @@ class PackMachine:
         self.direct, self.gap_bytes = direct, gap_bytes
         self.output_rows = output_rows
 
-    def beside_bytes(self, lists_bytes: int) -> int:
-        """What a superbatch takes that is made beside others. lists_bytes: of its row lists."""
-        purposes = self.plan.purposes
-        return lists_bytes + self.plan.own_write_bytes + purposes["row sets"] + purposes["sweep"]
-
     def close(self) -> None:
         """Give the memory back. Idempotent. No superbatch is open."""
         self.rows.close()
