@@ -91,8 +91,7 @@ class RankFeatures(ABC):
 
         make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0), place)
         steps = Steps(self.group, source, make_step, place, by_choice=self._reads == "auto")
-        rows = self._stream(steps, growth, count, learned or Learned())
-        return EpochStream(source, rows, count=count, alone=False)
+        return self._stream(source, steps, growth, count, learned or Learned())
 
     def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
         """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
@@ -128,9 +127,7 @@ class RankFeatures(ABC):
         self.loader.leave(user)
 
     @abstractmethod
-    def _stream(
-        self, steps: Steps[T], growth: float, count: int | None, learned: Learned
-    ) -> LockstepStream[T]: ...
+    def _stream(self, source: Sampled[T], steps: Steps[T], *epoch: Any) -> LockstepStream[T]: ...
 
     @abstractmethod
     def _step_of(
@@ -188,8 +185,8 @@ class GroupFeatures(RankFeatures):
             values = table.decode(on_host(rows).numpy()).to(rows.device)
         return values if self.dtype is None else values.to(self.dtype)
 
-    def _stream(self, steps: Steps[T], growth: float, count: int | None, learned: Learned) -> GroupStream[T]:
-        return GroupStream(self, steps, growth, count, learned)
+    def _stream(self, source: Sampled[T], steps: Steps[T], *epoch: Any) -> GroupStream[T]:
+        return GroupStream(self, source, steps, *epoch)
 
     def _step_of(
         self,
@@ -258,8 +255,8 @@ class OwnFeatures(RankFeatures):
             alike.setdefault(table.type, []).append(name)
         super().__init__(group, loader, tables, rows_of, list(alike.values()), reads=reads, bulk=bulk)
 
-    def _stream(self, steps: Steps[T], growth: float, count: int | None, learned: Learned) -> OwnStream[T]:
-        return OwnStream(self, steps, growth, count, learned)
+    def _stream(self, source: Sampled[T], steps: Steps[T], *epoch: Any) -> OwnStream[T]:
+        return OwnStream(self, source, steps, *epoch)
 
     def _step_of(
         self,

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from gids.distributed.group import Group
+from gids.loader.epoch_stream import Failed
 from gids.loader.pack_reads import EARLY
 from gids.loader.sampled_ahead import MOST_MINIBATCHES
-from gids.loader.stream import Failed
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -80,7 +80,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
     one that names the rank that has one. place: see Group.exchange, from the number of a step and what is
     exchanged. by_choice: packs are one choice of several (reads="auto").
 
-    Also what PackedStream calls Together: superbatches do not overlap.
+    Also what PackSwitch calls Together: superbatches do not overlap.
 
     Attributes: known: the counts of the steps that were sampled and not handed out; number: steps sampled.
     """

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from gids.closing import Closing
 from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
+from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.options import MAX_PLANNED
 from gids.loader.pack_reads import Learned, Together
+from gids.loader.readers import Features, Reader
 
 if TYPE_CHECKING:
     from gids.distributed.features import GroupFeatures, RankFeatures
 
 T = TypeVar("T")
-Rows = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Read(Generic[T]):
     """A step with the rows that this rank read for it; or the error."""
 
     step: Step[T] | None
-    rows: Rows | None
+    rows: Features | None
     error: Exception | None
 
 
@@ -48,7 +47,7 @@ class _Coming(Generic[T]):
     status: tuple[torch.Tensor, Any]
 
 
-class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
+class LockstepStream(EpochStream[T], ABC):
     """The minibatches of an epoch with their features, where sampling is collective.
 
     By random reads, all ranks sample equally far ahead, so that they exchange in the same order: a rank with
@@ -56,49 +55,41 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
     Before rows are sent, the ranks have compared where they are, when they sampled or without that.
     """
 
+    first_alone = False  # the other ranks hear of its error first
+
     def __init__(
-        self, features: RankFeatures, steps: Steps[T], growth: float, count: int | None, learned: Learned
+        self,
+        features: RankFeatures,
+        source: Sampled[T],
+        steps: Steps[T],
+        growth: float,
+        count: int | None,
+        learned: Learned,
     ) -> None:
+        super().__init__(source, Reader(), count=count)
         self._learned = learned
         self._features_of, self._group, self._loader = features, features.group, features.loader
         self._steps, self._growth, self._count = steps, growth, count
-        self._rows: Any = None  # the loader's stream
-        self._ahead: int | None = None  # steps to sample ahead of random reads, the same on all ranks
+        self._rows: EpochStream[Step[T]] | None = None  # what this rank reads
+        self._sampled_ahead: int | None = None  # steps, by random reads, the same on all ranks
         self._first: Read[T] | None = None
         self._taken = 0  # steps
         self._limit: tuple[int, str] | None = None
-        self._closed = False
 
-    def __next__(self) -> tuple[T, Rows]:
-        if self._closed:
-            raise StopIteration
+    def _take(self) -> tuple[T, Features, Exception | None]:
         group, comparisons = self._group, self._group.comparisons
-        try:
-            if self._ahead is not None:
-                self._steps.sample_ahead(self._ahead)
-            elif not self._steps.known:
-                self._begin()
-            if not self._steps.known:
-                raise StopIteration
-            if group.comparisons == comparisons:  # nothing was sampled
-                group.meet(self._place("takes a minibatch"))
-            read, features, error = self._features()
-        except BaseException:
-            self.close()
-            raise
+        if self._sampled_ahead is not None:
+            self._steps.sample_ahead(self._sampled_ahead)
+        elif not self._steps.known:
+            self._begin()
+        if not self._steps.known:
+            raise StopIteration
+        if group.comparisons == comparisons:  # nothing was sampled
+            group.meet(self._place("takes a minibatch"))
+        read, features, error = self._features()
         self._steps.known.popleft()
         self._taken += 1
-        try:
-            if error is not None:
-                raise error
-            assert read.step is not None
-            return read.step.minibatch, features
-        finally:
-            del error, read  # it refers to this frame, and so to this stream
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        return cast(T, read.step and read.step.minibatch), features, error
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window of the rows that this rank reads."""
@@ -108,13 +99,15 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
-        self._closed, self._first = True, None
-        self._steps.drop()
-        if self._rows is not None:
-            self._rows.close()
+        with self._lock:
+            self._first = None
+            self._steps.drop()
+            if self._rows is not None:
+                self._rows.close()
+            super().close()
 
     @abstractmethod
-    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+    def _features(self) -> tuple[Read[T], Features, StorageError | None]:
         """The first step that is known, with its features; or why some rank could not read its rows."""
 
     def _begin(self) -> None:
@@ -134,8 +127,9 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
         self._first = self._read_next()  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):
             ahead = self._loader.window + MAX_PLANNED + 2
-            [self._ahead] = self._group.most([ahead], self._place("chooses a window"))
-            steps.sample_ahead(self._ahead)
+            [ahead] = self._group.most([ahead], self._place("chooses a window"))
+            steps.sample_ahead(ahead)
+            self._sampled_ahead = ahead
 
     def _place(self, what: str) -> str:
         return self._steps.place(self._taken, what)
@@ -165,6 +159,7 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
         return self._read_next() if first is None else first
 
     def _read_next(self) -> Read[T]:
+        assert self._rows is not None
         try:
             step, rows = next(self._rows)
         except StopIteration:
@@ -191,10 +186,8 @@ class LockstepStream(Closing, Generic[T], Iterator[tuple[T, Rows]], ABC):
 class GroupStream(LockstepStream[T]):
     """Minibatches with rows of other ranks. The rows of the next step are on their way."""
 
-    def __init__(
-        self, features: GroupFeatures, steps: Steps[T], growth: float, count: int | None, learned: Learned
-    ) -> None:
-        super().__init__(features, steps, growth, count, learned)
+    def __init__(self, features: GroupFeatures, *epoch: Any) -> None:
+        super().__init__(features, *epoch)
         self._of = features
         self._coming: deque[_Coming[T]] = deque()
 
@@ -202,7 +195,7 @@ class GroupStream(LockstepStream[T]):
         self._coming.clear()
         super().close()
 
-    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+    def _features(self) -> tuple[Read[T], Features, StorageError | None]:
         self._send(2)
         return self._receive(self._coming.popleft())
 
@@ -230,7 +223,7 @@ class GroupStream(LockstepStream[T]):
         table = next(t for t in self._loader.tables if t.name == name)
         return torch.zeros(count, table.row_bytes, dtype=torch.uint8, device=self._loader.device)
 
-    def _receive(self, coming: _Coming[T]) -> tuple[Read[T], Rows, StorageError | None]:
+    def _receive(self, coming: _Coming[T]) -> tuple[Read[T], Features, StorageError | None]:
         """The features of a step; or the error of a rank that could not read its rows."""
         group, read = self._group, coming.read
         received = {}
@@ -253,7 +246,7 @@ class GroupStream(LockstepStream[T]):
 class OwnStream(LockstepStream[T]):
     """Cooperative minibatches with the features of this rank's input nodes."""
 
-    def _features(self) -> tuple[Read[T], Rows, StorageError | None]:
+    def _features(self) -> tuple[Read[T], Features, StorageError | None]:
         read = self._read()
         [failed] = self._group.most([int(read.error is not None)], self._place("has its rows"))
         if failed:

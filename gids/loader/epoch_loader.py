@@ -22,10 +22,11 @@ import torch
 from gids import cuda
 from gids.closing import Closing
 from gids.errors import StorageError
-from gids.loader.epoch_stream import EpochStream, NoRows, Sampled
+from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.pack_reads import Learned
 from gids.loader.ranks import EpochSeeds
+from gids.loader.readers import Reader
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
@@ -241,7 +242,7 @@ class EpochLoader(Closing, ABC):
         )
         if features is None:
             source = Sampled(sampling)
-            stream = EpochStream(source, NoRows(source), count=len(steps))
+            stream = EpochStream(source, Reader(), count=len(steps))
         else:
             stream = features.attach(
                 sampling,

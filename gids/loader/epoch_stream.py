@@ -1,22 +1,64 @@
-"""EpochStream: one epoch of minibatches with their features, whoever reads the rows. All loaders return it.
+"""EpochStream: one epoch of minibatches with their features. The only loop over minibatches; all loaders
+return it.
 
-It counts what is sampled and what is returned, so that no epoch ends early in silence; it raises the error of
-a minibatch when that minibatch is due; and another thread may close it.
+It samples ahead, tells a Reader what enters, and hands out what it gathers. It counts, so that no epoch ends
+early in silence. It raises the error of a minibatch when that minibatch is due. Another thread may close it.
+
+The order is fixed, so that a run can be replayed exactly: before minibatch t is planned, minibatch t - D is
+gathered and t + W has entered (W: the window, D: the planned minibatches). Only the first W steps differ: the
+first minibatch is handed out when one is sampled; then each step enters two until the window is full.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, NoReturn, Protocol, TypeVar, cast
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from gids.closing import Closing
 from gids.errors import StorageError
-from gids.loader.stream import Failed, Features
+from gids.loader.observer import Observers
+from gids.loader.readers import Features, Gathered, Ids, Reader
+from gids.packs import ByReference
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+IdsOf = Callable[[T], Ids]
 _END = object()
+log = logging.getLogger("gids")
+
+
+@dataclass(slots=True)
+class Failed(ByReference):
+    """In place of a minibatch that could not be sampled: its error."""
+
+    error: Exception
+
+    def raise_error(self) -> NoReturn:
+        """Raise it, once. It refers to the frames that it passes, so nothing here refers to it any more."""
+        error = self.error
+        del self.error
+        try:
+            raise error
+        finally:
+            del error
+
+    @staticmethod
+    def or_else(function: Callable[[T], R], value: R) -> Callable[[T], R]:
+        """A function that returns `value` for a minibatch that could not be sampled."""
+        return lambda minibatch: value if isinstance(minibatch, Failed) else function(minibatch)
+
+    @classmethod
+    def of(cls, error: Exception) -> Any:
+        """In place of any minibatch. Without the innermost frames, which refer to a stream or an iterator."""
+        return cls(error.with_traceback(None))
 
 
 class Sampled(Iterator[T]):
@@ -39,22 +81,18 @@ class Sampled(Iterator[T]):
 
     def peek(self) -> T | Failed | None:
         """The first minibatch, which next() returns too; None if there is none, or it was taken."""
-        self.fails_first()
-        first = self._first[0] if self._first else _END
-        return None if first is _END else cast("T | Failed", first)
-
-    def fails_first(self) -> bool:
-        """Sample the first minibatch, if none is. Whether that failed; then raise_first() must follow."""
         if self._begun:
-            return False
+            return None
         if not self._first:
             self._first.append(self._sample())
-        return isinstance(self._first[0], Failed)
+        return None if self._first[0] is _END else cast("T | Failed", self._first[0])
 
-    def raise_first(self) -> NoReturn:
-        """Raise the error of the first minibatch. The next one is the first then."""
+    def failed_first(self) -> Failed | None:
+        """Sample the first minibatch, if none is. If that failed, the next one is the first then."""
+        if not isinstance(self.peek(), Failed):
+            return None
         self.count += 1
-        cast(Failed, self._first.pop()).raise_error()
+        return cast(Failed, self._first.pop())
 
     def __next__(self) -> T:
         self._begun = True
@@ -84,32 +122,22 @@ class Sampled(Iterator[T]):
             return Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
-class RowStream(Protocol[T_co]):
-    """Reads the rows of minibatches. Attributes: closed: whether it ended, or an error ended it."""
+class Switch(Protocol):
+    """Changes how a stream reads. See PackSwitch."""
 
-    @property
-    def closed(self) -> bool: ...
-    def __next__(self) -> tuple[T_co, Features]: ...
-    def limit_window(self, batches: int, reason: str) -> None: ...
+    opened: list[Any]
+    """What must be closed with the stream."""
+
+    def before(self, stream: EpochStream[Any]) -> None:
+        """Called before each minibatch."""
+
+    def failed(self, stream: EpochStream[Any], error: OSError) -> bool:
+        """Called when gathering failed. Whether it will succeed now, by another reader."""
+
+    def after(self, stream: EpochStream[Any], *, returned: bool) -> None:
+        """Called after each minibatch, or its error."""
+
     def close(self) -> None: ...
-
-
-class NoRows(Generic[T]):
-    """The stream of a loader without tables."""
-
-    closed = False
-
-    def __init__(self, minibatches: Iterator[T]) -> None:
-        self._minibatches = minibatches
-
-    def __next__(self) -> tuple[T, Features]:
-        return next(self._minibatches), {}
-
-    def limit_window(self, batches: int, reason: str) -> None:
-        """There is no window."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
@@ -118,29 +146,80 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     It goes on after an error of the source, as far as the source does, and after a StorageError; any other
     error ends it. close() waits for a next() in another thread. After close() there are no more minibatches.
 
-    rows: reads the minibatches of source. count: number of minibatches, if known. alone: other ranks need not
-    hear of an error before it is raised. ended: called with the number of minibatches at their end.
+    ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. ended: called
+    with the number of minibatches at their end. on_close: called once, when nothing is open. seconds: gets
+    what sampling takes, as "sample".
     """
+
+    first_alone = True
+    """Whether the error of the first minibatch is raised before anything is opened."""
 
     def __init__(
         self,
         source: Sampled[T],
-        rows: RowStream[T],
+        reader: Reader,
+        ids_of: IdsOf[T] = lambda _: {},
         *,
-        count: int | None,
-        alone: bool = True,
+        count: int | None = None,
         ended: Callable[[int], None] = lambda _: None,
+        on_close: Callable[[], None] = lambda: None,
+        seconds: dict[str, float] | None = None,
+        observers: Observers | None = None,
+        switch: Switch | None = None,
     ) -> None:
-        self._source, self._rows, self._count, self._alone = source, rows, count, alone
-        self._ended = ended
+        self._source, self._ids_of, self._count, self._ended = source, ids_of, count, ended
+        self._seconds = {"sample": 0.0} if seconds is None else seconds
+        self._observers = observers = observers or Observers()
+        self._switch = switch
+        self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
         self._closed = self._cut_short = False
         self._lock = threading.RLock()
+        # The finalizer must not keep the stream itself alive.
+        self._opened: list[Any] = [] if switch is None else switch.opened
+        self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, observers.end, on_close)
+        self._reader = Reader()
+        self._held: deque[T] = deque()  # entered, not yet handed out
+        self.read(reader, source)
+
+    def read(self, reader: Reader, minibatches: Iterable[T], *, reads_ahead: bool = True) -> None:
+        """Go on by another reader, with these minibatches. reads_ahead: plan those that are not due."""
+        self.take_back()
+        self._reader, self._minibatches, self.reads_ahead = reader, iter(minibatches), reads_ahead
+        self._opened.append(reader)
+        self._entered = self._planned = self.gathered = 0  # minibatches of this reader
+        self._end: BaseException | None = None  # the error that ended the source
 
     @property
     def ahead(self) -> int:
         """Number of minibatches that were sampled and not returned."""
         return self._source.count - self._returned
+
+    @property
+    def idle(self) -> bool:
+        """Whether no read is going on."""
+        return self.gathered == self._planned
+
+    @property
+    def sampled_all(self) -> bool:
+        """Whether nothing more will enter: at the end of the source, or after its error."""
+        return self._end is not None
+
+    def ready(self) -> bool:
+        """Whether the next minibatch is there, without waiting for the disk. Plans it."""
+        self._fill()
+        return self.idle or self._reader.ready()
+
+    def take_back(self) -> list[T]:
+        """End the reader, and return what it was told of and did not gather. read() must follow."""
+        held, reader = list(self._held), self._reader
+        self._held.clear()
+        self._reader, self._minibatches = Reader(), iter(())
+        reader.close()
+        if reader in self._opened:
+            self._opened.remove(reader)
+        self._observers.begin_again()
+        return held
 
     def __next__(self) -> tuple[T, Features]:
         with self._lock:
@@ -153,11 +232,13 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 )
             if self._closed:
                 raise StopIteration
-            # Memory is shared out by the first minibatch.
+            if self.first_alone and (failed := self._source.failed_first()) is not None:
+                self._returned += 1
+                self._raise(failed)
+            error: Exception | None = None
             try:
-                if self._alone and self._source.fails_first():
-                    self._source.raise_first()
-                minibatch, features = next(self._rows)
+                minibatch, features, error = self._take()
+                self._returned += 1
             except StopIteration:
                 lost = self._lost()
                 self.close()
@@ -165,30 +246,131 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     raise RuntimeError(lost) from None
                 self._ended(self._returned)
                 raise
-            except BaseException as error:
+            except BaseException as raised:
                 self._returned += 1
-                self._failed = self._failed or not isinstance(error, StorageError)
-                if self._rows.closed:
-                    self.close()
-                    self._cut_short = isinstance(error, StorageError)  # which concerns one minibatch
+                self._failed = self._failed or not isinstance(raised, StorageError)
+                self.close()
+                self._cut_short = isinstance(raised, StorageError)
                 raise
-            self._returned += 1
-            if isinstance(minibatch, Failed):
-                self._failed = self._failed or not isinstance(minibatch.error, StorageError)
-                minibatch.raise_error()
-            return minibatch, features
+            try:
+                if error is not None:
+                    if not isinstance(error, StorageError):
+                        self.close()
+                    raise error
+                if isinstance(minibatch, Failed):
+                    self._raise(minibatch)
+                return minibatch, features
+            finally:
+                error = None  # it refers to this frame, and so to this stream
 
     def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window from now on. Logs the reason once."""
-        self._rows.limit_window(batches, reason)
+        """Limit the window from now on. Logs the reason, if the window is longer."""
+        if batches < self._window:
+            log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
+            self._most_window = max(0, batches)
 
     def close(self) -> None:
         """Let reads finish, drop what was sampled ahead. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._rows.close()
+                self._held.clear()
+                self._end = None
+                if self._switch is not None:
+                    self._switch.close()
+                self._finalizer()
+                self._reader, self._minibatches = Reader(), iter(())
                 self._source.close()
+
+    def _take(self) -> tuple[T, Features, Exception | None]:
+        """The minibatch that is due, with its features, and an error if some could not be read."""
+        switch, returned = self._switch, False
+        if switch is None:
+            return self._gather()
+        try:
+            switch.before(self)
+            taken = self._gather()
+            returned = True
+        finally:
+            switch.after(self, returned=returned)
+        return taken
+
+    def _gather(self) -> tuple[T, Features, Exception | None]:
+        gathered: Gathered | None = None
+        while gathered is None:
+            self._fill()
+            if self.idle:
+                raise self._take_end()
+            try:
+                with self._observers.stage("gather"):
+                    gathered = self._reader.gather()
+            except OSError as error:
+                if self._switch is None or not self._switch.failed(self, error):
+                    raise
+        self._observers.gathered()
+        self._observers.retired()
+        self.gathered += 1
+        return self._held.popleft(), *gathered
+
+    @property
+    def _window(self) -> int:
+        window = self._reader.window
+        return window if self._most_window is None else min(window, self._most_window)
+
+    def _fill(self) -> None:
+        """Plan as far ahead as allowed, entering the window first."""
+        if not self._entered:
+            self._enter_until(1)  # only then are the sizes of minibatches known
+        warm = self.gathered + 1  # 1 for the first minibatch
+        ahead = min(self._reader.planned, warm) if self.reads_ahead else 1
+        while self._planned < self.gathered + ahead:
+            t = self._planned
+            self._enter_until(t + 1 + min(self._window, t))
+            if self._entered == t:
+                return  # the source is exhausted
+            with self._observers.stage("plan"):
+                self._reader.plan()
+                self._observers.planned()
+            self._planned += 1
+
+    def _enter_until(self, end: int) -> None:
+        while self._entered < end and self._end is None:
+            try:
+                minibatch, ids = self._sample()
+                with self._observers.stage("enter"):
+                    self._reader.enter(minibatch, ids)
+                    self._observers.entered(ids)
+            except StopIteration:
+                self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
+                return
+            except Exception as error:  # raised when it is due: earlier minibatches are handed out first
+                # without this frame, which refers to the stream: a stream that is dropped ends at once
+                self._end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+                return
+            self._held.append(minibatch)
+            self._entered += 1
+
+    def _sample(self) -> tuple[T, Ids]:
+        if not self._reader.by_ids:  # the reader has sampled minibatches
+            minibatch = next(self._minibatches)
+            return minibatch, self._ids_of(minibatch) if self._observers.any else {}
+        begun = time.perf_counter()
+        with self._observers.stage("sample"):
+            minibatch, ids = next(self._minibatches), cast(Ids, {})
+            try:
+                ids = self._ids_of(minibatch)
+            except StorageError as error:
+                minibatch = Failed.of(error)
+        self._seconds["sample"] += time.perf_counter() - begun
+        return minibatch, ids
+
+    def _take_end(self) -> BaseException:
+        end, self._end = self._end, None  # not kept: it refers to frames that refer to this stream
+        return end or StopIteration()
+
+    def _raise(self, failed: Failed) -> NoReturn:
+        self._failed = self._failed or not isinstance(failed.error, StorageError)
+        failed.raise_error()
 
     def _lost(self) -> str:
         """What is missing at the end of the epoch."""
@@ -197,3 +379,22 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._count is not None and self._returned < self._count and not self._failed:
             return f"the epoch has {self._count} minibatches, and its source ended after {self._returned}"
         return ""
+
+
+def _close(pid: int, opened: list[Any], end_steps: Callable[[], None], on_close: Callable[[], None]) -> None:
+    if os.getpid() != pid:
+        return  # a forked child has neither the threads nor the memory
+    if threading.current_thread().name.startswith("gids-"):
+        # The garbage collector runs in one of the threads that this waits for.
+        threading.Thread(target=_close_all, args=(opened, end_steps, on_close), name="close gids").start()
+    else:
+        _close_all(opened, end_steps, on_close)
+
+
+def _close_all(opened: list[Any], end_steps: Callable[[], None], on_close: Callable[[], None]) -> None:
+    with ExitStack() as stack:
+        stack.callback(on_close)
+        stack.callback(end_steps)
+        for part in opened:
+            stack.callback(part.close)
+    opened.clear()

@@ -30,7 +30,7 @@ from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine
-from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.memory_line import memory_line
 from gids.loader.minibatch_sizes import (
     Rows,
@@ -44,11 +44,11 @@ from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
 from gids.loader.pack_reads import LEAST_BYTES, Alone, Learned, PackHost, PackReads, Together
-from gids.loader.packed import PackedStream
+from gids.loader.pack_switch import PackSwitch
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
+from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.stages import Stage, epoch_summary, stage_for
-from gids.loader.stream import Cache, Failed, Ids, IdsOf, ReadThroughStream, WindowedStream
+from gids.loader.stages import epoch_summary, stage_for
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.packs import MOST_ROWS, OnDevice, RowReader
 from gids.store import FeatureStore, Table
@@ -155,8 +155,7 @@ class FeatureLoader(Closing):
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._seconds = {"sample": 0.0}
-        self._stage: Stage = stage_for(self.device)
-        self._observers = Observers(observer)
+        self._observers = Observers(observer, stage_for(self.device))
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
@@ -332,7 +331,7 @@ class FeatureLoader(Closing):
                     "another stream of this loader is open, so this one reads through the cache without "
                     "lookahead: end the loop of the other, or close() it, before the next epoch"
                 )
-                through = EpochStream(source, ReadThroughStream(source, ids_of, cache_for), count=None)
+                through = EpochStream(source, ThroughReader(cache_for), ids_of)
                 self._streams.add(through)
                 return through
             self._adapt_planned()
@@ -342,35 +341,26 @@ class FeatureLoader(Closing):
                 self._waiting = min(waiting_batches, self._most_waiting)
             me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
 
-            def window(of: Iterable[T], on_close: Callable[[], None]) -> WindowedStream[T]:
-                return WindowedStream(
-                    of,
-                    ids_of,
-                    cache_for,
-                    window_batches=lambda: self._window,
-                    planned_batches=lambda: self._planned,
-                    on_close=on_close,
-                    seconds=self._seconds,
-                    stage=self._stage,
-                    observers=self._observers,
-                )
+            def reader() -> CacheReader:
+                return CacheReader(cache_for, lambda: self._window, lambda: self._planned)
 
             own: list[object] = []  # the weak reference to this stream
 
             def ended() -> None:
                 _stream_ended(me, own, before, begun)
 
-            rows: WindowedStream[T] | PackedStream[T]
+            switch: PackSwitch[T] | None = None
             self._packs.learned = self._learned if learned is None else learned
             if together is not None and self.may_use_packs(self._packs.learned, count):
-                rows = PackedStream(
+                ids_of = ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of)
+                switch = PackSwitch(
                     source,
-                    ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of),
+                    ids_of,
                     nbytes,
                     PackHost(
                         sampler_bytes=lambda: source_bytes(self._waiting),
                         waiting=lambda: self._waiting,
-                        window=lambda of: window(of, lambda: None),
+                        reader=reader,
                         lines_for=partial(self._lines_for, growth, source_bytes),
                         memory_bytes=self._pack_bytes,
                         free_cache=partial(self._free_cache, source_bytes),
@@ -378,17 +368,23 @@ class FeatureLoader(Closing):
                     ),
                     self._packs,
                     count=count,
-                    on_close=ended,
                     seconds=self._seconds,
-                    stage=self._stage,
                     observers=self._observers,
                 )
             else:
                 self._packs.release()  # the memory is the cache's now
-                rows = window(source, ended)
-            # Together, a stream ends with its superbatch.
-            whole = count if together is _ALONE else None
-            stream = EpochStream(source, rows, count=whole, ended=self._packs.learned.ended)
+            stream = EpochStream(
+                source,
+                reader(),
+                ids_of,
+                # Together, a stream ends with its superbatch.
+                count=count if together is _ALONE else None,
+                ended=self._packs.learned.ended,
+                on_close=ended,
+                seconds=self._seconds,
+                observers=self._observers,
+                switch=switch,
+            )
             self._windowed = weakref.ref(stream)
             own.append(self._windowed)
             self._streams.add(stream)
@@ -552,7 +548,7 @@ class FeatureLoader(Closing):
             return True
         nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
         large = nbytes > max(self.source.memory, LEAST_BYTES)
-        return wide is None and large and not self._observers.any and self._options.cache != 0
+        return wide is None and large and not self._observers.of_cache and self._options.cache != 0
 
     def _lines_for(
         self, growth: float, source_bytes: Callable[[int], int], ids: Ids, minibatch_bytes: int

@@ -13,7 +13,7 @@ from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.headroom import Headroom
 from gids.loader.pack_reads import Learned
-from gids.loader.stream import Features, Ids
+from gids.loader.readers import Features, Ids
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Observer: the methods that a FeatureLoader calls while it works, to record or time it.
 
-Called by FeatureLoader and WindowedStream. gids.trace has two observers: record() and Timeline.
+Called by EpochStream. gids.trace has two observers: record() and Timeline.
 """
 
 from __future__ import annotations
@@ -9,43 +9,55 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from gids.loader.stages import Stage, stage
+
 if TYPE_CHECKING:
-    from gids.loader.stream import Cache, Ids
+    from gids.loader.readers import Cache, Ids
 
 
 class Observer:
     """Base class: override the methods you need, the others do nothing.
 
-    All are called in the consumer's thread. step counts minibatches from 0, across epochs. Streams that read
-    through the cache (a validation in mid-epoch) call no method but cache_opened. An exception in a method
-    reaches the training loop.
+    All are called in the consumer's thread. step counts minibatches from 0, across epochs, however their rows
+    are read. Streams that read through the cache (a validation in mid-epoch) call no method but cache_opened.
+    An exception in a method reaches the training loop.
     """
 
+    of_cache = False
+    """Whether it observes the cache: then reads="auto" reads at random. Other observers do not change how
+    rows are read."""
+
     def cache_opened(self, cache: Cache) -> None:
-        """The cache was built, with the first minibatch."""
+        """The cache was built, with the first minibatch that is read through it."""
 
     def entered(self, step: int, ids: Ids) -> None:
         """A sampled minibatch entered the window. ids: {table: int64[n]}, as the stream received them."""
 
     def planned(self, step: int) -> None:
-        """The cache planned the minibatch and submitted its reads."""
+        """The reads of the minibatch were planned and submitted."""
 
     def gathered(self, step: int) -> None:
         """The features of the minibatch are ready."""
 
     def retired(self, step: int) -> None:
-        """The cache dropped the minibatch's marks: after its gather, or because its stream closed."""
+        """Nothing marks the pages of the minibatch any more: after its gather, or as its stream closed."""
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """Return a context manager to run a stage in: "sample", "enter", "plan" or "gather"."""
+        """Return a context manager to run a stage in: "sample", "enter", "plan", "sweep" or "gather"."""
         return nullcontext()
 
 
-class Observers(Observer):
-    """The observers of one loader, called in the order in which they were added."""
+class Observers:
+    """The observers of one loader, called in the order in which they were added. Numbers the steps.
 
-    def __init__(self, first: Observer | None) -> None:
+    profile: marks each stage for profilers.
+    """
+
+    def __init__(self, first: Observer | None = None, profile: Stage = stage) -> None:
         self._all: list[Observer] = [] if first is None else [first]
+        self._profile = profile
+        self._entered = self._planned = self._gathered = self._retired = 0  # steps
+        self._enter_again = self._plan_again = 0  # steps of which another reader was told
 
     @contextmanager
     def added(self, observer: Observer) -> Iterator[None]:
@@ -61,32 +73,59 @@ class Observers(Observer):
         """Whether there is an observer."""
         return bool(self._all)
 
+    @property
+    def of_cache(self) -> bool:
+        """Whether one observes the cache."""
+        return any(observer.of_cache for observer in self._all)
+
     def cache_opened(self, cache: Cache) -> None:
         for observer in self._all:
             observer.cache_opened(cache)
 
-    def entered(self, step: int, ids: Ids) -> None:
+    def entered(self, ids: Ids) -> None:
+        if self._enter_again:
+            self._enter_again -= 1
+            return
+        self._entered += 1
         for observer in self._all:
-            observer.entered(step, ids)
+            observer.entered(self._entered - 1, ids)
 
-    def planned(self, step: int) -> None:
+    def planned(self) -> None:
+        if self._plan_again:
+            self._plan_again -= 1
+            return
+        self._planned += 1
         for observer in self._all:
-            observer.planned(step)
+            observer.planned(self._planned - 1)
 
-    def gathered(self, step: int) -> None:
+    def gathered(self) -> None:
+        self._gathered += 1
         for observer in self._all:
-            observer.gathered(step)
+            observer.gathered(self._gathered - 1)
 
-    def retired(self, step: int) -> None:
+    def retired(self) -> None:
+        self._retired += 1
         for observer in self._all:
-            observer.retired(step)
+            observer.retired(self._retired - 1)
+
+    def begin_again(self) -> None:
+        """The steps that were not gathered will enter once more, by another reader: nobody is told again."""
+        self._enter_again, self._plan_again = self._entered - self._gathered, self._planned - self._gathered
+
+    def end(self) -> None:
+        """The stream ended: nothing of the steps that entered is left."""
+        while self._retired < self._entered:
+            self.retired()
+        self._planned = self._gathered = self._entered
+        self._enter_again = self._plan_again = 0
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        return self._stages(name) if self._all else nullcontext()
+        return self._stages(name) if self._all else self._profile(name)
 
     @contextmanager
     def _stages(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.enter_context(self._profile(name))
             for observer in self._all:
                 stack.enter_context(observer.stage(name))
             yield

@@ -1,6 +1,6 @@
-"""PackReads: chooses how the minibatches of a superbatch are read, and keeps what all packed streams share.
+"""PackReads: chooses how the minibatches of a superbatch are read, and keeps what all epochs by packs share.
 
-Made by FeatureLoader, used by PackedStream. It knows costs and sizes; it reads no rows.
+Made by FeatureLoader, used by PackSwitch. It knows costs and sizes; it reads no rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.lending import Lender
 from gids.loader.options import Options
+from gids.loader.readers import Ids, Reader
 from gids.loader.sampled_ahead import SampledAhead
-from gids.loader.stream import Ids
 from gids.packs import (
     DiskRates,
     HostGather,
@@ -122,8 +122,8 @@ class Alone:
 class PackHost:
     """What packs ask of their FeatureLoader.
 
-    sampler_bytes: memory of the sampler. waiting: sampled minibatches that the source holds. window: a stream
-    that reads minibatches by random reads. lines_for: the lines that the cache would have for minibatches
+    sampler_bytes: memory of the sampler. waiting: sampled minibatches that the source holds. reader: one that
+    reads minibatches by random reads. lines_for: the lines that the cache would have for minibatches
     like this one, by table; None if they do not fit.
     memory_bytes: borrows the memory of other loaders; returns the bytes that packs may take once the cache is
     freed. free_cache: frees it.
@@ -132,7 +132,7 @@ class PackHost:
 
     sampler_bytes: Callable[[], int]
     waiting: Callable[[], int]
-    window: Callable[[Iterable[Any]], Any]
+    reader: Callable[[], Reader]
     lines_for: Callable[[Ids, int], Mapping[str, int] | None]
     memory_bytes: Callable[[], int]
     free_cache: Callable[[], None]
@@ -176,7 +176,7 @@ class PackReads:
     loader's engine. lender: of the source. device: where packs are in device memory.
 
     Attributes: machine: has the memory of packs, or is None; learned: of the loader whose epoch is open;
-    step: minibatches returned; beside_bytes: taken beside the cache, while packs are prepared.
+    beside_bytes: taken beside the cache, while packs are prepared.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class PackReads:
         self.tables, self.options, self._dtype, self._bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
         self.learned = Learned()
-        self.step = self.beside_bytes = 0
+        self.beside_bytes = 0
         self.counters: dict[str, Any] = {
             "superbatches": 0,
             "packs": 0,

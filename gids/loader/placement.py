@@ -23,7 +23,7 @@ from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.device.extents import open_extent_reader
-from gids.loader.stream import Cache
+from gids.loader.readers import Cache
 
 if TYPE_CHECKING:
     from gids.cache.budget import Budget

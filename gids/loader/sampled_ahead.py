@@ -1,6 +1,6 @@
 """SampledAhead: minibatches that are sampled into a spool, and what they read. One superbatch.
 
-Made by PackedStream, which samples the next one while the present one is trained. Knows no packs.
+Made by PackSwitch, which samples the next one while the present one is trained. Knows no packs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gids import _core
 from gids.errors import StorageError
+from gids.loader.epoch_stream import Failed, IdsOf
 from gids.loader.minibatch_sizes import rows_read
-from gids.loader.stream import Failed, Ids, IdsOf
+from gids.loader.readers import Ids
 from gids.packs import (
     WRITING,
     NotSpoolable,
@@ -136,9 +137,7 @@ class SampledAhead(Generic[T]):
                     try:
                         ids = self._ids_of(minibatch)
                     except StorageError as error:
-                        if not self.spaces:
-                            raise
-                        minibatch, ids = cast(T, Failed(error.with_traceback(None))), {}
+                        minibatch, ids = Failed.of(error), {}
                     if not self.spaces:
                         self.spaces = spaces_of(self._tables, ids)
                         self._prepare()
@@ -206,7 +205,7 @@ class SampledAhead(Generic[T]):
             try:
                 minibatch: T = self.spool.take(i)[0]
             except StorageError as error:
-                minibatch = cast(T, Failed(error.with_traceback(None)))
+                minibatch = Failed.of(error)
             yield minibatch
             del minibatch
 

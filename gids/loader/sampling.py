@@ -20,8 +20,8 @@ import torch
 from gids.cuda import Device, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY
 from gids.errors import StorageError
+from gids.loader.epoch_stream import Failed
 from gids.loader.ranks import EpochSeeds
-from gids.loader.stream import Failed
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler

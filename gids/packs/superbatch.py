@@ -1,6 +1,6 @@
 """A superbatch: minibatches that were sampled ahead, cut into packs, and trained from packs in memory.
 
-Made by the loader's PackedStream for each layout. Two packs are in memory: one that is trained, and the next
+Made by the loader's PackSwitch for each layout. Two packs are in memory: one that is trained, and the next
 one, which is being read.
 """
 
@@ -112,7 +112,7 @@ class _Pack:
 
 
 class Superbatch:
-    """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() for each.
+    """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() and gather() for each.
 
     layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as the
     memory for row lists and write buffers, and room_bytes of scratch allow. fill_resident: the resident rows
@@ -271,19 +271,21 @@ class Superbatch:
             reason = "cannot write packs: " + os.strerror(result["error"])
             raise kind(result["error"], reason, self._scratch.directory)
 
-    def take(self) -> tuple[Any, dict[str, torch.Tensor], StorageError | None]:
-        """The next minibatch with its features by table, and an error if some of them could not be read.
+    def take(self) -> tuple[Any, Reads]:
+        """The next minibatch, and what it reads. It is lost if this raises StorageError."""
+        self.next += 1
+        return self._spool.take(self.next - 1)
 
-        Blocks until its packs are in memory. After an OSError, next tells whether the minibatch is lost.
+    def gather(self, reads: Reads) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        """The features, by table, of the minibatch that was taken, and an error if some could not be read.
+
+        Blocks until its packs are in memory. After an OSError it is not taken.
         """
-        index = self.next
-        if not self._sets or index == self._packs[self._current].end:
-            self._next_pack()
-        self.next = index + 1
-        minibatch, reads = self._spool.take(index)
-        begun, waited = time.perf_counter(), self.seconds["wait"]
-        errors: list[StorageError] = []
+        index, errors = self.next - 1, list[StorageError]()
         try:
+            while not self._sets or index >= self._packs[self._current].end:
+                self._next_pack()
+            begun, waited = time.perf_counter(), self.seconds["wait"]
             features = self._machine.rows.gather(self._wanted(reads, errors))
         except OSError:
             self.next = index
@@ -292,7 +294,7 @@ class Superbatch:
         if self._machine.parts and self.next == self._packs[self._current].end:
             with suppress(OSError):  # tried again when it is due
                 self._load(self._current + 2)
-        return minibatch, features, errors[0] if errors else None
+        return features, errors[0] if errors else None
 
     def _wanted(self, reads: Reads, errors: list[StorageError]) -> Iterator[list[Wanted]]:
         """The rows of a minibatch, for each of its packs. Adds to errors those of rows that were not read."""

@@ -23,7 +23,7 @@ from gids.trace.trace_file import Pages, TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 if TYPE_CHECKING:
-    from gids.loader.stream import Cache, Ids
+    from gids.loader.readers import Cache, Ids
 
 _COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions", "failures")
 log = logging.getLogger("gids")
@@ -46,15 +46,18 @@ def record(
     loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader before its first minibatch, so that
     the trace starts with an empty cache. rows: record ids of rows instead of pages, for
     `gids convert --order trace:FILE`. Records any number of epochs, but not streams that read through the
-    cache (a validation in mid-epoch). After an exception the trace holds what happened before it; without a
-    minibatch no file is written. An OSError while writing is logged and ends the recording. Raises ValueError
-    if the loader has a cache already, or loads no features; OSError if path cannot be written.
+    cache (a validation in mid-epoch). Meanwhile reads="auto" reads at random. After an exception the trace
+    holds what happened before it; without a minibatch no file is written. An OSError while writing is logged
+    and ends the recording. Raises ValueError if the loader has a cache already, reads by packs only, or loads
+    no features; OSError if path cannot be written.
     """
     features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
         raise ValueError("this loader loads no features, so there is nothing to record")
     if features.stats()["tables"]:
         raise ValueError("this loader has a cache already: start recording before its first minibatch")
+    if features.source.options.reads == "pack":
+        raise ValueError("packs have no cache to record: give gids.open() reads='random' or 'auto'")
     with open(path, "wb"):  # raises now, not at the first minibatch
         pass
     recorder = _Recorder(features, path, rows)
@@ -67,6 +70,8 @@ def record(
 
 class _Recorder(Observer):
     """Writes a trace of a loader's cache."""
+
+    of_cache = True
 
     def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
         self._loader = loader

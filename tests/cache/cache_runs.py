@@ -9,7 +9,7 @@ import torch
 from datasets import same_bits
 from raw_table import RawTable
 
-from gids.loader.stream import Cache
+from gids.loader.readers import Cache
 
 Batch = dict[str, torch.Tensor]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]

@@ -1,4 +1,4 @@
-"""The contract of both caches with the loader: the Cache protocol of gids/loader/stream.py.
+"""The contract of both caches with the loader: the Cache protocol of gids/loader/readers.py.
 
 Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
 and on the cache in device memory, emulated and on a GPU where there is one.
@@ -27,7 +27,8 @@ from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
-from gids.loader.stream import WindowedStream
+from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.readers import CacheReader
 
 Cache = FeatureCache | DeviceFeatureCache
 POLICIES = ["lookahead", "window-pin", "random", "static"]
@@ -299,15 +300,8 @@ def test_a_stream_goes_on_after_a_failed_page_and_ends_at_an_id_out_of_range(
     make.engine.inject_faults(table.faults(9, errno.EIO))
     wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
     batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
-    stream = WindowedStream(
-        batches,
-        lambda batch: batch,
-        lambda batch, ids, first: cache,
-        window_batches=lambda: 2,
-        planned_batches=lambda: planned,
-        on_close=lambda: None,
-        seconds={"sample": 0.0},
-    )
+    reader = CacheReader(lambda batch, ids, first: cache, lambda: 2, lambda: planned)
+    stream = EpochStream(Sampled(batches), reader, lambda batch: batch)
     for ids in wanted[:6]:
         if 9 in [i // 10 for i in ids]:
             with pytest.raises(StorageError) as caught:

@@ -19,7 +19,8 @@ from gids.cache.device.state import miss_bytes
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
-from gids.loader.stream import ReadThroughStream, WindowedStream
+from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.readers import CacheReader, ThroughReader
 
 Batch = dict[str, torch.Tensor]
 
@@ -61,16 +62,9 @@ def windowed(
     window: int,
     planned: int,
     closed: Callable[[], None] = lambda: None,
-) -> WindowedStream[Batch]:
-    return WindowedStream(
-        batches,
-        lambda batch: batch,
-        lambda batch, ids, first: cache,  # type: ignore[arg-type, return-value]
-        window_batches=lambda: window,
-        planned_batches=lambda: planned,
-        on_close=closed,
-        seconds={"sample": 0.0},
-    )
+) -> EpochStream[Batch]:
+    reader = CacheReader(lambda batch, ids, first: cache, lambda: window, lambda: planned)  # type: ignore[arg-type, return-value]
+    return EpochStream(Sampled(batches), reader, lambda batch: batch, on_close=closed)
 
 
 @pytest.mark.parametrize(("window", "planned"), [(0, 1), (16, 2), (4, 4), (20, 4)])
@@ -123,7 +117,8 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     stream = windowed(cache, batches, 6, 3, lambda: ended.append(1))
     for _ in range(4):
         next(stream)
-    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids, first: cache)  # type: ignore[arg-type, return-value]
+    through = ThroughReader(lambda batch, ids, first: cache)  # type: ignore[arg-type, return-value]
+    beside = EpochStream(Sampled(batches), through, lambda batch: batch)
     for batch, features in beside:
         assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
     _, features = next(stream)

@@ -3,7 +3,7 @@
 import dgl_model as model
 import pytest
 
-from gids.loader import packed, sampled_ahead
+from gids.loader import pack_switch, sampled_ahead
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
@@ -23,7 +23,7 @@ def test_minibatches_are_those_of_stock_dgl(dataset, sampler, num_workers, tmp_p
         "num_workers": num_workers,
     }
     stock = model.epochs(model.stock_loader(dataset, *model.make(sampler, dataset, tmp_path), **options), 2)
-    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
     made = model.make(sampler, dataset, tmp_path)
     loader = model.gids_loader(dataset, *made, memory=32 << 20, reads="pack", **options)

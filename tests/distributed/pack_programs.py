@@ -18,7 +18,7 @@ from programs import check_cooperative, differences
 
 import gids.distributed
 from gids.distributed import steps
-from gids.loader import feature_loader, pack_reads, packed
+from gids.loader import feature_loader, pack_reads, pack_switch
 from gids.packs import PackBudget, PackPlan, Superbatch
 from gids.sampler import Neighbor
 
@@ -44,7 +44,7 @@ def small_packs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", early)
-        patch.setattr(packed, "EARLY", early)
+        patch.setattr(pack_switch, "EARLY", early)
         if together is not None:
             patch.setattr(steps, "MOST_MINIBATCHES", together + 1)
         yield patch

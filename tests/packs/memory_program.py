@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 import gids
-from gids.loader import pack_reads, packed, sampled_ahead
+from gids.loader import pack_reads, pack_switch, sampled_ahead
 
 
 def anonymous_bytes() -> int:
@@ -31,7 +31,7 @@ def anonymous_bytes() -> int:
 dataset, reads, memory, superbatch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 anew = "anew" in sys.argv
 batch_size = 1000 if anew else 150
-packed.EARLY = 2
+pack_switch.EARLY = 2
 sampled_ahead.MOST_MINIBATCHES = superbatch
 if anew:
     pack_reads.PackReads.choose_again = lambda *_: None  # type: ignore[method-assign]

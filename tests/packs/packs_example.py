@@ -13,8 +13,8 @@ import torch
 from datasets import random_in_edges, same_bits
 
 import gids
-from gids.loader import packed, sampled_ahead
-from gids.loader.stream import WindowedStream
+from gids.loader import pack_switch, sampled_ahead
+from gids.loader.epoch_stream import EpochStream
 from gids.packs import memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
@@ -103,15 +103,15 @@ def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
 
 def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
     """Make packs take over at this minibatch of those that are sampled for them, and not before."""
-    ready = WindowedStream.ready
+    ready = EpochStream.ready
 
-    def is_ready(stream: WindowedStream[Any]) -> bool:
+    def is_ready(stream: EpochStream[Any]) -> bool:
         while stream.gathered < minibatch and not ready(stream):
             time.sleep(0.0001)
         return stream.gathered < minibatch
 
-    monkeypatch.setattr(WindowedStream, "ready", is_ready)
-    monkeypatch.setattr(packed, "_REST", 0)
+    monkeypatch.setattr(EpochStream, "ready", is_ready)
+    monkeypatch.setattr(pack_switch, "_REST", 0)
 
 
 def cut_small(
@@ -124,7 +124,7 @@ def cut_small(
     """Limit the minibatches of a superbatch, the memory for the resident rows and two packs, the packs of a
     sweep."""
     if minibatches is not None:
-        monkeypatch.setattr(packed, "EARLY", min(minibatches, 2))
+        monkeypatch.setattr(pack_switch, "EARLY", min(minibatches, 2))
         monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", minibatches)
     share = memory.PackBudget.share
 

@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 from gids import _core
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_reads, packed, sampled_ahead
+from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool
 
 
@@ -93,7 +93,7 @@ def test_packs_are_where_direct_reads_need_no_copy(
 @pytest.mark.parametrize("seed", range(2))
 def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(packed, "EARLY", int(rng.integers(1, 4)))
+    monkeypatch.setattr(pack_switch, "EARLY", int(rng.integers(1, 4)))
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", int(rng.integers(3, 9)))
     memory = int(rng.integers(9 << 20, 14 << 20))
     with open_source(path, "random", 64 << 20) as random, open_source(path, "pack", memory) as other:
@@ -183,8 +183,8 @@ def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
-    monkeypatch.setattr(packed, "EARLY", 3)
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 0.0)
     take_over_at(monkeypatch, 0)
     monkeypatch.setattr(pack_reads.PackReads, "rates", lambda _: DiskRates(4096, 1e5, 1e6, 1e13))
     put = []
@@ -214,9 +214,9 @@ def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
     """Also those that were in the window, and not among the first ones that packs are judged by."""
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e3, 1e3))
-    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-6)
-    monkeypatch.setattr(packed, "EARLY", early)
+    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
+    monkeypatch.setattr(pack_switch, "EARLY", early)
     take_over_at(monkeypatch, 0)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
         loader = open_loader(auto, batch_size=8)
@@ -243,8 +243,8 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
 
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", measure)
-    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", least_wait_s)
+    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", least_wait_s)
     take_over_at(monkeypatch, 0)
     if not has_scratch:
         monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
@@ -254,7 +254,7 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
             assert_same(a, b)
             waiting.add(loader.feature_loader.waiting_batches)
         found = loader.stats()["packs"]
-    assert found["minibatches"] == (len(loader) - packed.EARLY if by_packs else 0)
+    assert found["minibatches"] == (len(loader) - pack_switch.EARLY if by_packs else 0)
     assert {choice["way"] for choice in found["choices"]} == ({"pack"} if by_packs else set())
     assert bool(measured) == by_packs
     assert len(waiting) == 1 or not by_packs  # minibatches that are sampled together
@@ -267,8 +267,8 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
     """Number 16 is the first that comes back from the window."""
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda *_: True)
-    monkeypatch.setattr(packed, "MOST_READS_PER_S", 1e12)
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-6)
+    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
     names, lost, asked = ["paper.text", "paper.feat"], int(failing[-2:]), Counter[int]()
 
     class Source:
@@ -314,7 +314,7 @@ def test_predictions_are_corrected_by_what_superbatches_took(
 ) -> None:
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e13, 1e13))
     monkeypatch.setattr(pack_reads, "_SHORT_S", 0.0)
-    monkeypatch.setattr(packed.PackedStream, "_consumed", lambda *_: None)  # the consumer takes no time
+    monkeypatch.setattr(pack_switch.PackSwitch, "_consumed", lambda *_: None)  # the consumer takes no time
     with open_source(path, "pack") as source:
         loader = open_loader(source)
         for epoch in range(3):

@@ -14,7 +14,7 @@ from packs_example import PAPERS, assert_same, cut_small, open_loader, open_sour
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import packed
+from gids.loader import pack_switch
 from gids.store import FeatureStore
 
 Ids = dict[str, torch.Tensor]
@@ -128,7 +128,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
     path: Path, bad: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch, minibatches=size)
-    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
 
     def sampled() -> object:
         for i in range(20):

@@ -10,14 +10,14 @@ import torch
 from packs_example import assert_same, open_loader, open_source, take_over_at
 
 import gids
-from gids.loader import pack_reads, packed
+from gids.loader import pack_reads, pack_switch
 from gids.packs import costs
 
 
 @pytest.fixture
 def _packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of any size count as large, and packs win from ten minibatches on."""
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 0.0)
     take_over_at(monkeypatch, 0)
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", _may_use_packs)
     monkeypatch.setattr(pack_reads, "_pays", lambda packed_s, random_s: random_s >= 1000)

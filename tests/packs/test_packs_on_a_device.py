@@ -38,7 +38,7 @@ from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.pinned_reader import PinnedExtentReader
-from gids.loader import packed
+from gids.loader import pack_switch
 from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.row_memory import Extent, Wanted
@@ -566,7 +566,7 @@ def test_kvikio_that_failed_once_is_not_tried_again(
 
 def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch, pack_bytes=1_500_000)
-    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
     found: list[RowMemory] = []
     make = device_rows.DeviceRows.__init__
 

@@ -22,7 +22,7 @@ from packs_example import (
 
 import gids
 from gids.errors import StorageError
-from gids.loader import pack_reads, packed, sampled_ahead
+from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool, Superbatch
 from gids.sampler import Minibatch
 
@@ -35,10 +35,10 @@ def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Tables of any size count as large, and packs win. beside: packs are made while random reads go on."""
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
-    monkeypatch.setattr(packed, "LEAST_WAIT_S", 1e-9)
-    monkeypatch.setattr(packed, "EARLY", 3)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(pack_switch, "EARLY", 3)
     if request.param:
-        monkeypatch.setattr(packed, "_LONG_S", 0.0)
+        monkeypatch.setattr(pack_switch, "_LONG_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_slow_first_step_does_not_count(
     path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training warms up in it: it says nothing about how long an epoch trains."""
-    monkeypatch.setattr(packed, "EARLY", 30)  # so that all is sampled, and judged, after the first step
+    monkeypatch.setattr(pack_switch, "EARLY", 30)  # so that all is sampled, and judged, after the first step
     take_over_at(monkeypatch, 1)
     with open_source(path, "auto") as source:
         loader = open_loader(source, batch_size=BATCH)

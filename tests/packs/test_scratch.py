@@ -53,7 +53,7 @@ def test_a_dataset_that_cannot_be_written_is_read_at_random(
         raise StorageError(errno.EROFS, "cannot make a scratch file: Read-only file system", directory)
 
     monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
-    monkeypatch.setattr("gids.loader.packed.LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(scratch, "_try", refused)
     caplog.set_level(logging.INFO)
     with open_source(path, "random") as source:
@@ -127,7 +127,7 @@ def test_scratch_without_room_loses_no_minibatch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gids.loader.packed.LEAST_WAIT_S", 0.0)
+    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(
         gids.FeatureLoader, "may_use_packs", lambda self, learned, count: not learned.random(count)
     )

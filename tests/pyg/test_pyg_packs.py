@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 import gids
 import gids.pyg
-from gids.loader import packed, sampled_ahead
+from gids.loader import pack_switch, sampled_ahead
 
 
 def epochs(path: Path, reads: Any, counts: Any, nodes: Any, **options: Any) -> list[list[Data | HeteroData]]:
@@ -54,7 +54,7 @@ def test_data_is_that_of_random_reads(
     nodes = ("author", torch.arange(AUTHORS)) if typed else None
     path = several_path if typed else one_path
     expected = epochs(path, "random", counts, nodes, **options)
-    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
     for epoch, expected_epoch in zip(epochs(path, "pack", counts, nodes, **options), expected, strict=True):
         for a, b in zip(epoch, expected_epoch, strict=True):

@@ -23,7 +23,7 @@ from engines import URING
 import gids
 from gids.cuda.device import Device
 from gids.errors import StorageError
-from gids.loader import packed, sampled_ahead
+from gids.loader import pack_switch, sampled_ahead
 from gids.store import FeatureStore, files, verify
 from gids.store.private_map import private_tensor
 from gids.write import DatasetWriter, create_table
@@ -76,7 +76,7 @@ def check(minibatch: Any) -> None:
 
 
 def several_superbatches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 4)
 
 

@@ -31,7 +31,7 @@ import gids
 from gids import cuda
 from gids.distributed import steps
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import feature_loader, pack_reads, packed, sampled_ahead
+from gids.loader import feature_loader, pack_reads, pack_switch, sampled_ahead
 from gids.packs import PackBudget
 
 PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
@@ -386,12 +386,12 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", s.early)
-        patch.setattr(packed, "EARLY", s.early)
+        patch.setattr(pack_switch, "EARLY", s.early)
         # Packs are considered at once, or after a minibatch that is read at random.
-        patch.setattr(packed, "LEAST_WAIT_S", 1e-9)
-        patch.setattr(packed, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
+        patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+        patch.setattr(pack_switch, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
         # They are made while random reads go on, or these wait for them.
-        patch.setattr(packed, "_LONG_S", 5.0 if s.number % 4 < 2 else 0.0)
+        patch.setattr(pack_switch, "_LONG_S", 5.0 if s.number % 4 < 2 else 0.0)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
             patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)

@@ -1,36 +1,30 @@
-"""PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
+"""PackSwitch: lets an EpochStream read by packs where that is faster. PackReader: reads a superbatch.
 
-Made by FeatureLoader.attach in place of a WindowedStream. It begins with one. If the epoch waits for the
-disk, it samples a superbatch ahead in that time, and PackReads chooses how to read it. Packs take over once
-they are made; if that takes long, random reads go on meanwhile. While one superbatch is trained, the next one
-is prepared. If random reads are cheaper, or packs fail, the stream goes on with a WindowedStream.
+Made by FeatureLoader.attach for an epoch that may use packs. The epoch begins with random reads. If it waits
+for the disk, a superbatch is sampled ahead in that time, and PackReads chooses how to read it. Packs take
+over once they are made; if that takes long, random reads go on meanwhile. While one superbatch is trained,
+the next one is prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from gids.closing import Closing
 from gids.errors import StorageError
-from gids.loader.epoch_stream import Sampled
+from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.minibatch_sizes import rows_read
 from gids.loader.observer import Observers
 from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHost, PackReads
+from gids.loader.readers import Gathered, Reader
 from gids.loader.sampled_ahead import SampledAhead
-from gids.loader.stages import Stage
-from gids.loader.stream import Failed, Features, IdsOf
-from gids.packs import Layout, PackMachine, Space, Superbatch, spaces_of
+from gids.packs import Layout, PackMachine, Reads, Space, Superbatch, spaces_of
 
 T = TypeVar("T")
-log = logging.getLogger("gids")
 
 _POLL_S = 0.001
 
@@ -47,10 +41,35 @@ _SPOOL_SHARE = 8
 """The sampled minibatches of a superbatch take at most an eighth of the scratch."""
 
 
-class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
-    """An iterator of (minibatch, {table: features}), like WindowedStream.
+class PackReader(Reader):
+    """Reads the minibatches of a superbatch, which come from its spool."""
 
-    host: the loader. count: number of minibatches, or None if unknown. on_close: called once.
+    by_ids = False
+
+    def __init__(self, superbatch: Superbatch) -> None:
+        self._superbatch = superbatch
+        self._reads: Reads | None = None  # of the minibatch that is due; None if it could not be read
+
+    def minibatches(self) -> Iterator[Any]:
+        """To the end of the superbatch. Each is taken when the one before was gathered."""
+        superbatch = self._superbatch
+        while superbatch.next < superbatch.end:
+            try:
+                minibatch, self._reads = superbatch.take()
+            except StorageError as error:
+                minibatch, self._reads = Failed.of(error), None
+            yield minibatch
+            del minibatch
+
+    def gather(self) -> Gathered:
+        reads, self._reads = self._reads, None
+        return ({}, None) if reads is None else self._superbatch.gather(reads)
+
+
+class PackSwitch(Generic[T]):
+    """For one epoch. host: the loader. count: number of minibatches, or None if unknown.
+
+    It must not refer to the stream, which is to end when it is dropped.
     """
 
     def __init__(
@@ -62,9 +81,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         packs: PackReads,
         *,
         count: int | None,
-        on_close: Callable[[], None],
         seconds: dict[str, float],
-        stage: Stage,
         observers: Observers,
     ) -> None:
         self._source = minibatches
@@ -72,94 +89,88 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
-        self._begun = not (packs.options.reads == "auto" and host.together.overlap)
+        self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
         self._racing = False  # packs are being prepared beside random reads
         self._coming: PackMachine | None = None  # the memory of these packs
         self._judged = False
         self._resume_at = self._due_at = 0.0  # random reads; when the minibatch that is due was begun
-        self._seconds, self._profile, self._observers = seconds, stage, observers
-        self._window: Any = None
+        self._seconds, self._observers = seconds, observers
         self._superbatch: Superbatch | None = None  # that is trained
         self._sampled: SampledAhead[T] | None = None  # its minibatches
         self._next: Superbatch | None = None  # that is swept
         self._ahead: SampledAhead[T] | None = None  # its minibatches, or those that are being sampled
         self._tried_next = False
         self._only_random = False  # after this superbatch
-        self._end: BaseException | None = None
-        self._closed = False
-        self._limit: tuple[int, str] | None = None
         self._choice: dict[str, Any] = {"actual_s": 0.0, "returned": 0}
+        self._asked_at, self._sampled_s = 0.0, 0.0
         self._returned_at: float | None = None
         self._warm = False  # the consumer
-        self._opened: list[Any] = []  # what closing needs must not hold the stream itself alive
-        self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, on_close)
+        self.opened: list[Any] = []
 
-    def __next__(self) -> tuple[T, Features]:
-        """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
-        if self._closed:
-            raise StopIteration
-        begun, sampled_s = time.perf_counter(), self._seconds["sample"]
+    # --- what the stream calls ---
+
+    def before(self, stream: EpochStream[T]) -> None:
+        """See Switch. Afterwards the stream has a minibatch that is due, or has come to its end."""
+        self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
-            self._consumed(begun - self._returned_at)
-        try:
-            return self._take()
-        except StorageError:
-            raise
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self._returned_at = time.perf_counter()
-            self._choice["actual_s"] += self._returned_at - begun - (self._seconds["sample"] - sampled_s)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window of random reads from now on."""
-        self._limit = (batches, reason)
-        self._limit_window()
-
-    def _limit_window(self) -> None:
-        if self._limit is not None and self._window is not None:
-            self._window.limit_window(*self._limit)
-            self._limit = self._limit[0], ""  # the reason was logged
-
-    def close(self) -> None:
-        """End what runs in the background, drop what was sampled ahead. Idempotent."""
-        self._closed = True
-        self._end = self._window = self._superbatch = self._sampled = self._next = self._ahead = None
-        self._racing, self._coming, self._packs.beside_bytes = False, None, 0
-        self._finalizer()
-
-    def _take(self) -> tuple[T, Features]:
+            self._consumed(self._asked_at - self._returned_at)
         if not self._begun:
-            self._begin()
+            self._begin(stream)
         if self._racing:
-            self._race()
-        while self._window is None:
+            self._race(stream)
+        while not self._at_random:
             superbatch = self._superbatch
             if superbatch is not None and superbatch.next < superbatch.end:
-                return self._from(superbatch)
-            if not self._advance():
-                raise self._take_end()
-        begun, sampled_s = time.perf_counter(), self._seconds["sample"]
-        taken: tuple[T, Features] = next(self._window)
+                return
+            self._advance(stream)
+
+    def failed(self, stream: EpochStream[T], error: OSError) -> bool:
+        """See Switch. The minibatches of a pack that cannot be read are read at random."""
+        if self._superbatch is None:
+            return False
+        self._give_up(error)
+        index = self._finish_superbatch().next
+        if self._next is not None:
+            self._drop(self._next)
+            self._next = None
+        self._random(stream, index)
+        return True
+
+    def after(self, stream: EpochStream[T], *, returned: bool) -> None:
+        """See Switch."""
+        self._returned_at = time.perf_counter()
+        took_s = self._returned_at - self._asked_at - (self._seconds["sample"] - self._sampled_s)
+        self._choice["actual_s"] += took_s
+        if not returned:
+            return
         self._choice["returned"] += 1
-        if self._waits is not None:
-            self._judge(time.perf_counter() - begun - (self._seconds["sample"] - sampled_s))
-        return taken
+        if self._superbatch is not None:
+            self._packs.counters["minibatches"] += 1
+            try:
+                self._work_ahead(self._superbatch)
+            except OSError as failed:  # of scratch; this minibatch is whole
+                self._give_up(failed)
+            self._choice["actual_s"] += time.perf_counter() - self._returned_at
+            self._returned_at = time.perf_counter()
+        elif self._waits is not None:
+            self._judge(stream, self._waits, took_s)
+
+    def close(self) -> None:
+        """End what is prepared. What is open is closed by the stream."""
+        self._superbatch = self._sampled = self._next = self._ahead = None
+        self._racing, self._coming, self._packs.beside_bytes = False, None, 0
 
     # --- random reads, and packs that are prepared beside them ---
 
-    def _begin(self) -> None:
+    def _begin(self, stream: EpochStream[T]) -> None:
         """Begin with random reads, unless the epoch before was read by packs.
 
         Prepare packs at once if no disk could read the epoch soon.
         """
         self._begun = True
+        if self._packs.options.reads != "auto" or not self._host.together.overlap:
+            return
         if self._packs.learned.by_packs:
             return
         first, packs, rows = self._source.peek(), self._packs, 0
@@ -170,29 +181,27 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
         packs.release()  # of the epoch before
         if rows * packs.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S:
-            self._begin_race(0, [])
+            self._begin_race(stream, 0, [])
         else:
-            self._begin_window(self._source)
+            self._read_at_random(stream, self._source)
             self._waits = []
 
-    def _judge(self, waited_s: float) -> None:
+    def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
         """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
 
         The later half of the waits counts: at first the cache is empty.
         """
-        assert self._waits is not None
-        self._waits.append(waited_s)
-        done = len(self._waits)
-        if done < EARLY and sum(self._waits) < _SOON_S:
+        waits.append(waited_s)
+        done = len(waits)
+        if done < EARLY and sum(waits) < _SOON_S:
             return
-        later = self._waits[done // 2 :]
+        later = waits[done // 2 :]
         left = self._packs.expected_count(self._count) - done
-        if left * sum(later) / len(later) >= LEAST_WAIT_S and not self._window.ended:
-            self._opened.remove(self._window)
-            self._begin_race(done, self._window.take_back())
+        if left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all:
+            self._begin_race(stream, done, stream.take_back())
         self._waits = None
 
-    def _begin_race(self, done: int, held: list[T]) -> None:
+    def _begin_race(self, stream: EpochStream[T], done: int, held: list[T]) -> None:
         """Sample into a spool from now on. done: minibatches that were returned. held: sampled and not."""
         self._base = done
         try:
@@ -200,30 +209,29 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         except OSError as error:
             self._give_up(error)
         if self._sampled is None:
-            self._begin_window(_then(held, self._source, None))
+            self._read_at_random(stream, _then(held, self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
-            self._begin_window(self._sampled.all())
-            self._window.reads_ahead = False
+            self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
 
-    def _race(self) -> None:
+    def _race(self, stream: EpochStream[T]) -> None:
         """Prepare packs until a minibatch is there by random reads, or packs are ready and take over.
 
         Random reads get a share of the time: many short reads starve the long ones.
         """
-        sampled, window = self._sampled, self._window
+        sampled = self._sampled
         assert sampled is not None
         while self._racing:
             superbatch = self._next
             if superbatch is not None and superbatch.ready:
-                return self._hand_over(superbatch, sampled)
+                return self._hand_over(stream, superbatch, sampled)
             now = time.perf_counter()
             try:
-                if window.idle and sampled.full and superbatch is None:
-                    self._prepare(sampled)
-                elif window.idle and not self._judged and len(sampled.spool) >= EARLY:
-                    self._judge_early(sampled)
-                elif not (window.idle and now < self._resume_at) and window.ready():
+                if stream.idle and sampled.full and superbatch is None:
+                    self._prepare(stream, sampled)
+                elif stream.idle and not self._judged and len(sampled.spool) >= EARLY:
+                    self._judge_early(stream, sampled)
+                elif not (stream.idle and now < self._resume_at) and stream.ready():
                     self._resume_at, self._due_at = now + _REST * (now - self._due_at), now
                     return
                 elif sampled.full:
@@ -233,71 +241,66 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     self._packs.beside_bytes = sampled.counts_bytes
             except OSError as error:
                 self._give_up(error)
-                self._end_race(sampled)
-            if window.idle:
+                self._end_race(stream, sampled)
+            if stream.idle:
                 self._due_at = time.perf_counter()
 
-    def _judge_early(self, sampled: SampledAhead[T]) -> None:
-        self._judged, sampled.done = True, self._window.gathered
+    def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
+        self._judged, sampled.done = True, stream.gathered
         sampled.settle()
         left = self._left(sampled)
         if not sampled.full and self._packs.choose_early(sampled, self._host, left, overlap=False):
-            self._end_race(sampled)
+            self._end_race(stream, sampled)
 
-    def _prepare(self, sampled: SampledAhead[T]) -> None:
+    def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
         packs, begun, layout = self._packs, time.perf_counter(), None
-        sampled.done = index = self._window.gathered
+        sampled.done = index = stream.gathered
         if index < len(sampled.spool):
-            with self._profile("plan"):
+            with self._observers.stage("plan"):
                 layout = packs.choose(sampled, self._host, self._left(sampled))
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is None:
-            return self._end_race(sampled)
+            return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
         if packs.sweep_s(sampled) > _LONG_S:
             self._coming = packs.new_machine(sampled, self._host)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
-                self._end_race(sampled)
+                self._end_race(stream, sampled)
         else:
-            self._end_window(sampled)
+            self._end_random(stream, sampled)
             packs.learned.by_packs = True
             packs.machine = packs.new_machine(sampled, self._host)
-            superbatch = self._make(layout, first_pack, packs.machine, fill_resident=True)
-            if superbatch is None:
-                self._random(index)
-            else:
-                self._train(superbatch, index)
+            self._train(stream, self._make(layout, first_pack, packs.machine, fill_resident=True), index)
 
-    def _hand_over(self, superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
+    def _hand_over(self, stream: EpochStream[T], superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
         """Read by packs from now on, in place of random reads."""
-        packs, index = self._packs, self._window.gathered
+        packs, index = self._packs, stream.gathered
         try:
             superbatch.finish_sweep()
         except OSError as error:
             self._give_up(error)
-            return self._end_race(sampled)
+            return self._end_race(stream, sampled)
         if index >= superbatch.end:
-            return self._end_race(sampled)
-        self._end_window(sampled)
+            return self._end_race(stream, sampled)
+        self._end_random(stream, sampled)
         self._next = None
         packs.machine, self._coming = self._coming, None
-        self._train(superbatch, index)
+        self._train(stream, superbatch, index)
 
-    def _end_window(self, sampled: SampledAhead[T]) -> None:
+    def _end_random(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """End random reads, and free their memory."""
-        window, self._window, self._racing = self._window, None, False
+        self._racing = self._at_random = False
         self._packs.beside_bytes = 0
-        self._opened.remove(window)
-        after = len(sampled.spool) - window.gathered
-        sampled.put_back(window.take_back()[after:])
+        after = len(sampled.spool) - stream.gathered
+        sampled.put_back(stream.take_back()[after:])
         self._host.free_cache()
 
-    def _end_race(self, sampled: SampledAhead[T]) -> None:
+    def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
-        self._racing, self._window.reads_ahead = False, True
+        self._racing, stream.reads_ahead = False, True
         self._packs.beside_bytes = 0
         sampled.most = len(sampled.spool)
         sampled.forget_counts()
@@ -311,40 +314,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             self._give_up(sampled.reason)
         if self._packs.choices:
             self._choice = self._packs.random_choice(len(sampled.spool))
-
-    def _from(self, superbatch: Superbatch) -> tuple[T, Features]:
-        packs, observers, index = self._packs, self._observers, superbatch.next
-        try:
-            with self._profile("gather"), observers.stage("gather"):
-                minibatch, features, error = superbatch.take()
-        except OSError as failed:
-            if superbatch.next > index:
-                raise  # of one minibatch, which could not be read from scratch
-            self._give_up(failed)  # of a pack: its minibatches are read at random
-            self._finish_superbatch()
-            if self._next is not None:
-                self._drop(self._next)
-                self._next = None
-            self._random(index)
-            return self._take()
-        if observers.any:
-            packs.settle()
-            observers.entered(packs.step, self._ids_of(minibatch))
-            for event in (observers.planned, observers.gathered, observers.retired):
-                event(packs.step)
-        packs.step += 1
-        packs.counters["minibatches"] += 1
-        self._choice["returned"] += 1
-        try:
-            self._work_ahead(superbatch)
-        except OSError as failed:  # of scratch; this minibatch is whole
-            self._give_up(failed)
-        try:
-            if error is not None:
-                raise error
-            return minibatch, features
-        finally:
-            del error  # it refers to this frame, and so to this stream
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
@@ -360,51 +329,45 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._only_random = True
         self._packs.give_up(str(reason))
 
-    def _take_end(self) -> BaseException:
-        end, self._end = self._end, None  # not kept: it refers to frames that refer to this stream
-        return end or StopIteration()
-
     # --- one superbatch after the other ---
 
-    def _advance(self) -> bool:
-        """Begin the next superbatch, or go on by random reads. False at the end of the minibatches."""
+    def _advance(self, stream: EpochStream[T]) -> None:
+        """Begin the next superbatch, or go on by random reads, or come to the end of the minibatches."""
         packs = self._packs
         if self._superbatch is not None:
             done = self._finish_superbatch()
             if done.last_pack < len(done.layout.packs):  # more packs than one superbatch may have
                 superbatch = self._make(done.layout, done.last_pack, packs.machine, fill_resident=False)
-                return self._random(done.end) if superbatch is None else self._train(superbatch)
-            self._end_of_sampled()
-            if self._end is not None or self._window is not None:
-                return self._window is not None
+                return self._train(stream, superbatch, done.end)
+            self._end_of_sampled(stream)
+            if self._at_random:
+                return
         prepared, self._next = self._next, None
         sampled = self._next_sampled()
         if sampled is None:
-            return self._random(0)
+            return self._random(stream, 0)
         if not self._size:
-            self._start_sampling(sampled)
-            if self._window is not None:
-                return True
+            self._start_sampling(stream, sampled)
+            if self._at_random:
+                return
         sampled.sample()
         if not len(sampled.spool):
-            self._end_of_sampled()
-            return self._window is not None
+            return self._end_of_sampled(stream)
         if prepared is not None:
-            return self._train(prepared)
+            return self._train(stream, prepared, 0)
         begun = time.perf_counter()
-        layout = None
+        layout = superbatch = None
         try:
-            with self._profile("plan"):
+            with self._observers.stage("plan"):
                 self._host.free_cache()
                 layout = packs.choose(sampled, self._host, self._left(sampled))
         except OSError as error:
             self._give_up(error)
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
-        superbatch = None
         if layout is not None:
             packs.machine = packs.new_machine(sampled, self._host)
             superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
-        return self._random(0) if superbatch is None else self._train(superbatch)
+        self._train(stream, superbatch, 0)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
         """Minibatches of the epoch from this superbatch on, if known."""
@@ -424,18 +387,11 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return self._sampled
 
     def _sample_ahead(self, first: Iterable[T]) -> SampledAhead[T] | None:
-        packs, profile, observers = self._packs, self._profile, self._observers
-        before = self._sampled
+        packs, before = self._packs, self._sampled
         if packs.scratch is None:
             self._only_random = True
             packs.learned.read_at_random("there is no scratch")
             return None
-
-        def stage() -> AbstractContextManager[object]:
-            both = ExitStack()
-            both.enter_context(profile("sample"))
-            both.enter_context(observers.stage("sample"))
-            return both
 
         sampled = SampledAhead(
             self._source,
@@ -447,7 +403,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             spaces=self._spaces if before is None else before.spaces,  # resident rows stay
             most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
             count_pages=packs.options.reads == "auto",
-            stage=stage,
+            stage=partial(self._observers.stage, "sample"),
             spooling=packs.spooling,
             seconds=self._seconds,
             base=self._base if before is None else before.base + len(before.spool),
@@ -455,10 +411,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         )
         if self._size:
             sampled.most = self._size
-        self._opened.append(sampled)
+        self.opened.append(sampled)
         return sampled
 
-    def _start_sampling(self, sampled: SampledAhead[T]) -> None:
+    def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
         self._host.free_cache()
         sampled.sample(EARLY)
@@ -480,8 +436,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._only_random = True
             elif self._count is not None:
                 self._packs.learned.read_at_random("another process reads by random reads", self._count)
-            self._random(0)
-            return
+            return self._random(stream, 0)
         self._size = sampled.most = min(sampled.most, agreed)
 
     def _make(
@@ -511,7 +466,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 fill_resident=fill_resident,
                 beside=beside,
             )
-            self._opened.append(superbatch)
+            self.opened.append(superbatch)
             packs.counters["seconds"]["cut"] += time.perf_counter() - begun
             superbatch.prepare()
         except OSError as error:
@@ -521,9 +476,14 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return None
         return superbatch
 
-    def _train(self, superbatch: Superbatch, first: int = 0) -> bool:
-        """Train a superbatch from a minibatch on, once it is swept. Samples the next one meanwhile."""
+    def _train(self, stream: EpochStream[T], superbatch: Superbatch | None, first: int) -> None:
+        """Train a superbatch from a minibatch on, once it is swept. Samples the next one meanwhile.
+
+        Without a superbatch, which could not be made, these minibatches are read at random.
+        """
         packs, sampled = self._packs, self._sampled
+        if superbatch is None:
+            return self._random(stream, first)
         assert sampled is not None
         if not superbatch.begun:
             try:
@@ -532,15 +492,17 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 while self._ahead is not None and not self._ahead.full and not superbatch.ready:
                     self._ahead.sample(1)
                 begun = time.perf_counter()
-                with self._profile("sweep"):
+                with self._observers.stage("sweep"):
                     self._host.together.wait_for(lambda: superbatch.ready)
                     packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
                     superbatch.begin(first=first)
             except OSError as error:
                 self._drop(superbatch)
                 self._give_up(error)
-                return self._random(max(first, superbatch.first))
+                return self._random(stream, max(first, superbatch.first))
         self._superbatch = superbatch
+        reader = PackReader(superbatch)
+        stream.read(reader, packs.settled(reader.minibatches()))
         self._choice = choice = packs.choices[-1]
         if first > superbatch.first:
             packs.learned.choice = None  # what it takes is not what was predicted
@@ -549,7 +511,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         choice["resident_rows"] = superbatch.resident_rows
         packs.counters["superbatches"] += 1
         packs.counters["packs"] += superbatch.pack_count
-        return True
 
     def _work_ahead(self, superbatch: Superbatch) -> None:
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
@@ -587,14 +548,14 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _drop(self, superbatch: Superbatch) -> None:
         superbatch.close()
-        self._opened.remove(superbatch)
+        self.opened.remove(superbatch)
         counters = self._packs.counters
         counters["bytes_read"] += superbatch.bytes_read
         counters["bytes_written"] += superbatch.bytes_written
         for name, seconds in superbatch.seconds.items():
             counters["seconds"][name] += seconds
 
-    def _end_of_sampled(self) -> None:
+    def _end_of_sampled(self, stream: EpochStream[T]) -> None:
         """All minibatches in the spool were returned: what comes after them."""
         sampled, self._sampled = self._sampled, None
         assert sampled is not None
@@ -602,24 +563,23 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         counters["bytes_read"] += sampled.spool.bytes_read
         counters["bytes_written"] += sampled.spool.bytes_written
         sampled.close()
-        self._opened.remove(sampled)
-        self._end, sampled.end = (
-            sampled.end,
-            None,
-        )  # its frames refer to this stream
+        self.opened.remove(sampled)
+        end, sampled.end = sampled.end, None  # its frames refer to the stream
         if sampled.reason:
             self._give_up(sampled.reason)
-        if self._only_random and self._end is None:
-            self._go_on(*self._after(sampled))
+        if end is not None:
+            self._at_random = True
+            stream.read(Reader(), _then((), iter(()), end))
+        elif self._only_random:
+            self._go_on(stream, *self._after(sampled))
 
-    def _random(self, first: int) -> bool:
+    def _random(self, stream: EpochStream[T], first: int) -> None:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
         if self._sampled is None:
-            self._go_on([], None)
+            self._go_on(stream, [], None)
         else:
             after, end = self._after(self._sampled)
-            self._go_on(itertools.chain(self._sampled.spooled(first), after), end)
-        return True
+            self._go_on(stream, itertools.chain(self._sampled.spooled(first), after), end)
 
     def _after(self, sampled: SampledAhead[T]) -> tuple[Iterable[T], BaseException | None]:
         """What was sampled and comes after the spool, and why the source has no more, or None."""
@@ -627,18 +587,18 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return self._ahead.rest(), self._ahead.end
         return sampled.left, sampled.end
 
-    def _go_on(self, minibatches: Iterable[T], end: BaseException | None) -> None:
+    def _go_on(self, stream: EpochStream[T], minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()
         minibatches = self._packs.settled(minibatches)
         if self._packs.choices:
             self._choice = self._packs.random_choice(len(self._sampled.spool) if self._sampled else 0)
-        # A generator over what it needs: an open window must not hold this stream alive.
-        self._begin_window(_then(minibatches, self._source, end))
+        self._read_at_random(stream, _then(minibatches, self._source, end))
 
-    def _begin_window(self, minibatches: Iterator[T]) -> None:
-        self._window = self._host.window(minibatches)
-        self._limit_window()
-        self._opened.append(self._window)
+    def _read_at_random(
+        self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
+    ) -> None:
+        self._at_random = True
+        stream.read(self._host.reader(), minibatches, reads_ahead=reads_ahead)
 
 
 def _then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
@@ -647,21 +607,3 @@ def _then(first: Iterable[T], source: Iterator[T], end: BaseException | None) ->
         yield from source
     elif not isinstance(end, StopIteration):
         raise end
-
-
-def _close(pid: int, opened: list[Any], on_close: Callable[[], None]) -> None:
-    if os.getpid() != pid:
-        return  # a forked child has neither the threads nor the memory
-    if threading.current_thread().name.startswith("gids-"):
-        # The garbage collector runs in one of the threads that this waits for.
-        threading.Thread(target=_close_all, args=(opened, on_close), name="close gids").start()
-    else:
-        _close_all(opened, on_close)
-
-
-def _close_all(opened: list[Any], on_close: Callable[[], None]) -> None:
-    with ExitStack() as stack:
-        stack.callback(on_close)
-        for part in opened:
-            stack.callback(part.close)
-    opened.clear()
