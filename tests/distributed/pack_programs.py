@@ -119,7 +119,7 @@ def steps_wait_on_disk(dataset: Path, arguments: Mapping[str, Any]) -> int:
 
     def look(epoch: Any, _: int) -> None:
         nonlocal most
-        most = max(most, len(epoch._stream._rows._steps._waiting))
+        most = max(most, len(epoch._stream._steps._waiting))
 
     with small_packs():
         check_packs(compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"}, look=look), 2)

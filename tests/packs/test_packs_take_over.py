@@ -22,7 +22,7 @@ from packs_example import (
 
 import gids
 from gids.errors import StorageError
-from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.loader import Observer, pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool, Superbatch
 from gids.sampler import Minibatch
 
@@ -47,16 +47,47 @@ def expected(path: Path) -> list[Minibatch]:
         return list(open_loader(source, batch_size=BATCH))
 
 
+class Noted(Observer):
+    """Notes the events of each step: who observes must not see which reader read it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, str]] = []
+        self.ids: list[Any] = []
+
+    def entered(self, step: int, ids: Any) -> None:
+        self.events.append((step, "entered"))
+        self.ids.append(ids)
+
+    def planned(self, step: int) -> None:
+        self.events.append((step, "planned"))
+
+    def gathered(self, step: int) -> None:
+        self.events.append((step, "gathered"))
+
+    def retired(self, step: int) -> None:
+        self.events.append((step, "retired"))
+
+    def check(self, nodes: list[Any]) -> None:
+        events = ["entered", "planned", "gathered", "retired"]
+        assert sorted(self.events, key=lambda event: event[0]) == [
+            (step, event) for step in range(len(nodes)) for event in events
+        ]
+        for ids, of in zip(self.ids, nodes, strict=True):
+            assert torch.equal(ids["paper.feat"], of["paper"])
+
+
 def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any) -> dict[str, Any]:
     """Compare epochs; return what was counted."""
     with open_source(path, "auto", **options) as source:
-        loader = open_loader(source, batch_size=BATCH)
+        loader, noted = open_loader(source, batch_size=BATCH), Noted()
         assert len(loader) == COUNT
-        for _ in range(epochs):
-            loader.epoch = 0
-            for a, b in zip(expected, loader, strict=True):
-                assert_same(a, b)
+        with loader.feature_loader.observe(noted):  # type: ignore[union-attr]
+            for _ in range(epochs):
+                loader.epoch = 0
+                for a, b in zip(expected, loader, strict=True):
+                    assert_same(a, b)
         assert not scratch_files(path)
+        noted.check(epochs * [minibatch.input_nodes for minibatch in expected])
         found: dict[str, Any] = loader.stats()
         return found
 
