@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
         "--reads",
         choices=READS,
         default="auto",
-        help="how gids reads: random, sweep, pack, or auto: the fastest by prediction (default: auto)",
+        help="how gids reads: at random, by packs, or auto: the faster of the two (default: auto)",
     )
     add(
         "--memory",

@@ -20,7 +20,7 @@ from gids import dgl_finder
 from gids.dgl.epoch import Epoch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
-from gids.loader.headroom import raise_descriptor_limit
+from gids.loader.framework_epoch import raise_descriptor_limit
 from gids.loader.option_names import check_names
 from gids.loader.pack_reads import Learned
 from gids.loader.source import Dataset, Source, as_source

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.machine_ranks import MachineRanks
-from gids.loader.process import Process
+from gids.loader.machine_ranks import MachineRanks, Process
 from gids.loader.ranks import machine_ranks, next_number
 from gids.packs import ByReference
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from gids import _core, cuda
-from gids.cache.budget import bounce_pool_bytes
-from gids.cache.live_batches import GROWTH
+from gids.cache.budget import GROWTH, bounce_pool_bytes
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.edge_features import EdgeFeatures

@@ -23,32 +23,32 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import longest_read_bytes, row_orders
+from gids.cache.budget import Sizes, longest_read_bytes, row_orders
 from gids.cache.device.checks import check_policies
-from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
-from gids.loader.memory_line import memory_line
-from gids.loader.minibatch_sizes import (
+from gids.loader.memory import (
+    DevicePlacement,
+    HostPlacement,
+    Placement,
     Rows,
     check_minibatch_rows,
+    memory_line,
     page_bytes_read,
     rows_read,
     too_large,
     usual_sizes,
 )
-from gids.loader.observer import Observer, Observers
+from gids.loader.observer import Observer, Observers, epoch_summary, stage_for
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
 from gids.loader.pack_reads import LEAST_BYTES, Alone, Learned, PackHost, PackReads, Together
 from gids.loader.pack_switch import PackSwitch
-from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.stages import epoch_summary, stage_for
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.packs import MOST_ROWS, OnDevice, RowReader
 from gids.store import FeatureStore, Table

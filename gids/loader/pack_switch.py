@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
-from gids.loader.minibatch_sizes import rows_read
+from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
 from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHost, PackReads
 from gids.loader.readers import Gathered, Reader

@@ -20,8 +20,7 @@ import numpy as np
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.machine_ranks import MachineRanks
-from gids.loader.process import Process
+from gids.loader.machine_ranks import MachineRanks, Process
 
 log = logging.getLogger("gids")
 

@@ -19,7 +19,7 @@ import numpy as np
 from gids import _core
 from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed, IdsOf
-from gids.loader.minibatch_sizes import rows_read
+from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import (
     WRITING,

@@ -5,10 +5,9 @@ Called by the loader. See docs/internals/packs.md.
 
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
-from gids.packs.host_gather import HostGather
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.on_device import OnDevice
-from gids.packs.row_memory import HostRows, RowMemory
+from gids.packs.row_memory import HostGather, HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spaces import MOST_ROWS, OtherIdsError, Rows, Space, rows_of, spaces_of

@@ -21,9 +21,8 @@ from gids.cache.device.state import HostArray, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY
 from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio
-from gids.packs.host_gather import HostGather
 from gids.packs.memory import ALIGNMENT
-from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
+from gids.packs.row_memory import Bad, Extent, HostGather, Load, PackSource, RowMemory, Wanted
 from gids.packs.spaces import Rows, Space
 from gids.store.dtypes import make_bools_proper
 

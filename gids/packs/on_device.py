@@ -14,8 +14,8 @@ import torch
 
 from gids.cuda.device import MadeOn, on_host
 from gids.packs.device_rows import OUTPUTS, SENT, DeviceRows
-from gids.packs.host_gather import HostGather
 from gids.packs.memory import ALIGNMENT, LEAST_WRITE_BYTES, SETS_OF_A_TRIAL, PackBudget, PackPlan
+from gids.packs.row_memory import HostGather
 from gids.packs.spaces import Space
 from gids.store.geometry import align_up
 

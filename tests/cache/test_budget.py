@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gids.cache import budget
-from gids.cache.live_batches import GROWTHS, MemoryPlan, Sizes
+from gids.cache.budget import GROWTHS, MemoryPlan, Sizes
 from gids.errors import MemoryBudgetError
 
 

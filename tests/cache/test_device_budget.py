@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gids.cache.budget import MemoryPlan, Sizes
 from gids.cache.device import DeviceBudget, check_device_memory
-from gids.cache.live_batches import MemoryPlan, Sizes
 from gids.errors import MemoryBudgetError
 
 

@@ -28,7 +28,7 @@ import gids.distributed
 from gids import cuda
 from gids.cuda.device import Mapping
 from gids.errors import NoDeviceError
-from gids.loader.process import Process
+from gids.loader.machine_ranks import Process
 from gids.sampler.device import pinned_graph, shared
 
 Seeds = torch.Tensor | dict[str, torch.Tensor]

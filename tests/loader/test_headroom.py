@@ -2,7 +2,7 @@
 
 import pytest
 
-from gids.loader import headroom
+from gids.loader import framework_epoch as headroom
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from gids.errors import RankError
-from gids.loader.machine_ranks import MachineRanks
-from gids.loader.process import Process
+from gids.loader.machine_ranks import MachineRanks, Process
 
 
 def make(store: Any, ranks: tuple[int, ...] = (3, 5, 8), **changes: Any) -> list[MachineRanks]:

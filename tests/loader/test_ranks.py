@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 
 import gids
 from gids.loader.epoch_loader import EpochLoader
-from gids.loader.process import Process
+from gids.loader.machine_ranks import Process
 from gids.loader.ranks import Ranks, local_ranks
 from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gids.cache.budget import SCARCE, Budget, too_little
+from gids.cache.budget import SCARCE, Budget, MemoryPlan, Sizes, Way, best_plan, too_little
 from gids.cache.device.state import miss_bytes, order_bytes
-from gids.cache.live_batches import MemoryPlan, Sizes, Way, best_plan
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
 

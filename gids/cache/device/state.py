@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.budget import TableShape
-from gids.cache.live_batches import GROWTH
+from gids.cache.budget import GROWTH, TableShape
 from gids.cache.output_dtype import RowForm
 from gids.cuda import on_host
 from gids.cuda.host_memory import host_memory

@@ -1,16 +1,18 @@
-"""The placement of a loader's cache: in host memory, or on a CUDA device with more lines in host memory.
+"""How a FeatureLoader's memory is shared out: sizes of minibatches, the placement of its cache, the log line.
 
-Made by FeatureLoader. It shares memory out and builds the cache. The stream decides when steps are entered,
-planned and gathered.
+The cache is in host memory, or on a CUDA device with more lines in host memory. Called by FeatureLoader. The
+stream decides when steps enter, are planned and gathered.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +20,94 @@ import torch
 
 from gids import cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
-from gids.cache.budget import row_orders
+from gids.cache.budget import Sizes, advised_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
-from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
+from gids.cuda import on_host
+from gids.errors import MissingError
 from gids.io.device.extents import open_extent_reader
 from gids.loader.readers import Cache
+from gids.sizes import format_bytes
+from gids.store.table import positions_of
 
 if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
     from gids.loader.options import Options
     from gids.store import Table
+
+
+Rows = dict[str, int]
+"""Number of rows by table."""
+
+
+def check_minibatch_rows(given: int | Mapping[str, int] | None, tables: Iterable[str]) -> Rows | None:
+    """FeatureLoader's minibatch_rows, by table.
+
+    Raises KeyError for a table that it does not load, TypeError and ValueError for other values.
+    """
+    if given is None:
+        return None
+    names = list(tables)
+    by_table = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name, count in by_table.items():
+        if name not in names:
+            raise MissingError(
+                f"minibatch_rows names {name!r}, and the tables are {', '.join(map(repr, names))}"
+            )
+        if isinstance(count, bool) or not isinstance(count, Integral):
+            raise TypeError(f"minibatch_rows={given!r}: give a number of rows, or a number by table")
+        if count < 0:
+            raise ValueError(f"minibatch_rows={given!r}: a number of rows must be 0 or more")
+    return {name: int(by_table.get(name, 0)) for name in names}
+
+
+def rows_read(ids: Mapping[str, Any], tables: Iterable[str]) -> Rows:
+    """Number of rows that a minibatch reads, by table. Ids need not be checked yet."""
+    return {name: math.prod(np.shape(ids.get(name, ()))) for name in tables}
+
+
+def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
+    """Bytes of the pages that hold a minibatch's rows, each page once. Called for the first minibatch only.
+
+    Ids need not be checked yet.
+    """
+    total, copies = 0, on_host(ids)
+    for table in tables:
+        of_table = copies.get(table.name)
+        if not isinstance(of_table, torch.Tensor) or of_table.dtype != torch.int64 or of_table.is_meta:
+            continue  # none, or refused when the minibatch enters the cache
+        rows = of_table.numpy().ravel()
+        if table.order is not None:
+            rows = positions_of(rows, table.order)
+        total += table.page_bytes * len(np.unique(rows // table.rows_per_page))
+    return total
+
+
+def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) -> Sizes:
+    """Expected sizes of minibatches, known at the first one.
+
+    first: its sizes. given: rows of the largest, by the user; then no room is left for larger ones. growth:
+    size of the others, relative to the first. seen: rows of the largest minibatch of earlier epochs.
+    """
+    if given is None:
+        usual = first.grown(growth)
+        return replace(usual, rows={name: max(n, seen.get(name, 0)) for name, n in usual.rows.items()})
+    rows = {name: max(n, given[name]) for name, n in first.rows.items()}
+    times = sum(rows.values()) / max(1, sum(first.rows.values()))
+    return replace(first.grown(times), rows=rows, growths=(1.0,))
+
+
+def too_large(rows: Rows, excess_bytes: int) -> str:
+    """The warning about a minibatch that is larger than expected."""
+    wanted = {name: n for name, n in rows.items() if n}
+    option = next(iter(wanted.values())) if len(rows) == 1 else wanted
+    return (
+        f"a minibatch reads {sum(rows.values()):,} rows, more than expected: the loader may use "
+        f"{format_bytes(excess_bytes)} more than its memory budget. Give the rows of the largest minibatch, "
+        f"minibatch_rows={option}: then the cache leaves room for them"
+    )
+
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
@@ -211,3 +289,63 @@ class DevicePlacement(Placement):
         if cache is None:
             return {}
         return cache.memory() | {"minibatches": held_bytes}
+
+
+_WASTED = 2
+"""Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
+
+
+def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
+    """wanted: the sizes that the user asked for. plan: how memory is shared out."""
+    purposes = {name: n for name, n in plan.purposes.items() if n}
+    lines = purposes.pop("lines", 0)
+    of_all = 100 * lines / max(1, sum(t.page_count * t.page_bytes for t in tables))
+    parts = [f"{format_bytes(lines)} for the cache ({of_all:.1f} % of the tables)"]
+    for name, n in sorted(purposes.items(), key=lambda item: -item[1]):
+        counted = {"window": f"a window of {plan.sizes.window_batches} minibatches"}
+        parts.append(f"{format_bytes(n)} for {counted.get(name, name)}")
+    said = f"memory of {format_bytes(placement.memory_bytes)}: {', '.join(parts)}"
+    advice = _what_helps(tables, placement, wanted, plan)
+    return f"{said}. {advice}" if advice else said
+
+
+def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
+    if plan.capped:
+        return ""
+    table = max(tables, key=lambda t: wanted.rows[t.name] * t.row_bytes)
+    row_bytes = sum(wanted.rows[t.name] * t.row_bytes for t in tables)
+    least_page = 512 * -(-table.row_bytes // 512)
+    if wanted.page_bytes > _WASTED * row_bytes and table.page_bytes >= _WASTED * least_page:
+        return (
+            f"Most of each page is not needed: {table.name!r} has rows of {table.row_bytes} B in pages of "
+            f"{table.page_bytes} B; convert with --page-bytes {least_page}"
+        )
+    held = plan.sizes
+
+    def as_wanted(other: MemoryPlan) -> bool:
+        return other.sizes.window_batches == wanted.window_batches and not other.late_outputs
+
+    if not as_wanted(plan):
+        shortened = (
+            f"the window of {wanted.window_batches} minibatches was shortened to {held.window_batches}"
+        )
+        late = "pages without a line are read only when a minibatch is due"
+        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.late_outputs
+        needed = _memory_for(placement, wanted, as_wanted)
+        return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
+    needed = _memory_for(placement, wanted, lambda other: other.capped)
+    return f"{placement.option}={needed} would hold all features: then nothing is read twice"
+
+
+def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[MemoryPlan], bool]) -> str:
+    """The least memory that is enough, to about 1 %."""
+    low = high = placement.memory_bytes
+    while not enough(placement.share(wanted, high)):
+        low, high = high, 2 * high
+    for _ in range(7):  # to a hundredth
+        middle = (low + high) // 2
+        if enough(placement.share(wanted, middle)):
+            high = middle
+        else:
+            low = middle
+    return advised_bytes(high)
