@@ -15,7 +15,16 @@ from gids.trace.trace_file import TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
-ON_DISK = ("aggregation.py", "convert.py", "distributed.py", "dtypes.py", "epoch.py", "orders.py", "packs.py")
+ON_DISK = (
+    "aggregation.py",
+    "convert.py",
+    "distributed.py",
+    "dtypes.py",
+    "epoch.py",
+    "orders.py",
+    "packs.py",
+    "pack_epochs.py",
+)
 """Scripts that take --dir."""
 
 Run = Callable[..., str]
@@ -65,6 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("placement.py", [], "where rows come from"),
         ("distributed.py", [], "| 2 | cooperative | processes |"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
+        ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "16 of 16 minibatches by packs, 0 wrong"),
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path, run: Run) -> None:
