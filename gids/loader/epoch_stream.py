@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from gids.closing import Closing
@@ -118,8 +119,7 @@ class Sampled(Iterator[T]):
         except Exception as error:
             if not self._goes_on and not isinstance(error, StorageError):
                 self._minibatches = iter(())
-            # without this frame, which refers to the iterator
-            return Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            return Failed(error.with_traceback(_frames_elsewhere(error)))
 
 
 class Switch(Protocol):
@@ -344,8 +344,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
             except Exception as error:  # raised when it is due: earlier minibatches are handed out first
-                # without this frame, which refers to the stream: a stream that is dropped ends at once
-                self._end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+                self._end = error.with_traceback(_frames_elsewhere(error))
                 return
             self._held.append(minibatch)
             self._entered += 1
@@ -379,6 +378,14 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._count is not None and self._returned < self._count and not self._failed:
             return f"the epoch has {self._count} minibatches, and its source ended after {self._returned}"
         return ""
+
+
+def _frames_elsewhere(error: Exception) -> TracebackType | None:
+    """Without the frames of this module, which refer to the stream: a stream that is dropped ends at once."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _close(pid: int, opened: list[Any], end_steps: Callable[[], None], on_close: Callable[[], None]) -> None:

@@ -502,7 +502,9 @@ class PackSwitch(Generic[T]):
                 return self._random(stream, max(first, superbatch.first))
         self._superbatch = superbatch
         reader = PackReader(superbatch)
-        stream.read(reader, packs.settled(reader.minibatches()))
+        minibatches = reader.minibatches()
+        # Only who observes reads ids at once; features are read in the order of the device's stream.
+        stream.read(reader, packs.settled(minibatches) if self._observers.any else minibatches)
         self._choice = choice = packs.choices[-1]
         if first > superbatch.first:
             packs.learned.choice = None  # what it takes is not what was predicted

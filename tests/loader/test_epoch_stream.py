@@ -201,6 +201,34 @@ def test_a_stream_that_raised_an_error_ends_when_it_is_dropped(path: Path, reads
             gc.enable()
 
 
+def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(path: Path) -> None:
+    """An id out of range, and a failed source, sampled ahead and not due."""
+
+    def failing() -> Iterator[dict[str, torch.Tensor]]:
+        yield from minibatches_of(3)
+        raise ValueError("no more")
+
+    def minibatches_of(count: int) -> list[dict[str, torch.Tensor]]:
+        return [{"paper.feat": torch.tensor([i])} for i in range(count)]
+
+    with gids.open(path, memory="16MB", window=8) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        wrong = [*minibatches_of(3), {"paper.feat": torch.tensor([1 << 40])}]
+        gc.collect()
+        gc.disable()
+        try:
+            for given in (wrong, failing()):
+                stream = loader.attach(given, lambda ids: ids)
+                next(stream)
+                next(stream)
+                dropped = weakref.ref(stream)
+                del stream
+                assert dropped() is None
+                assert not loader.has_open_epoch
+        finally:
+            gc.enable()
+
+
 @pytest.mark.parametrize("reads", ["random", "pack"])
 def test_a_storage_error_of_the_ids_concerns_one_minibatch(path: Path, reads: Any) -> None:
     def ids_of(step: int) -> dict[str, torch.Tensor]:
