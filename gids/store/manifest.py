@@ -25,8 +25,7 @@ from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_
 from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
-VERSIONS = (1, 2, 3, 4, 5)
-"""The versions that can be read. A manifest has the lowest version that supports its content."""
+VERSION = 1
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 MAX_PARTS = 4096
@@ -176,21 +175,10 @@ class Manifest:
         of_nodes = [((n.type,), "time", n.arrays["time"].crc32c) for n in self.nodes if "time" in n.arrays]
         return f"crc32c:{_checksum(json.dumps(sorted([*of_edges, *of_nodes])).encode()).decode()}"
 
-    @property
-    def version(self) -> int:
-        if self.part is not None:
-            return 5
-        if any(r.sorted_by for r in self.relations) or any("time" in n.arrays for n in self.nodes):
-            return 4
-        dtypes = {a.dtype for n in self.nodes for a in n.arrays.values()} | {t.dtype for t in self.tables}
-        if "bool" in dtypes:
-            return 3
-        return 2 if any(t.scale is not None or t.order is not None for t in self.tables) else 1
-
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": self.version,
+            "version": VERSION,
             **({} if self.part is None else {"part": entry_json(self.part)}),
             "nodes": entry_json(self.nodes),
             "relations": entry_json(self.relations),
@@ -245,10 +233,9 @@ def load_manifest(data: bytes) -> Manifest:
         raise FormatError(f"not JSON ({error}); the file is damaged: convert the source again") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise FormatError('has no "format": "gids"; is it a gids dataset?')
-    if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
-        known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
+    if type(fields.get("version")) is not int or fields["version"] != VERSION:
         raise FormatError(
-            f"version {fields.get('version')!r}; this gids reads versions {known}: "
+            f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
             "use the gids that wrote it, or convert the source again"
         )
     found = _CHECKSUM.search(data)
@@ -273,24 +260,20 @@ def validate(fields: object) -> Manifest:
 
     Returns the manifest. Raises FormatError with the field, what was found and what was expected.
     """
-    of_part = isinstance(fields, dict) and fields.get("version") == 5
-    names = ("format", "version", "nodes", "relations", "tables", *["part"] * of_part)
-    top = _fields(fields, "manifest", names)
-    version = top["version"]
-    part = _part(top["part"]) if of_part else None
-    nodes = tuple(_nodes(n, f"nodes[{i}]", version, part) for i, n in enumerate(_list(top["nodes"], "nodes")))
+    top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"), ("part",))
+    part = _part(top["part"]) if "part" in top else None
+    nodes = tuple(_nodes(n, f"nodes[{i}]", part) for i, n in enumerate(_list(top["nodes"], "nodes")))
     counts = {n.type: n.count for n in nodes}
     _distinct([n.type for n in nodes], "node type")
     relations = tuple(
-        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, version, part)
+        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, part)
         for i, r in enumerate(_list(top["relations"], "relations"))
     )
     _distinct([r.type for r in relations], "relation")
     rows = {n.type: n.count if n.held is None else n.held for n in nodes}
     edge_rows = {r.type: r.count if r.held is None else r.held for r in relations}
     tables = tuple(
-        _table(t, f"tables[{i}]", rows, edge_rows, version)
-        for i, t in enumerate(_list(top["tables"], "tables"))
+        _table(t, f"tables[{i}]", rows, edge_rows) for i, t in enumerate(_list(top["tables"], "tables"))
     )
     _distinct([t.name for t in tables], "table")
     manifest = Manifest(nodes, relations, tables, part)
@@ -324,16 +307,15 @@ def _held(fields: dict[str, Any], where: str, count: int, part: Part | None) -> 
     return None if part is None else _integer(fields["held"], f"{where}.held", count)
 
 
-def _nodes(value: object, where: str, version: int, part: Part | None) -> NodesEntry:
+def _nodes(value: object, where: str, part: Part | None) -> NodesEntry:
     fields = _fields(value, where, ("type", "count", "arrays", *["held"] * (part is not None)))
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     held = _held(fields, where, count, part)
     arrays: dict[str, ArrayEntry] = {}
-    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), *["time"] * (version >= 4))
+    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), "time")
     for role, array in _roles(fields, where, (*known, *[OWNER] * (part is not None))):
         entry = arrays[role] = _array(array, f"{where}.arrays.{role}")
         if role == "label":
-            _check_version(entry.dtype, version, f"{where}.arrays.label")
             if entry.dtype == "uint16":
                 raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
             _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
@@ -361,13 +343,11 @@ def _relation(
     where: str,
     counts: Mapping[str, int],
     timed: Container[str],
-    version: int,
     part: Part | None,
 ) -> RelationEntry:
     """timed: the node types that have times."""
-    timed_too = version >= 4
     names = ("type", "count", "arrays", *["held"] * (part is not None))
-    fields = _fields(value, where, names, ("sorted_by",) if timed_too else ())
+    fields = _fields(value, where, names, ("sorted_by",))
     type_ = _relation_type(fields["type"], f"{where}.type")
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     held = _held(fields, where, count, part)
@@ -376,7 +356,7 @@ def _relation(
             raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
     arrays = {
         r: _array(a, f"{where}.arrays.{r}")
-        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids", *["time"] * timed_too))
+        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids", "time"))
     }
     sorted_by = fields.get("sorted_by")
     if sorted_by is not None or "time" in arrays:
@@ -405,14 +385,12 @@ def _relation(
     return RelationEntry(type_, count, arrays, sorted_by, held)
 
 
-def _table(
-    value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int], version: int
-) -> TableEntry:
+def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int]) -> TableEntry:
     fields = _fields(
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
-        optional=("scale", "order") if version >= 2 else (),
+        optional=("scale", "order"),
     )
     kind = fields["kind"]
     type_: str | Relation
@@ -428,7 +406,6 @@ def _table(
         raise FormatError(f"{where} belongs to {describe_type(type_)}, which is not in the manifest")
     if fields["dtype"] not in list(TABLE_DTYPES):  # a list: the value may not be hashable
         raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
-    _check_version(fields["dtype"], version, where)
     shards = tuple(
         _path(s, f"{where}.shards[{i}]", True)
         for i, s in enumerate(_list(fields["shards"], f"{where}.shards"))
@@ -467,11 +444,6 @@ def _table(
     if table.order is not None:
         _expect_array(table.order, where, "positions", (count,), position_dtype(count))
     return table
-
-
-def _check_version(dtype: str, version: int, where: str) -> None:
-    if dtype == "bool" and version < 3:
-        raise FormatError(f"{where}.dtype is 'bool', which format version {version} does not support")
 
 
 def position_dtype(row_count: int) -> str:

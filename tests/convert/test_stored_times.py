@@ -93,7 +93,6 @@ def test_times_are_left_out_and_conflicts_are_refused(tmp_path: Path, capsys: An
     data = data_of(time=torch.arange(300) % 5)
     torch.save(data, tmp_path / "g.pt")
     store = convert(tmp_path / "g.pt", tmp_path / "no.gids", "--no-times", "--sort-neighbors")
-    assert json.loads((store.path / "manifest.json").read_text())["version"] == 1
     assert store.graph().sorted_by is None
     for option in ("--sort-neighbors", "--dedup"):
         error = refused(capsys, tmp_path / "g.pt", tmp_path / "m.gids", option)
@@ -168,7 +167,6 @@ def test_manifests_with_wrong_times_are_refused(tmp_path: Path) -> None:
     torch.save(data_of(time=torch.arange(300) % 5), tmp_path / "g.pt")
     store = convert(tmp_path / "g.pt", tmp_path / "g.gids")
     good = load_manifest((store.path / "manifest.json").read_bytes()).to_json()
-    assert good["version"] == 4
     assert load_manifest(dump_manifest(validate(good))).to_json() == good
 
     def changed(change: Any) -> dict[str, Any]:
@@ -186,7 +184,6 @@ def test_manifests_with_wrong_times_are_refused(tmp_path: Path) -> None:
         (lambda r, _: (r["arrays"].pop("time"), r.update(sorted_by="nodes")), "'_N' nodes, which have none"),
         (lambda r, _: r["arrays"]["time"].update(shape=[299]), "times"),
         (lambda r, _: r["arrays"]["time"].update(dtype="float32"), "times"),
-        (lambda _, f: f.update(version=3), "unknown"),
     ):
         with pytest.raises(ValueError, match=message):
             validate(changed(change))

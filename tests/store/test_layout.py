@@ -181,7 +181,7 @@ def test_every_byte_of_a_dataset(tmp_path):
 PART = """\
 {
  "format": "gids",
- "version": 5,
+ "version": 1,
  "part": {
   "index": 1,
   "count": 2,

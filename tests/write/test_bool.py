@@ -1,7 +1,6 @@
 """Tables and labels of bool: True and False from the source to torch.bool, and back."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from gids.cli import main
 from gids.errors import StorageError
 from gids.store import verify
 from gids.store.files import read_manifest
-from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.store.manifest import validate
 from gids.write import DatasetWriter, create_table
 
 RNG = np.random.default_rng(20)
@@ -122,7 +121,6 @@ def test_bool_table_can_be_added(tmp_path):
         with pytest.raises(FormatError, match="2 is not exact"):
             writer.write(499, np.full((1, 7), 2))
     assert list(verify(tmp_path / "d.gids")) == []
-    assert read_manifest(tmp_path / "d.gids").version == 3
     found = store.reopen().table("flag").read_rows(range(500))
     assert torch.equal(found[:400], torch.from_numpy(FLAGS[:400]))
     assert (found[400:].view(torch.uint8) == 1).all()
@@ -132,12 +130,10 @@ def test_labels_of_several_columns_stay_bools(tmp_path):
     np.savez(tmp_path / "s.npz", x=np.ones((500, 2), np.float32), y=FLAGS)
     store = convert(tmp_path / "s.npz", tmp_path / "d.gids", "--split", "none")
     assert torch.equal(store.labels["_N"], torch.from_numpy(FLAGS))
-    assert read_manifest(tmp_path / "d.gids").version == 3
     np.savez(tmp_path / "s.npz", x=np.ones((500, 2), np.float32), y=FLAGS[:, 0])
     store = convert(tmp_path / "s.npz", tmp_path / "one.gids", "--split", "none")
     assert store.labels["_N"].tolist() == FLAGS[:, 0].astype(int).tolist()  # classes
     assert store.labels["_N"].dtype == torch.int64
-    assert read_manifest(tmp_path / "one.gids").version == 1
 
 
 @pytest.mark.parametrize("name", ["train_idx", "indices", "edge_index"])
@@ -162,20 +158,10 @@ def dataset(tmp_path):
     return tmp_path / "d.gids"
 
 
-def test_older_format_versions_refuse_bool(dataset):
+def test_bools_have_no_scale(dataset):
     fields = json.loads(json.dumps(read_manifest(dataset).to_json()))
-    assert fields["version"] == 3
-    assert load_manifest(dump_manifest(validate(fields))).version == 3
-    for version in (1, 2):
-        fields["version"] = version
-        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not support"):
-            validate(fields)
-        fields["nodes"][0]["arrays"]["label"]["dtype"] = "uint8"
-        with pytest.raises(FormatError, match=re.escape("tables[0].dtype is 'bool'")):
-            validate(fields)
-        fields["nodes"][0]["arrays"]["label"]["dtype"] = "bool"
+    assert validate(fields) == read_manifest(dataset)
     fields["tables"][0]["scale"] = {"per": "row"}
-    fields["version"] = 3
     with pytest.raises(FormatError, match="only int8 has one"):
         validate(fields)
 
