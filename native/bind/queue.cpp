@@ -33,7 +33,8 @@ using Table = std::tuple<u64, u32, u32, u32, std::optional<Checksums>>;
 class OwningService {
  public:
   OwningService(std::shared_ptr<io::Engine> engine, const std::vector<Table>& tables, const io::QueueMemory& memory,
-                u32 timeout_ms) {
+                u32 timeout_ms)
+      : engine_(engine), memory_(memory.shared()), memory_bytes_(memory.shared_bytes()) {
     std::vector<io::QueueTable> list;
     for (const auto& [page_count, first_file, file_count, page_bytes, checksums] : tables) {
       if (checksums && checksums->size() != page_count)
@@ -47,7 +48,7 @@ class OwningService {
     for (u32 p = 0; p < memory.pairs(); ++p) pairs.push_back(memory.pair(p, nullptr));
     service_ = std::make_unique<io::QueueService>(engine, std::move(list), std::move(pairs), memory.shared(),
                                                   timeout_ms);
-    engine->register_memory(memory.shared().get(), memory.shared_bytes(), memory.shared());
+    engine->register_memory(memory_.get(), memory_bytes_, memory_);
   }
   ~OwningService() {
     if (getpid() != pid_) {  // a forked child has neither its thread nor its memory
@@ -56,12 +57,16 @@ class OwningService {
     }
     nb::gil_scoped_release release;
     service_.reset();  // closes: only then may the arrays go
+    engine_->forget_memory(memory_.get(), memory_bytes_);
   }
 
   io::QueueService& get() const { return *service_; }
 
  private:
   const pid_t pid_ = getpid();
+  const std::shared_ptr<io::Engine> engine_;
+  const std::shared_ptr<std::byte> memory_;
+  const size_t memory_bytes_;
   std::vector<Checksums> checksums_;
   std::unique_ptr<io::QueueService> service_;
 };

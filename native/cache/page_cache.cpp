@@ -212,7 +212,10 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
-PageCache::~PageCache() { cancel(); }
+PageCache::~PageCache() {
+  cancel();
+  if (lines_->size()) engine_->forget_memory(lines_->data(), lines_->bytes());
+}
 
 PageCache::Flight& PageCache::flight(u64 step) {
   for (Flight& f : flights_)

@@ -63,7 +63,7 @@ void Batch::complete(u32 count) {
 }
 
 Engine::Engine(std::string name, const std::vector<std::string>& paths, const Options& options)
-    : options_(options), name_(std::move(name)), pid_(getpid()), file_count_(static_cast<u32>(paths.size())) {
+    : options_(options), pid_(getpid()), name_(std::move(name)), file_count_(static_cast<u32>(paths.size())) {
   files_.reserve(paths.size());
   if (!options_.descriptors.empty() && options_.descriptors.size() != paths.size())
     throw std::invalid_argument("there must be one descriptor per path, or none");

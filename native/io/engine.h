@@ -128,12 +128,16 @@ class Engine {
   // is cancelled then, what is in flight waited for, and the exception goes on.
   void wait(Batch& batch, const std::function<void()>& check);
 
-  // A hint: reads will land in this memory (the cache's lines). Registered with the kernel until the engine
-  // closes, where that pays and is allowed (note() tells): all of it is then resident. The engine keeps `owner`
-  // for as long, and only then: at a stale address the kernel would still write into the old memory.
+  // A hint: reads will land in this memory (the cache's lines). Registered with the kernel until it is forgotten
+  // or the engine closes, where that pays and is allowed (note() tells): all of it is then resident. The engine
+  // keeps `owner` for as long, and only then: at a stale address the kernel would still write into the old memory.
   virtual void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
     (void)base, (void)bytes, (void)owner;
   }
+
+  // Ends that for memory that was registered, and is no longer read into. The engine's threads give up `owner`
+  // soon after. Does nothing in a forked child.
+  virtual void forget_memory(const std::byte* base, size_t bytes) { (void)base, (void)bytes; }
 
   // Completes what was submitted, then stops the threads and closes the files. Idempotent. Does nothing
   // in a forked child. Not for use inside Batch::done.
@@ -180,7 +184,9 @@ class Engine {
   u32 slot_bytes_ = 0;  // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
   mutable std::mutex queue_mutex_;
+  std::condition_variable queue_cv_;
   u64 chores_ = 0;  // counts what an idle thread must wake for besides reads; guarded by queue_mutex_
+  const pid_t pid_;
 
  private:
   struct Pending {  // a read of a failed merge, to be read alone
@@ -196,9 +202,7 @@ class Engine {
   int fault(u32 file, u64 begin, u64 end, bool transient);
 
   const std::string name_;
-  const pid_t pid_;
   const u32 file_count_;
-  std::condition_variable queue_cv_;
   std::deque<Batch*> queue_;   // batches with reads not yet issued; guarded by queue_mutex_
   std::deque<Pending> again_;  // guarded by queue_mutex_
   u32 submitting_ = 0;         // batches of which parts are still being sorted; guarded by queue_mutex_

@@ -163,21 +163,24 @@ class UringEngine::Worker {
     finished_.clear();
   }
 
-  // Registers the chunks that this ring has not seen. What is refused is read into without registration.
+  // Registers the chunks that are new to this ring, and gives up those that were forgotten. What is refused is
+  // read into without registration.
   void register_chunks() {
-    std::vector<Chunk> fresh;
-    u32 index;
+    std::vector<std::pair<u32, Chunk>> changed;
     {
       std::lock_guard lock(engine_.queue_mutex_);
       if (chores_ == engine_.chores_) return;
-      index = static_cast<u32>(chores_);
-      fresh.assign(engine_.chunks_.begin() + static_cast<std::ptrdiff_t>(chores_), engine_.chunks_.end());
+      for (u32 at = 0; at < engine_.chunks_.size(); ++at)
+        if (engine_.chunks_[at].changed > chores_) changed.emplace_back(at, engine_.chunks_[at]);
       chores_ = engine_.chores_;
     }
-    for (const Chunk& c : fresh) {
-      const u32 at = index++;
+    for (const auto& [at, c] : changed) {
+      const bool had = std::erase_if(fixed_, [index = static_cast<int>(at)](const Fixed& f) { return f.index == index; });
       std::shared_ptr<void> owner = c.owner.lock();
-      if (!owner) continue;  // given back before this ring saw it
+      if (!owner) {  // forgotten, perhaps before this ring saw it
+        if (had) ring_.register_buffer(at, nullptr, 0);
+        continue;
+      }
       const int error = buffer_table_ ? ring_.register_buffer(at, c.base, c.bytes) : ENOSYS;
       if (error == 0) {
         fixed_.push_back({c.base, c.base + c.bytes, static_cast<int>(at), std::move(owner)});
@@ -255,10 +258,24 @@ void UringEngine::ring_doorbells() {
 
 void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
   std::lock_guard lock(queue_mutex_);
-  for (u64 at = 0; at < bytes && chunks_.size() < kChunksMax; at += kChunkBytes) {
-    chunks_.push_back({base + at, std::min<u64>(kChunkBytes, bytes - at), owner});
-    ++chores_;
+  for (u64 at = 0; at < bytes; at += kChunkBytes) {
+    auto place = std::find_if(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return !c.base; });
+    if (place == chunks_.end()) {
+      if (chunks_.size() == kChunksMax) return;
+      place = chunks_.insert(place, Chunk{});
+    }
+    *place = {base + at, std::min<u64>(kChunkBytes, bytes - at), owner, ++chores_};
   }
+}
+
+void UringEngine::forget_memory(const std::byte* base, size_t bytes) {
+  if (getpid() != pid_) return;
+  {
+    std::lock_guard lock(queue_mutex_);
+    for (Chunk& c : chunks_)
+      if (c.base >= base && c.base < base + bytes) c = {nullptr, 0, {}, ++chores_};
+  }
+  queue_cv_.notify_all();
 }
 
 }  // namespace gids::io

@@ -27,12 +27,14 @@ class UringEngine final : public Engine {
  public:
   UringEngine(const std::vector<std::string>& paths, Options options);
   void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) override;
+  void forget_memory(const std::byte* base, size_t bytes) override;
 
  private:
   struct Chunk {  // memory to be registered with the kernel under one index
-    std::byte* base;
+    std::byte* base;  // null: the index is free
     u64 bytes;
     std::weak_ptr<void> owner;  // each ring that has registered it keeps it
+    u64 changed;                // chores_ since then
   };
   class Worker;
   static Options settle_options(Options options);
@@ -40,7 +42,7 @@ class UringEngine final : public Engine {
 
   const std::shared_ptr<BouncePool> bounce_;
   std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
-  std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
+  std::vector<Chunk> chunks_;  // by index; guarded by queue_mutex_
 };
 
 }  // namespace gids::io

@@ -362,6 +362,25 @@ void test_registered_memory_is_kept_until_close_and_not_after(const std::string&
   CHECK_EQUAL(owner.use_count(), 1);
 }
 
+void test_forgotten_memory_is_given_up_and_its_place_used_again(const std::string& kind) {
+  auto engine = open(kind, {4, 0, kPage, 1u << 17, true});
+  PageMemory memory(2 * kPage);
+  for (u64 round = 0; round < 3000; ++round) {  // more than an engine has places
+    auto owner = std::make_shared<int>();
+    const std::weak_ptr<int> watch = owner;
+    engine->register_memory(memory.base + round % 2 * kPage, kPage, owner);
+    auto batch = std::make_shared<Recorder>(
+        std::vector<Read>{{round % 7 * kPage, memory.base + round % 2 * kPage, kPage, 0, 0}});
+    engine->submit(batch);
+    wait(*batch);
+    check(*batch, {});
+    owner.reset();
+    engine->forget_memory(memory.base + round % 2 * kPage, kPage);
+    while (!watch.expired()) std::this_thread::yield();  // also by idle threads
+  }
+  CHECK(engine->note().find("memory not registered (I") == std::string::npos);  // Invalid argument
+}
+
 void test_an_interrupted_wait_cancels_and_waits_for_what_is_in_flight(const std::string& kind) {
   auto engine = open(kind, {1, 1, kPage, 0, true});
   auto held = std::make_shared<Held>();
@@ -568,6 +587,7 @@ int main(int argc, char** argv) {
     test_eintr_and_eagain_are_repeated_within_a_bound(kind);
     test_registered_memory_is_read_into_inside_across_and_beside(kind);
     test_registered_memory_is_kept_until_close_and_not_after(kind);
+    test_forgotten_memory_is_given_up_and_its_place_used_again(kind);
     test_an_interrupted_wait_cancels_and_waits_for_what_is_in_flight(kind);
     if (kind == "uring") std::thread(test_a_ring_gives_its_place_in_the_thread_back).join();
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
