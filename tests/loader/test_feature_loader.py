@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,10 +211,11 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
             gc.enable()
 
 
-def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+
+def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader = gids.FeatureLoader(gids.open(path, memory=1 << 30), ["paper.feat"])
     everything = [{"paper.feat": torch.arange(ROWS)}]
     stream = loader.attach(everything, ids_of)
@@ -223,6 +225,26 @@ def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader.close()
     assert loader.stats()["hits"] == stats["hits"]
     assert resident_bytes() < held - stats["memory"]["lines"] // 2
+
+
+@pytest.mark.parametrize("engine", ["uring", "threads"])
+def test_loaders_that_take_turns_give_the_memory_of_their_caches_back(path: Path, engine: str) -> None:
+    everything = [{"paper.feat": torch.arange(ROWS)}]
+    with gids.open(path, memory=1 << 30, engine=engine) as source:
+        loaders = [gids.FeatureLoader(source, ["paper.feat"], dtype=t) for t in (None, torch.float16)]
+
+        def turns(count: int) -> None:
+            for _ in range(count):
+                for loader in loaders:
+                    list(loader.attach(everything, ids_of))
+
+        turns(2)
+        held, lines = resident_bytes(), loaders[1].stats()["memory"]["lines"]
+        turns(8)
+        end = time.monotonic() + 10  # the threads of the engine give it back
+        while resident_bytes() > held + 4 * lines and time.monotonic() < end:
+            time.sleep(0.01)
+        assert resident_bytes() <= held + 4 * lines
 
 
 def warnings_of_size(caplog: pytest.LogCaptureFixture) -> list[str]:
