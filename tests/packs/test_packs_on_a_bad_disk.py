@@ -19,7 +19,7 @@ import gids
 from gids import _core
 from gids.errors import StorageError
 from gids.io import Engine
-from gids.packs import superbatch
+from gids.packs import Spool, superbatch
 from gids.store import FeatureStore
 from gids.stored_file import AnyFile
 
@@ -154,6 +154,29 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
         assert cut is not PARTS or choice["packs"] > len(batches)
         places.clear()
         assert all(error is None for error in results(loader, batches, rows))  # the next epoch
+
+
+@pytest.mark.parametrize("cut", CUTS[:3], ids=str)
+def test_a_minibatch_that_cannot_be_read_from_the_spool_is_the_only_one_that_fails(
+    path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first and the last one of a pack, and one that is in several packs."""
+    cut_small(monkeypatch, **{"pack_bytes": PACK_BYTES, **cut})
+    take, taken = Spool.take, 0
+
+    def lose(spool: Spool, index: int) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken % 3 == 1:
+            raise StorageError(errno.EIO, "cannot read a sampled minibatch", "scratch", index)
+        return take(spool, index)
+
+    monkeypatch.setattr(Spool, "take", lose)
+    with open_source(path, "pack") as source:
+        batches = minibatches(source.store, 30, np.random.default_rng(3))
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        errors = results(loader, batches, rows)
+        assert [error is not None for error in errors] == [step % 3 == 0 for step in range(30)]
 
 
 @pytest.mark.parametrize("cut", CUTS[:3], ids=str)
