@@ -1,7 +1,6 @@
 """Errors for argument names that a function does not have. Used by gids.open, the loaders and layerwise.
 
-The error gives the new name of an argument of an earlier version, says that an option belongs to gids.open(),
-or suggests the name that is meant.
+The error says that an option belongs to gids.open(), or suggests the name that is meant.
 """
 
 from __future__ import annotations
@@ -21,21 +20,6 @@ R = TypeVar("R")
 OPTIONS = (*(f.name for f in fields(Options)), "allow_dirs")
 """Keyword arguments of gids.open()."""
 
-_RENAMED = {
-    "memory_bytes": "memory= of gids.open() (with device='cuda': device_memory=)",
-    "window_batches": "window= of gids.open()",
-    "planned_batches": "planned= of gids.open()",
-    "cache_bytes": "cache= of gids.open()",
-    "host_cache_bytes": "memory= of gids.open()",
-    "staging_bytes": "staging= of gids.open()",
-    "place": "topology_on=",
-    "gids_window": "window= of gids.open(): give gids=gids.open(PATH, window=...)",
-    "gids_memory_bytes": "memory= of gids.open(): give gids=gids.open(PATH, memory=...)",
-    "gids_policy": "policy= of gids.open(): give gids=gids.open(PATH, policy=...)",
-    "gids_engine": "engine= of gids.open(): give gids=gids.open(PATH, engine=...)",
-    "gids_options": "gids=gids.open(PATH, ...), which takes these options",
-}
-
 
 def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for a given name that is not known. caller: as the user writes it."""
@@ -43,8 +27,6 @@ def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None
     for name in given:
         if name in known:
             continue
-        if name in _RENAMED:
-            raise TypeError(f"{caller}: {name}= is now {_RENAMED[name]}")
         if name in OPTIONS:
             raise TypeError(
                 f"{caller} has no argument {name!r}: it is an option of gids.open(). Give this loader "

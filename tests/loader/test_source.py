@@ -100,30 +100,6 @@ LOADERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("memory_bytes", "memory= of gids.open()"),
-        ("window_batches", "window= of gids.open()"),
-        ("planned_batches", "planned= of gids.open()"),
-        ("cache_bytes", "cache= of gids.open()"),
-        ("host_cache_bytes", "memory= of gids.open()"),
-        ("staging_bytes", "staging= of gids.open()"),
-        ("place", "topology_on="),
-    ],
-)
-@pytest.mark.parametrize("caller", LOADERS)
-def test_an_old_name_raises_an_error_with_the_new_name(path: Path, caller: str, old: str, new: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        LOADERS[caller](path, **{old: 1})
-    assert f"{caller}: {old}= is now {new}" in str(caught.value)
-
-
-def test_open_says_the_new_name_of_an_old_one(path: Path) -> None:
-    with pytest.raises(TypeError, match=r"memory_bytes= is now memory= of gids\.open"):
-        gids.open(path, memory_bytes=1)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("caller", LOADERS)
 def test_an_option_of_open_given_to_a_loader_says_where_it_belongs(path: Path, caller: str) -> None:
     with pytest.raises(TypeError, match=r"'window': it is an option of gids.open\(\). Give .*window=\.\.\."):
