@@ -46,17 +46,17 @@ def record(
     loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader before its first minibatch, so that
     the trace starts with an empty cache. rows: record ids of rows instead of pages, for
     `gids convert --order trace:FILE`. Records any number of epochs, but not streams that read through the
-    cache (a validation in mid-epoch). Meanwhile reads="auto" reads at random. After an exception the trace
-    holds what happened before it; without a minibatch no file is written. An OSError while writing is logged
-    and ends the recording. Raises ValueError if the loader has a cache already, reads by packs only, or loads
-    no features; OSError if path cannot be written.
+    cache (a validation in mid-epoch). While pages are recorded, reads="auto" reads at random. After an
+    exception the trace holds what happened before it; without a minibatch no file is written. An OSError
+    while writing is logged and ends the recording. Raises ValueError if the loader has a cache already, loads
+    no features, or reads by packs only, which have no pages to record; OSError if path cannot be written.
     """
     features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
         raise ValueError("this loader loads no features, so there is nothing to record")
     if features.stats()["tables"]:
         raise ValueError("this loader has a cache already: start recording before its first minibatch")
-    if features.source.options.reads == "pack":
+    if not rows and features.source.options.reads == "pack":
         raise ValueError("packs have no cache to record: give gids.open() reads='random' or 'auto'")
     with open(path, "wb"):  # raises now, not at the first minibatch
         pass
@@ -69,13 +69,12 @@ def record(
 
 
 class _Recorder(Observer):
-    """Writes a trace of a loader's cache."""
-
-    of_cache = True
+    """Writes a trace of a loader's cache, or of the rows that it loads."""
 
     def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
         self._loader = loader
         self._path, self._rows_only = path, rows
+        self.of_cache = not rows
         self._orders = [None if rows else t.order for t in loader.tables]  # positions of each table's rows
         self._tables: list[TracedTable] = []
         self._marks: list[npt.NDArray[np.uint32]] = []
@@ -83,36 +82,41 @@ class _Recorder(Observer):
         self._writer: TraceWriter | None = None
 
     def cache_opened(self, cache: Cache) -> None:
-        loader, tables = self._loader, self._loader.tables
         if self._rows_only:
-            self._tables = [
-                TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True) for t in tables
-            ]
-            self._writer = TraceWriter(self._path, self._tables)
-        else:
-            stats, caches = loader.stats(), cache.stats()
-            self._tables = [
-                TracedTable(
-                    t.name,
-                    t.page_count,
-                    t.page_bytes,
-                    t.rows_per_page,
-                    caches[t.name].get("lines"),
-                    loader.table_heat(t),
-                )
-                for t in tables
-            ]
-            self._writer = TraceWriter(
-                self._path,
-                self._tables,
-                policy=stats["policy"],
-                window_batches=stats["window"],
-                planned_batches=stats["planned"],
-                device=loader.device.type,
+            return
+        loader = self._loader
+        stats, caches = loader.stats(), cache.stats()
+        tables = [
+            TracedTable(
+                t.name,
+                t.page_count,
+                t.page_bytes,
+                t.rows_per_page,
+                caches[t.name].get("lines"),
+                loader.table_heat(t),
             )
-        self._marks = [np.zeros(t.page_count, np.uint32) for t in self._tables]
+            for t in loader.tables
+        ]
+        self._begin(
+            tables,
+            policy=stats["policy"],
+            window_batches=stats["window"],
+            planned_batches=stats["planned"],
+            device=loader.device.type,
+        )
+
+    def _begin(self, tables: list[TracedTable], **about_cache: Any) -> None:
+        self._tables, self._writer = tables, TraceWriter(self._path, tables, **about_cache)
+        self._marks = [np.zeros(t.page_count, np.uint32) for t in tables]
 
     def entered(self, step: int, ids: Ids) -> None:
+        if self._rows_only and not self._tables:
+            self._begin(
+                [
+                    TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True)
+                    for t in self._loader.tables
+                ]
+            )
         self._write(lambda writer: writer.enter(self._pages(ids)))
 
     def planned(self, step: int) -> None:

@@ -168,8 +168,10 @@ def test_minibatches_of_a_loader_are_waited_for(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("reads", ["random", "pack"])
-@pytest.mark.parametrize("of", ["pages", "rows", "stages"])
+@pytest.mark.parametrize(
+    ("of", "reads"),
+    [("pages", "random"), ("rows", "random"), ("rows", "pack"), ("stages", "random"), ("stages", "pack")],
+)
 def test_observers_wait_for_the_ids_that_they_see(
     late: LateDevice, path: Path, rows: Rows, tmp_path: Path, reads: Any, of: str
 ) -> None:

@@ -21,6 +21,7 @@ from packs_example import (
 )
 
 import gids
+import gids.trace
 from gids.errors import StorageError
 from gids.loader import Observer, pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool, Superbatch
@@ -235,3 +236,20 @@ def test_a_slow_first_step_does_not_count(
             if step == 0:
                 time.sleep(0.6)
         assert loader.stats()["packs"]["minibatches"] == COUNT - 1
+
+
+def test_the_rows_of_a_run_are_recorded_however_they_are_read(path: Path, tmp_path: Path) -> None:
+    traces = []
+    for reads in ("random", "pack"):
+        with open_source(path, reads) as source:
+            loader = open_loader(source, batch_size=BATCH)
+            with gids.trace.record(loader, tmp_path / reads, rows=True):
+                assert len(list(loader)) == COUNT
+            assert loader.stats()["packs"]["minibatches"] == (COUNT if reads == "pack" else 0)
+        traces.append((tmp_path / reads).read_bytes())
+    assert traces[0] == traces[1]
+    with (
+        open_source(path, "pack") as source,
+        pytest.raises(ValueError, match="packs have no cache to record"),
+    ):
+        gids.trace.record(open_loader(source), tmp_path / "pages").__enter__()
