@@ -69,7 +69,7 @@ class LockstepStream(EpochStream[T], ABC):
         super().__init__(source, Reader(), count=count)
         self._learned = learned
         self._features_of, self._group, self._loader = features, features.group, features.loader
-        self._steps, self._growth, self._count = steps, growth, count
+        self._steps, self._growth = steps, growth
         self._rows: EpochStream[Step[T]] | None = None  # what this rank reads
         self._sampled_ahead: int | None = None  # steps, by random reads, the same on all ranks
         self._first: Read[T] | None = None

@@ -171,7 +171,7 @@ class Observers:
             observer.retired(self._retired - 1)
 
     def begin_again(self) -> None:
-        """The steps that were not gathered will enter once more, by another reader: nobody is told again."""
+        """Another reader gets the steps that were not gathered. Observers heard of these steps already."""
         self._enter_again, self._plan_again = self._entered - self._gathered, self._planned - self._gathered
 
     def end(self) -> None:

@@ -131,9 +131,7 @@ class PackSwitch(Generic[T]):
             return False
         self._give_up(error)
         index = self._finish_superbatch().next
-        if self._next is not None:
-            self._drop(self._next)
-            self._next = None
+        self._drop_next()
         self._random(stream, index)
         return True
 
@@ -157,7 +155,7 @@ class PackSwitch(Generic[T]):
             self._judge(stream, self._waits, took_s)
 
     def close(self) -> None:
-        """End what is prepared. What is open is closed by the stream."""
+        """Forget what is prepared. The stream closes all that is in `opened`."""
         self._superbatch = self._sampled = self._next = self._ahead = None
         self._racing, self._coming, self._packs.beside_bytes = False, None, 0
 
@@ -304,9 +302,7 @@ class PackSwitch(Generic[T]):
         self._packs.beside_bytes = 0
         sampled.most = len(sampled.spool)
         sampled.forget_counts()
-        if self._next is not None:
-            self._drop(self._next)
-            self._next = None
+        self._drop_next()
         if self._coming is not None:
             self._coming.close()
             self._coming = None
@@ -538,8 +534,7 @@ class PackSwitch(Generic[T]):
             try:
                 coming.begin(1 - superbatch.last_half)
             except OSError as error:
-                self._drop(coming)
-                self._next = None
+                self._drop_next()
                 self._give_up(error)
 
     def _finish_superbatch(self) -> Superbatch:
@@ -547,6 +542,11 @@ class PackSwitch(Generic[T]):
         assert superbatch is not None
         self._drop(superbatch)
         return superbatch
+
+    def _drop_next(self) -> None:
+        superbatch, self._next = self._next, None
+        if superbatch is not None:
+            self._drop(superbatch)
 
     def _drop(self, superbatch: Superbatch) -> None:
         superbatch.close()

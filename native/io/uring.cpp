@@ -163,8 +163,8 @@ class UringEngine::Worker {
     finished_.clear();
   }
 
-  // Registers the chunks that are new to this ring, and gives up those that were forgotten. What is refused is
-  // read into without registration.
+  // Registers chunks that are new to this ring, and gives up forgotten ones. If the kernel refuses a chunk, reads
+  // go into it all the same, without registration.
   void register_chunks() {
     std::vector<std::pair<u32, Chunk>> changed;
     {
@@ -175,7 +175,8 @@ class UringEngine::Worker {
       chores_ = engine_.chores_;
     }
     for (const auto& [at, c] : changed) {
-      const bool had = std::erase_if(fixed_, [index = static_cast<int>(at)](const Fixed& f) { return f.index == index; });
+      const int index = static_cast<int>(at);
+      const bool had = std::erase_if(fixed_, [index](const Fixed& f) { return f.index == index; });
       std::shared_ptr<void> owner = c.owner.lock();
       if (!owner) {  // forgotten, perhaps before this ring saw it
         if (had) ring_.register_buffer(at, nullptr, 0);
@@ -183,7 +184,7 @@ class UringEngine::Worker {
       }
       const int error = buffer_table_ ? ring_.register_buffer(at, c.base, c.bytes) : ENOSYS;
       if (error == 0) {
-        fixed_.push_back({c.base, c.base + c.bytes, static_cast<int>(at), std::move(owner)});
+        fixed_.push_back({c.base, c.base + c.bytes, index, std::move(owner)});
       } else {
         engine_.add_note(error == ENOMEM   ? "memory not registered (RLIMIT_MEMLOCK)"
                          : error == ENOSYS ? "memory not registered (needs Linux 5.19)"
