@@ -82,8 +82,12 @@ class RankFeatures(ABC):
         growth: float = 1.0,
         count: int | None = None,
         learned: Learned | None = None,
+        following: object = None,
     ) -> EpochStream[T]:
-        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective."""
+        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
+
+        following is not used: the ranks sample together, and none is ahead of its epoch.
+        """
         epoch, source = minibatches.epoch, Sampled(cast("Iterable[T]", minibatches))
 
         def place(step: int, what: str) -> str:

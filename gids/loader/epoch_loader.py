@@ -97,6 +97,7 @@ class EpochLoader(Closing, ABC):
         self._resume: _Progress | None = None  # its position, if it is the next epoch
         self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
+        self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._last_stats: dict[str, Any] | None = None  # once closed
 
     @cached_property
@@ -222,41 +223,66 @@ class EpochLoader(Closing, ABC):
         resume, self._resume = self._resume, None
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
-        seeds = self._seeds_of(epoch)
-        steps = range(progress.step, len(self))
+        coming, self._next = self._next, None
+        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
+            sampling = coming[1]
+        else:
+            sampling = self._sampling_of(epoch, progress.step)
+        seeds, count = sampling.epoch.seeds, len(sampling.epoch.steps)
+        if self._features is None:
+            stream = EpochStream(Sampled(sampling), Reader(), count=count)
+        else:
+            stream = self._features.attach(
+                sampling,
+                sampling.ids,
+                bytes_of=_nbytes,
+                waiting_batches=self._at_once - 1,
+                source_bytes=partial(_sampler_bytes, self._host_sampler),
+                count=count,
+                growth=_growth(seeds, sampling.epoch.steps),
+                learned=self._learned,
+                following=partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None,
+            )
+        begun = SampledEpoch(stream, self._stream, progress, seeds)
+        self._epochs.add(begun)
+        return begun
+
+    def _sampling_of(self, epoch: int, first_step: int) -> EpochSampling:
+        """The minibatches of an epoch from a step on."""
         features, most = self._features, self._at_once
-        at_once = (lambda: most) if features is None else (lambda: 1 + features.waiting_batches)
-        sampling = self._sampling(
+        return self._sampling(
             Epoch(
                 epoch,
-                steps,
-                seeds,
+                range(first_step, len(self)),
+                self._seeds_of(epoch),
                 self._topology,
                 self.sampler,
                 self.seed,
                 self.tables,
                 self._stream,
-                at_once,
+                (lambda: most) if features is None else (lambda: 1 + features.waiting_batches),
                 partial(self.source.sample_steps, loader=self._ranks.loader),
             )
         )
-        if features is None:
-            source = Sampled(sampling)
-            stream = EpochStream(source, Reader(), count=len(steps))
-        else:
-            stream = features.attach(
-                sampling,
-                sampling.ids,
-                bytes_of=_nbytes,
-                waiting_batches=most - 1,
-                source_bytes=partial(_sampler_bytes, self._host_sampler),
-                count=len(steps),
-                growth=_growth(seeds, steps),
-                learned=self._learned,
-            )
-        begun = SampledEpoch(stream, self._stream, progress, seeds)
-        self._epochs.add(begun)
-        return begun
+
+    def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
+        """What the minibatches of an epoch depend on, and a user may set."""
+        sampler = self.sampler
+        return (
+            epoch,
+            first_step,
+            sampler,
+            repr(sampler),
+            self.seed,
+            self.batch_size,
+            self.shuffle,
+            self.drop_last,
+        )
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether minibatches may be sampled before their epoch begins."""
+        return bool(getattr(self.sampler, "repeatable", False))
 
     @property
     def _at_once(self) -> int:
@@ -360,6 +386,7 @@ class EpochLoader(Closing, ABC):
             for epoch in list(self._epochs):
                 epoch.close()
             self._last_stats = self.stats()
+            self._learned.drop_next()
             if self._features is not None:
                 self._features.leave(self)
             self._stream.synchronize()
@@ -464,6 +491,15 @@ class SampledEpoch(Iterator[Minibatch]):
         """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
         self._begun = True  # a closed epoch waits for no rank
         self._stream.close()
+
+
+def _sample_next(loader: weakref.ref[EpochLoader], epoch: int) -> EpochSampling | None:
+    """The minibatches of the next epoch; None if the loader is gone."""
+    me = loader()
+    if me is None:
+        return None
+    me._next = me._arguments_of(epoch, 0), me._sampling_of(epoch, 0)
+    return me._next[1]
 
 
 def _growth(seeds: EpochSeeds, steps: range) -> float:

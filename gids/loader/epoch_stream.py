@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -177,7 +177,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._lock = threading.RLock()
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = [] if switch is None else switch.opened
-        self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, observers.end, on_close)
+        self._finalizer = weakref.finalize(
+            self, close_parts, os.getpid(), self._opened, observers.end, on_close
+        )
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self.read(reader, source)
@@ -388,20 +390,21 @@ def _frames_elsewhere(error: Exception) -> TracebackType | None:
     return traceback
 
 
-def _close(pid: int, opened: list[Any], end_steps: Callable[[], None], on_close: Callable[[], None]) -> None:
+def close_parts(pid: int, parts: list[Any], *then: Callable[[], None]) -> None:
+    """Close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
     if threading.current_thread().name.startswith("gids-"):
         # The garbage collector runs in one of the threads that this waits for.
-        threading.Thread(target=_close_all, args=(opened, end_steps, on_close), name="close gids").start()
+        threading.Thread(target=_close_all, args=(parts, then), name="close gids").start()
     else:
-        _close_all(opened, end_steps, on_close)
+        _close_all(parts, then)
 
 
-def _close_all(opened: list[Any], end_steps: Callable[[], None], on_close: Callable[[], None]) -> None:
+def _close_all(parts: list[Any], then: Sequence[Callable[[], None]]) -> None:
     with ExitStack() as stack:
-        stack.callback(on_close)
-        stack.callback(end_steps)
-        for part in opened:
+        for function in reversed(then):
+            stack.callback(function)
+        for part in parts:
             stack.callback(part.close)
-    opened.clear()
+    parts.clear()

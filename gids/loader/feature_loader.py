@@ -243,8 +243,13 @@ class FeatureLoader(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Host memory that stays taken without a cache: the bounce pool, and orders that were compared."""
-        return 0 if self.closed else self._engine.bounce_bytes + sum(row_orders(self.tables).values())
+        """Host memory that stays taken without a cache.
+
+        The bounce pool, orders that were compared, and what is prepared of next epochs.
+        """
+        if self.closed:
+            return 0
+        return self._engine.bounce_bytes + sum(row_orders(self.tables).values()) + self._packs.next_bytes
 
     def release_cache(self) -> None:
         """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
@@ -284,6 +289,7 @@ class FeatureLoader(Closing):
         count: int | None = None,
         together: Together | None = _ALONE,
         learned: Learned | None = None,
+        following: Callable[[], Iterable[T] | None] | None = None,
     ) -> EpochStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -302,6 +308,9 @@ class FeatureLoader(Closing):
             count: number of minibatches, if known: it helps to choose how they are read.
             together: what processes that sample together decide about packs. None: no packs.
             learned: what earlier epochs of the same user taught; the loader's own by default.
+            following: returns the minibatches of the next epoch, or None. Called from the second epoch on, if
+                packs can be made for them while this one is trained. attach() is called with the same object
+                then; if it gets others, that work is thrown away.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
@@ -318,12 +327,14 @@ class FeatureLoader(Closing):
         if count is not None and count < 0:
             raise ValueError(f"count={count} must be 0 or more")
 
-        source = minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
         ids_of = Failed.or_else(ids_of, {})
         nbytes = Failed.or_else(bytes_of or (lambda _: 0), 0)
 
         def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
             return self._cache_for(ids, nbytes(minibatch), growth, source_bytes, first)
+
+        def source_of(minibatches: Iterable[T]) -> Sampled[T]:
+            return minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
 
         with self._lock:
             if self.has_open_epoch:
@@ -331,7 +342,9 @@ class FeatureLoader(Closing):
                     "another stream of this loader is open, so this one reads through the cache without "
                     "lookahead: end the loop of the other, or close() it, before the next epoch"
                 )
-                through = EpochStream(source, ThroughReader(cache_for), ids_of)
+                if learned is not None and learned.next_epoch is not None:
+                    learned.drop_next()  # it may have begun to sample these minibatches
+                through = EpochStream(source_of(minibatches), ThroughReader(cache_for), ids_of)
                 self._streams.add(through)
                 return through
             self._adapt_planned()
@@ -350,8 +363,11 @@ class FeatureLoader(Closing):
                 _stream_ended(me, own, before, begun)
 
             switch: PackSwitch[T] | None = None
-            self._packs.learned = self._learned if learned is None else learned
-            if together is not None and self.may_use_packs(self._packs.learned, count):
+            self._packs.learned = learned = self._learned if learned is None else learned
+            prepared = self._packs.prepared(minibatches)
+            if together is not None and self.may_use_packs(learned, count):
+                source = source_of(minibatches) if prepared is None else prepared.source
+                alone = together is _ALONE and self._packs_on is None
                 ids_of = ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of)
                 switch = PackSwitch(
                     source,
@@ -370,8 +386,13 @@ class FeatureLoader(Closing):
                     count=count,
                     seconds=self._seconds,
                     observers=self._observers,
+                    prepared=prepared,
+                    following=following if alone and learned.longest else None,
                 )
             else:
+                if prepared is not None:
+                    prepared.close()
+                source = source_of(minibatches)
                 self._packs.release()  # the memory is the cache's now
             stream = EpochStream(
                 source,
@@ -425,8 +446,11 @@ class FeatureLoader(Closing):
             "read": io["busy_s"],
         }
         result["memory"] = self._packs.memory() or self._placement.memory(self._cache, self.held_bytes)
-        if self._packs.beside_bytes:
-            result["memory"]["packs to come"] = self._packs.beside_bytes
+        beside_bytes = self._packs.beside_bytes
+        if self._packs.machine is None:  # whose plan has room for the next epoch
+            beside_bytes += self._packs.next_bytes
+        if beside_bytes:
+            result["memory"]["packs to come"] = beside_bytes
         result["packs"] = packs
         result["window"] = self._window
         result["planned"] = self._planned
@@ -482,7 +506,7 @@ class FeatureLoader(Closing):
         if self._finalizer.alive:
             self._last_stats = self.stats()
             self._finalizer()
-            self._packs.release()
+            self._packs.close()
             self._heats.clear()
             self._cache = None
 
@@ -569,7 +593,7 @@ class FeatureLoader(Closing):
     def _pack_bytes(self) -> int:
         """Borrow the memory of other loaders. Returns the bytes for packs."""
         with self._lock:
-            return self.source.memory - self.source.lender.lend(self)
+            return self.source.memory - self.source.lender.lend(self) - self._packs.next_bytes
 
     def _free_cache(self, source_bytes: Callable[[int], int]) -> None:
         with self._lock:
@@ -582,7 +606,7 @@ class FeatureLoader(Closing):
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
         if self.device.type == "cpu":
-            self._placement.memory_bytes = self.source.memory - kept_bytes
+            self._placement.memory_bytes = self.source.memory - kept_bytes - self._packs.next_bytes
         self._cache, plan = self._placement.build(sizes, heats)
         self._cache_end.callback(self._cache.close)
         self._window = plan.sizes.window_batches

@@ -8,8 +8,11 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +21,7 @@ import torch
 
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError, StorageError
+from gids.loader.epoch_stream import Sampled, close_parts
 from gids.loader.lending import Lender
 from gids.loader.options import Options
 from gids.loader.readers import Ids, Reader
@@ -34,6 +38,7 @@ from gids.packs import (
     Resident,
     RowMemory,
     Scratch,
+    Superbatch,
     Work,
     measure_rates,
     sweep_seconds,
@@ -82,6 +87,9 @@ _MARGIN = 16
 
 _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
+
+_LEAST_SHARE = 0.75
+"""The next epoch is prepared if at least this share of the memory for packs is left."""
 
 _CHEAPER = "random reads are cheaper"
 
@@ -146,7 +154,7 @@ class Learned:
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
     slower: actual seconds of packs over predicted ones, once known. choice: the last one. by_packs: whether
-    packs were chosen last, and are soon made.
+    packs were chosen last, and are soon made. next_epoch: what is prepared of it, or None.
     """
 
     consumer_s: float = 0.0
@@ -156,6 +164,7 @@ class Learned:
     slower: float | None = None
     choice: dict[str, Any] | None = None
     by_packs: bool = False
+    next_epoch: NextEpoch | None = None
 
     def random(self, count: int | None) -> bool:
         """Whether an epoch of so many minibatches reads at random. None: it is not known."""
@@ -169,6 +178,80 @@ class Learned:
         """Do not consider packs for epochs of at most so many minibatches."""
         self.why_random, self.random_count = reason, max(count, self.random_count)
         self.by_packs = False
+        self.drop_next()
+
+    def drop_next(self) -> None:
+        """Drop what is prepared of the next epoch."""
+        coming, self.next_epoch = self.next_epoch, None
+        if coming is not None:
+            coming.close()
+
+
+class NextEpoch:
+    """Minibatches of a loader's next epoch, which are sampled and swept to scratch while this one is trained.
+
+    It lasts from one stream to the next: until take() or close(), or until its loader is dropped.
+
+    minibatches: what the loader will give to attach(). source: of them. opened: what a stream must close.
+    """
+
+    def __init__(self, minibatches: Iterable[Any], source: Sampled[Any], sampled: SampledAhead[Any]) -> None:
+        self.minibatches, self.source, self.sampled = minibatches, source, sampled
+        self.machine: PackMachine | None = None
+        self._making: Future[Superbatch | None] | None = None
+        self._lists_bytes = 0
+        self.opened: list[Any] = [sampled]
+        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes beside what is read meanwhile."""
+        if self.machine is None:
+            return self.sampled.counts_bytes
+        return self.machine.plan.beside_bytes(self._lists_bytes)
+
+    @property
+    def open(self) -> bool:
+        """Whether it was neither taken nor dropped."""
+        return self._finalizer.alive
+
+    @property
+    def begun(self) -> bool:
+        """Whether make() was called."""
+        return self.machine is not None
+
+    def make(self, machine: PackMachine, lists_bytes: int, make: Callable[[], Superbatch | None]) -> None:
+        """Make packs in a thread, once all is sampled. lists_bytes: of their row lists, at most."""
+        self.machine, self._lists_bytes = machine, lists_bytes
+        made = _Making(make)
+        self._making = made.superbatch
+        self.opened.append(made)
+
+    def take(self) -> Superbatch | None:
+        """The packs; None if there are none. Blocks until they are being swept. Others close what is open."""
+        superbatch = None if self._making is None else self._making.result()
+        self._finalizer.detach()
+        self.opened[1:] = [] if superbatch is None else [superbatch]
+        return superbatch
+
+    def close(self) -> None:
+        """Drop what is prepared. Idempotent."""
+        self._finalizer()
+
+
+class _Making:
+    """A superbatch that a thread makes."""
+
+    def __init__(self, make: Callable[[], Superbatch | None]) -> None:
+        thread = ThreadPoolExecutor(1, "gids-next")
+        self.superbatch = thread.submit(make)
+        thread.shutdown(wait=False)
+
+    def close(self) -> None:
+        with suppress(Exception):  # take() raises it
+            superbatch = self.superbatch.result()
+            if superbatch is not None:
+                superbatch.close()
 
 
 class PackReads:
@@ -202,6 +285,7 @@ class PackReads:
             "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
         }
         self.choices: list[dict[str, Any]] = []
+        self._next_epochs: weakref.WeakSet[NextEpoch] = weakref.WeakSet()  # of all loaders
         self._room_bytes = 0  # of a minibatch that the machine has room for
         self._scratch: Scratch | None = None
         self._looked = False
@@ -279,7 +363,12 @@ class PackReads:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = host.memory_bytes()
-        layout = self._layout(sampled, memory_bytes, host, not sampled.last)
+        if sampled.next_epoch and not self._can_overlap(sampled, memory_bytes, host):
+            sampled.next_epoch = False
+        layout = self._layout(sampled, memory_bytes, host, sampled.followed)
+        if layout is None and sampled.next_epoch:
+            sampled.next_epoch = False
+            layout = self._layout(sampled, memory_bytes, host, sampled.followed)
         self._learn()
         predicted = self._corrected(layout)
         if self.options.reads == "auto":
@@ -301,15 +390,89 @@ class PackReads:
     def choose_again(self, sampled: SampledAhead[Any], resident: Resident) -> Layout | None:
         """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
         assert self.machine is not None
-        room = self.machine.output_rows
-        larger = any(rows > room[name] for name, rows in sampled.rows.items())
-        if larger or sampled.minibatch_bytes > self._room_bytes:
+        if not self._has_room(sampled):
             return None
         layout = self._work(sampled, self.machine.plan).choose(resident)
         if layout is not None:
-            self._learn()
-            self._record(layout, sampled, self._corrected(layout))
+            self.chosen(layout, sampled)
         return layout
+
+    def chosen(self, layout: Layout, sampled: SampledAhead[Any]) -> None:
+        """Note the layout of choose_again(), or of a next epoch."""
+        self._learn()
+        self._record(layout, sampled, self._corrected(layout))
+
+    def begin_next(self, coming: NextEpoch) -> None:
+        """Keep what is prepared of the next epoch of the loader whose epoch is open."""
+        self.learned.next_epoch = coming
+        self._next_epochs.add(coming)
+
+    def prepared(self, minibatches: Iterable[Any]) -> NextEpoch | None:
+        """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
+        coming = self.learned.next_epoch
+        if coming is None or coming.minibatches is not minibatches:
+            self.learned.drop_next()
+            return None
+        self.learned.next_epoch = None
+        self._next_epochs.discard(coming)
+        return coming
+
+    @property
+    def next_bytes(self) -> int:
+        """Memory of what is prepared of next epochs."""
+        return sum(coming.nbytes for coming in self._next_epochs if coming.open)
+
+    def make_next(self, coming: NextEpoch, resident: Resident) -> None:
+        """Begin to make the packs of the next epoch, whose minibatches are sampled, with these resident rows.
+
+        They are written to scratch, too, so that the memory is free between the epochs.
+        """
+        assert self.machine is not None
+        assert self.scratch is not None
+        sampled, scratch, machine = coming.sampled, self.scratch, self.machine.again()
+        work, room_bytes = self._work(sampled, machine.plan), self.room_bytes(sampled)
+
+        def make() -> Superbatch | None:
+            """In a thread. Without packs, the next epoch makes them when it begins."""
+            superbatch = None
+            try:
+                layout = work.choose(resident)
+                if layout is None:
+                    return None
+                superbatch = Superbatch(
+                    machine,
+                    sampled.spool,
+                    layout,
+                    0,
+                    scratch,
+                    room_bytes=room_bytes,
+                    fill_resident=True,
+                    beside=True,
+                )
+                superbatch.prepare()
+            except OSError as error:
+                log.info("packs of the next epoch are not made yet: %s", error)
+                if superbatch is not None:
+                    superbatch.close()
+                return None
+            sampled.forget_counts()
+            return superbatch
+
+        if self._has_room(sampled):
+            coming.make(machine, resident.lists_bytes, make)
+
+    def _has_room(self, sampled: SampledAhead[Any]) -> bool:
+        """Whether the present plan has room for minibatches like these."""
+        assert self.machine is not None
+        room = self.machine.output_rows
+        larger = any(rows > room[name] for name, rows in sampled.rows.items())
+        return not larger and sampled.minibatch_bytes <= self._room_bytes
+
+    def _can_overlap(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> bool:
+        """Whether memory allows to prepare the next epoch while these minibatches are trained."""
+        plans = [self._plan(sampled, memory_bytes, host, overlap) for overlap in (False, True)]
+        alone, beside = (0 if plan is None else plan.pack_bytes for plan in plans)
+        return beside > 0 and beside >= _LEAST_SHARE * alone
 
     def give_up(self, reason: str) -> None:
         """Use random reads from now on. Warns once."""
@@ -342,6 +505,12 @@ class PackReads:
     def settled(self, minibatches: Iterable[T]) -> Iterable[T]:
         """Minibatches of the spool, each complete when it is taken."""
         return minibatches if self._device is None else self._device.settled(minibatches)
+
+    def close(self) -> None:
+        """Free all memory, and what is prepared of next epochs. Idempotent."""
+        for coming in list(self._next_epochs):
+            coming.close()
+        self.release()
 
     def release(self) -> None:
         """Free the memory of packs. Between epochs only."""
@@ -434,7 +603,7 @@ class PackReads:
         """Scratch for the packs of a superbatch. If another one follows, both must fit."""
         assert self.scratch is not None
         left = self.scratch.limit_bytes - self.scratch.taken_bytes
-        return left if sampled.last else left // 2
+        return left // 2 if sampled.followed else left
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
         make = PackBudget if self._device is None else self._device.budget
@@ -455,22 +624,22 @@ class PackReads:
 
     def new_machine(self, sampled: SampledAhead[Any], host: PackHost) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
-        plan = self._plan(sampled, host.memory_bytes(), host, not sampled.last)
+        plan = self._plan(sampled, host.memory_bytes(), host, sampled.followed)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
         threads, output_rows = self.options.threads or torch.get_num_threads(), _room_rows(sampled)
-        gather = HostGather(
-            self.tables,
-            threads=threads,
-            output_dtype=self._dtype,
-            pool_bytes=plan.purposes["outputs"] if self._device is None else 0,
-            output_rows=output_rows,
-        )
-        rows: RowMemory
-        if self._device is None:
-            rows = HostRows(gather, plan.pack_bytes)
-        else:
-            rows = self._device.rows(
+
+        def rows() -> RowMemory:
+            gather = HostGather(
+                self.tables,
+                threads=threads,
+                output_dtype=self._dtype,
+                pool_bytes=plan.purposes["outputs"] if self._device is None else 0,
+                output_rows=output_rows,
+            )
+            if self._device is None:
+                return HostRows(gather, plan.pack_bytes)
+            return self._device.rows(
                 gather,
                 sampled.spaces,
                 plan,
@@ -478,6 +647,7 @@ class PackReads:
                 output_dtype=self._dtype,
                 output_rows=output_rows,
             )
+
         return PackMachine(
             sampled.spaces,
             plan,
@@ -517,7 +687,7 @@ class PackReads:
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self.tables)
         purposes = self._budget(sampled, memory_bytes, host).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), not sampled.last
+            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.followed
         )
         there = also = ""
         if self._device is not None:

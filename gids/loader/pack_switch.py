@@ -19,7 +19,14 @@ from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_reads import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackHost, PackReads
+from gids.loader.pack_reads import (
+    EARLY,
+    LEAST_WAIT_S,
+    MOST_READS_PER_S,
+    NextEpoch,
+    PackHost,
+    PackReads,
+)
 from gids.loader.readers import Gathered, Reader
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Layout, PackMachine, Reads, Space, Superbatch, spaces_of
@@ -67,7 +74,8 @@ class PackReader(Reader):
 
 
 class PackSwitch(Generic[T]):
-    """For one epoch. host: the loader. count: number of minibatches, or None if unknown.
+    """For one epoch. host: the loader. count: number of minibatches, or None if unknown. prepared: what is
+    made of this epoch already. following: returns the minibatches of the next one, if they are known.
 
     It must not refer to the stream, which is to end when it is dropped.
     """
@@ -83,8 +91,11 @@ class PackSwitch(Generic[T]):
         count: int | None,
         seconds: dict[str, float],
         observers: Observers,
+        prepared: NextEpoch | None = None,
+        following: Callable[[], Iterable[T] | None] | None = None,
     ) -> None:
-        self._source = minibatches
+        self._source, self._prepared = minibatches, prepared
+        self._following = following
         self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
@@ -145,12 +156,14 @@ class PackSwitch(Generic[T]):
         self._choice["returned"] += 1
         if self._superbatch is not None:
             self._packs.counters["minibatches"] += 1
+            sampled_s = self._seconds["sample"]
             try:
                 self._work_ahead(self._superbatch)
             except OSError as failed:  # of scratch; this minibatch is whole
                 self._give_up(failed)
-            self._choice["actual_s"] += time.perf_counter() - self._returned_at
-            self._returned_at = time.perf_counter()
+            now = time.perf_counter()
+            self._choice["actual_s"] += now - self._returned_at - (self._seconds["sample"] - sampled_s)
+            self._returned_at = now
         elif self._waits is not None:
             self._judge(stream, self._waits, took_s)
 
@@ -167,6 +180,9 @@ class PackSwitch(Generic[T]):
         Prepare packs at once if no disk could read the epoch soon.
         """
         self._begun = True
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            return self._go_on_with(prepared)
         if self._packs.options.reads != "auto" or not self._host.together.overlap:
             return
         if self._packs.learned.by_packs:
@@ -183,6 +199,16 @@ class PackSwitch(Generic[T]):
         else:
             self._read_at_random(stream, self._source)
             self._waits = []
+
+    def _go_on_with(self, prepared: NextEpoch) -> None:
+        """Begin with what the epoch before prepared."""
+        self._host.free_cache()
+        self._ahead, self._size = prepared.sampled, prepared.sampled.most
+        self._next = superbatch = prepared.take()
+        self.opened += prepared.opened
+        if superbatch is not None:
+            self._packs.machine = prepared.machine
+            self._packs.chosen(superbatch.layout, prepared.sampled)
 
     def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
         """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
@@ -382,15 +408,19 @@ class PackSwitch(Generic[T]):
         self._tried_next = False
         return self._sampled
 
-    def _sample_ahead(self, first: Iterable[T]) -> SampledAhead[T] | None:
+    def _sample_ahead(
+        self, first: Iterable[T], next_epoch: Sampled[T] | None = None
+    ) -> SampledAhead[T] | None:
+        """To sample further. first: those that are sampled. next_epoch: the source of the next epoch."""
         packs, before = self._packs, self._sampled
         if packs.scratch is None:
             self._only_random = True
             packs.learned.read_at_random("there is no scratch")
             return None
 
+        base = self._base if before is None else before.base + len(before.spool)
         sampled = SampledAhead(
-            self._source,
+            self._source if next_epoch is None else next_epoch,
             self._ids_of,
             self._bytes_of,
             packs.tables,
@@ -402,12 +432,14 @@ class PackSwitch(Generic[T]):
             stage=partial(self._observers.stage, "sample"),
             spooling=packs.spooling,
             seconds=self._seconds,
-            base=self._base if before is None else before.base + len(before.spool),
+            base=base if next_epoch is None else 0,
             settle=packs.settle if packs.on_device else None,
+            next_epoch=self._following is not None or next_epoch is not None,
         )
         if self._size:
             sampled.most = self._size
-        self.opened.append(sampled)
+        if next_epoch is None:
+            self.opened.append(sampled)
         return sampled
 
     def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
@@ -514,8 +546,10 @@ class PackSwitch(Generic[T]):
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
         sampled, packs = self._sampled, self._packs
         assert sampled is not None
-        if sampled.last or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
+        if not sampled.followed or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
+        if sampled.last:
+            return self._prepare_next_epoch(superbatch)
         if self._ahead is None:
             self._ahead = self._sample_ahead(sampled.left)
         ahead = self._ahead
@@ -536,6 +570,27 @@ class PackSwitch(Generic[T]):
             except OSError as error:
                 self._drop_next()
                 self._give_up(error)
+
+    def _prepare_next_epoch(self, superbatch: Superbatch) -> None:
+        """Sample the next epoch a little; once that is done, make its packs in the background."""
+        packs, learned = self._packs, self._packs.learned
+        if learned.next_epoch is None and self._following is not None:
+            following, self._following = self._following(), None
+            if following is None:
+                return
+            source = Sampled(following)
+            sampled = self._sample_ahead([], source)
+            if sampled is not None:
+                packs.begin_next(NextEpoch(following, source, sampled))
+        coming = learned.next_epoch
+        if coming is None:
+            return
+        ahead, left = coming.sampled, superbatch.end - superbatch.next
+        if not ahead.full:
+            expected = min(ahead.most, packs.expected_count(self._count))
+            ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
+        elif not coming.begun and len(ahead.spool):
+            packs.make_next(coming, superbatch.layout.resident)
 
     def _finish_superbatch(self) -> Superbatch:
         superbatch, self._superbatch = self._superbatch, None

@@ -53,7 +53,7 @@ class SampledAhead(Generic[T]):
     has no more, or None.
 
     base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
-    done: of its minibatches, read at random.
+    done: of its minibatches, read at random. next_epoch: whether the next epoch may be sampled meanwhile.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class SampledAhead(Generic[T]):
         seconds: dict[str, float],
         base: int,
         settle: Callable[[], None] | None,
+        next_epoch: bool = False,
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
@@ -80,6 +81,7 @@ class SampledAhead(Generic[T]):
         self._first = list(first)
         self.most = MOST_MINIBATCHES
         self.base, self.done, self._settle_device = base, 0, settle
+        self.next_epoch = next_epoch
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
@@ -120,8 +122,13 @@ class SampledAhead(Generic[T]):
 
     @property
     def last(self) -> bool:
-        """Whether there is nothing to sample after these minibatches."""
+        """Whether the epoch has nothing to sample after these minibatches."""
         return self.end is not None or bool(self.reason)
+
+    @property
+    def followed(self) -> bool:
+        """Whether others may be sampled and swept while these are trained."""
+        return not self.last or (self.next_epoch and isinstance(self.end, StopIteration) and not self.reason)
 
     def sample(self, count: int = MOST_MINIBATCHES, *, settle: bool = True) -> None:
         """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`.

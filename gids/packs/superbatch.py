@@ -6,11 +6,12 @@ one, which is being read.
 
 from __future__ import annotations
 
+import copy
 import errno
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,16 +41,16 @@ _WRITERS = 8
 class PackMachine:
     """What the superbatches of a loader share: memory for packs, and options.
 
-    plan: how memory is shared out. rows: the memory for packs. threads: threads of a sweep. engine, direct:
-    of gids.open(). output_rows: rows that an output has room for, by table. parts: a minibatch is gathered at
-    once, and may be cut into several packs.
+    plan: how memory is shared out. rows: makes the memory for packs. threads: threads of a sweep. engine,
+    direct: of gids.open(). output_rows: rows that an output has room for, by table. parts: a minibatch is
+    gathered at once, and may be cut into several packs.
     """
 
     def __init__(
         self,
         spaces: Sequence[Space],
         plan: PackPlan,
-        rows: RowMemory,
+        rows: Callable[[], RowMemory],
         *,
         threads: int,
         check_crc: bool,
@@ -59,8 +60,8 @@ class PackMachine:
         gap_bytes: int,
         parts: bool,
     ) -> None:
-        self.parts = parts
-        self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows, check_crc
+        self.parts, self._make_rows = parts, rows
+        self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows(), check_crc
         self.tables: list[Table] = [t for space in spaces for t in space.tables]
         self.threads = threads
         self.priority = _core.Priority.create()
@@ -69,6 +70,14 @@ class PackMachine:
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
         self.output_rows = output_rows
+
+    def again(self) -> PackMachine:
+        """One with other memory for packs, which is taken when rows are written to it. On the host only."""
+        made = copy.copy(self)
+        made.rows = self._make_rows()
+        made.found = [_core.RowSet.create(space.row_count) for space in self.spaces]
+        made.bad_resident = {}
+        return made
 
     def close(self) -> None:
         """Give the memory back. Idempotent. No superbatch is open."""

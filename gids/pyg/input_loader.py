@@ -81,6 +81,15 @@ class InputSampler:
         return self.sampler.hops.nbytes if self._own else 0
 
     @property
+    def repeatable(self) -> bool:
+        """See gids.sampler.Sampler. The weights of edges and negatives may change."""
+        negatives = self.negatives
+        weighted = negatives is not None and (
+            negatives.src_weight is not None or negatives.dst_weight is not None
+        )
+        return self._own and self.transform is None and not weighted and self.sampler.hops.weights is None
+
+    @property
     def by_layers(self) -> bool:
         """As HopSampler's."""
         return self._own and self.sampler.hops.by_layers
@@ -185,6 +194,10 @@ class InputLoader(EpochLoader):
         if self._in_lists:
             return _Lists(order, self.batch_size, self._ranks, given)
         return EpochSeeds(order, self.batch_size, self._ranks)
+
+    @property
+    def _repeatable(self) -> bool:
+        return self._given_order is None and super()._repeatable
 
     @property
     def labels(self) -> Mapping[str, torch.Tensor]:

@@ -41,6 +41,7 @@ class Labor(LayeredSampler):
     which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.
     """
 
+    _repeatable = True
     _options = ("importance_sampling", "fixed_count", "layer_dependency", "batch_dependency", "nested")
 
     def __init__(

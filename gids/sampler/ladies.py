@@ -29,6 +29,7 @@ class Ladies(LayeredSampler):
     """
 
     _numbers_are = "sizes"
+    _repeatable = True
     _options = ("poisson",)
 
     def __init__(self, sizes: Sequence[Fanout], *, poisson: bool = False, threads: int | None = None) -> None:

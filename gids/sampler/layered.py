@@ -49,6 +49,7 @@ class LayeredSampler(ABC):
     _numbers_are = "fanouts"  # the argument that has a number per layer
     _options: tuple[str, ...] = ()  # further arguments and attributes, besides threads
     _least = -1
+    _repeatable = False  # of this very class: a subclass of other people may keep a state
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
         name = self._numbers_are
@@ -219,6 +220,11 @@ class LayeredSampler(ABC):
             host = self._host_sampler()
             [(_, [blocks], _)] = self._call(host, topology, (native, [seeds], fanouts, numbers, layer), [])
         return _blocks(topology, blocks)
+
+    @property
+    def repeatable(self) -> bool:
+        """See Sampler. False for subclasses of other people; they may override it."""
+        return bool(type(self).__dict__.get("_repeatable", False))
 
     @property
     def nbytes(self) -> int:

@@ -76,6 +76,7 @@ class Neighbor(LayeredSampler):
     fit the graph.
     """
 
+    _repeatable = True
     _options = (
         "replace",
         "weights",
@@ -135,6 +136,11 @@ class Neighbor(LayeredSampler):
     @property
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
+
+    @property
+    def repeatable(self) -> bool:
+        """See Sampler. The arrays of weights and of a locality may change."""
+        return super().repeatable and self.weights is None and self.locality is None
 
     def _printed(self) -> dict[str, Any]:
         return self._arguments() | {"weights": self._weights_digest}

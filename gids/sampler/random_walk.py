@@ -40,6 +40,7 @@ class RandomWalk(LayeredSampler):
     """
 
     _numbers_are = "num_neighbors"
+    _repeatable = True
     _options = ("num_walks", "walk_length", "restart", "metapath")
     _least = 0
 

@@ -26,6 +26,9 @@ class Sampler(Protocol):
     """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments.
 
     seeds: int64[n], or by node type; TimedSeeds if the loader has times.
+
+    A sampler with an attribute ``repeatable = True`` states that nothing which its minibatches depend on
+    changes while its loader exists. Then a loader may sample an epoch before the one before it has ended.
     """
 
     def sample(

@@ -87,8 +87,9 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
                 loader.epoch = 0
                 for a, b in zip(expected, loader, strict=True):
                     assert_same(a, b)
-        assert not scratch_files(path)
         noted.check(epochs * [minibatch.input_nodes for minibatch in expected])
+        loader.close()
+        assert not scratch_files(path)
         found: dict[str, Any] = loader.stats()
         return found
 

@@ -1,0 +1,252 @@
+"""The next epoch is sampled and swept while one is trained. Its rows are right, whatever comes in between."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from packs_example import (
+    PAPERS,
+    assert_same,
+    background_threads,
+    cut_small,
+    open_loader,
+    open_source,
+    scratch_files,
+    wait_until_all_has_ended,
+)
+
+import gids
+from gids.errors import StorageError
+from gids.loader import pack_reads
+from gids.packs import DiskRates, Superbatch
+from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
+
+EPOCHS = 5
+MEMORY = 32 << 20
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[Minibatch]]:
+    with open_source(path, "random") as source:
+        loader = open_loader(source)
+        return [list(loader) for _ in range(EPOCHS)]
+
+
+@pytest.fixture
+def loader(path: Path, tmp_path: Path) -> Iterator[gids.NodeLoader]:
+    """A loader whose first epochs are over; the third one is prepared."""
+    with open_source(path, "pack", MEMORY, scratch=tmp_path) as source, open_loader(source) as loader:
+        list(loader)
+        assert loader._learned.next_epoch is None  # nobody knows that there will be another one
+        list(loader)
+        assert loader._learned.next_epoch is not None
+        yield loader
+    assert not scratch_files(tmp_path)
+    assert not background_threads()
+
+
+def check(loader: gids.NodeLoader, expected: list[list[Minibatch]], first: int = 2) -> None:
+    """Compare the epochs from this one on."""
+    for epoch in range(first, EPOCHS):
+        for a, b in zip(expected[epoch], loader, strict=True):
+            assert_same(a, b)
+
+
+def was_prepared(loader: gids.NodeLoader) -> bool:
+    """Whether the next epoch begins with packs that are made."""
+    coming = loader._learned.next_epoch
+    next(iter(loader))
+    assert loader.feature_loader is not None
+    return coming is not None and coming.machine is loader.feature_loader._packs.machine
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("reads", ["pack", "auto"])
+@pytest.mark.parametrize("minibatches", [None, 5], ids=["", "superbatches"])
+def test_epochs_are_prepared(
+    path: Path,
+    expected: list[list[Minibatch]],
+    reads: str,
+    minibatches: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if minibatches is not None:
+        cut_small(monkeypatch, minibatches=minibatches)
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: True)
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
+    with open_source(path, reads, MEMORY) as source, open_loader(source) as loader:
+        loader._learned.by_packs = True
+        for epoch in expected:
+            for a, b in zip(epoch, loader, strict=True):
+                assert_same(a, b)
+                assert sum(loader.stats()["memory"].values()) <= MEMORY + (1 << 20)
+        packs = loader.stats()["packs"]
+        assert packs["minibatches"] == sum(map(len, expected))
+        assert loader._learned.next_epoch is not None
+
+
+def test_a_prepared_epoch_begins_with_packs_that_are_made(
+    loader: gids.NodeLoader, expected: list[list[Minibatch]]
+) -> None:
+    assert was_prepared(loader)
+    check(loader, expected, first=3)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 10, 20])
+def test_a_break_in_mid_epoch(loader: gids.NodeLoader, expected: list[list[Minibatch]], stop: int) -> None:
+    epoch = iter(loader)
+    for minibatch in expected[2][:stop]:
+        assert_same(next(epoch), minibatch)
+    epoch.close()
+    check(loader, expected, first=3)
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 4])
+def test_another_epoch_is_set(loader: gids.NodeLoader, expected: list[list[Minibatch]], epoch: int) -> None:
+    loader.epoch = epoch
+    check(loader, expected, first=epoch)
+
+
+def test_a_state_is_loaded(loader: gids.NodeLoader, expected: list[list[Minibatch]]) -> None:
+    state = loader.state_dict()
+    loader.load_state_dict(state)  # the same place
+    assert was_prepared(loader)
+    loader.load_state_dict({**state, "step": 7})
+    for a, b in zip(expected[2][7:], loader, strict=True):
+        assert_same(a, b)
+    check(loader, expected, first=3)
+
+
+@pytest.mark.parametrize("reads", ["through the cache", "by random reads", "by packs"])
+def test_a_validation_in_between(
+    loader: gids.NodeLoader, expected: list[list[Minibatch]], reads: str
+) -> None:
+    source = loader.source.with_options(reads="random") if reads == "by random reads" else loader.source
+    with open_loader(source, batch_size=300) as valid:
+        assert (valid.feature_loader is loader.feature_loader) == (reads != "by random reads")
+        for epoch in range(2, EPOCHS):
+            if reads != "through the cache":
+                nodes = [minibatch.input_nodes for minibatch in valid]
+                valid.epoch = 0
+                assert sum(loader.stats()["memory"].values()) <= MEMORY + (1 << 20)
+                assert was_prepared(loader)
+                loader.epoch = epoch
+            for step, (a, b) in enumerate(zip(expected[epoch], loader, strict=True)):
+                assert_same(a, b)
+                if step == 5 and reads == "through the cache":
+                    nodes = [minibatch.input_nodes for minibatch in valid]
+                    valid.epoch = 0
+            assert len(nodes) == len(valid)
+
+
+def test_a_second_stream_of_the_same_loader(loader: gids.NodeLoader, expected: list[list[Minibatch]]) -> None:
+    """It is the epoch that is being prepared."""
+    first = iter(loader)
+    for minibatch in expected[2][:15]:
+        assert_same(next(first), minibatch)
+    for a, b in zip(expected[3], loader, strict=True):
+        assert_same(a, b)
+    for a, b in zip(expected[2][15:], first, strict=True):
+        assert_same(a, b)
+    check(loader, expected, first=4)
+
+
+@pytest.mark.parametrize("changed", ["sampler", "fanouts", "seed", "shuffle"])
+def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, changed: str) -> None:
+    def change(loader: Any) -> None:
+        if changed == "sampler":
+            loader.sampler = Labor([4, 4])
+        elif changed == "fanouts":
+            loader.sampler.fanouts[0] = 2
+        elif changed == "seed":
+            loader.seed = 9
+        else:
+            loader.shuffle = False
+
+    change(loader)
+    with open_source(path, "random") as source, open_loader(source) as other:
+        change(other)
+        other.epoch = 2
+        for a, b in zip(other, loader, strict=True):
+            assert_same(a, b)
+
+
+@pytest.mark.parametrize("where", ["prepare", "__init__", "choose", "finish_sweep"])
+def test_scratch_that_fails_costs_no_minibatch(
+    path: Path, expected: list[list[Minibatch]], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the packs of the next epoch are made."""
+    from gids.packs import Work
+
+    owner: Any = Work if where == "choose" else Superbatch
+    original, failed = getattr(owner, where), []
+
+    def fails(self: Any, *args: Any, **options: Any) -> Any:
+        beside = options.get("beside") or getattr(self, "_from_scratch", False) or len(args) == 1
+        if beside and not failed:
+            failed.append(where)
+            raise StorageError(errno.EIO, "scratch fails", "somewhere")
+        return original(self, *args, **options)
+
+    with open_source(path, "pack", MEMORY) as source, open_loader(source) as loader:
+        for epoch, minibatches in enumerate(expected):
+            if epoch == 1:
+                monkeypatch.setattr(owner, where, fails)
+            for a, b in zip(minibatches, loader, strict=True):
+                assert_same(a, b)
+    assert failed
+
+
+def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    with open_source(path, "pack", MEMORY, scratch=tmp_path) as source:
+        for end in ("drop", "close"):
+            loader = open_loader(source)
+            with open_loader(source, batch_size=300) as other:  # the loaders share a FeatureLoader
+                list(loader), list(loader)
+                assert scratch_files(tmp_path)
+                list(other)
+                if end == "close":
+                    loader.close()
+                del loader
+                gc.collect()
+                wait_until_all_has_ended(tmp_path)
+
+
+class Mine(Neighbor):
+    """A sampler of somebody else."""
+
+
+@pytest.mark.parametrize("sampler", ["mine", "weights", "locality"])
+def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler: str) -> None:
+    with open_source(path, "pack", MEMORY) as source:
+        edges = {relation: source.store.num_edges(relation) for relation in source.store.relations}
+        mask = {"paper": torch.zeros(PAPERS, dtype=torch.bool)}
+        made = {
+            "mine": lambda: Mine([4, 4]),
+            "weights": lambda: Neighbor(
+                [4, 4], weights={r: np.ones(n, np.float32) for r, n in edges.items()}
+            ),
+            "locality": lambda: Neighbor([4, 4], locality=LocalityBias(mask, 2.0)),
+        }[sampler]()
+        loader = gids.NodeLoader(
+            source, {"paper": torch.arange(0, PAPERS, 3)}, made, tables=["paper.feat"], batch_size=64
+        )
+        for _ in range(3):
+            list(loader)
+        assert loader._learned.next_epoch is None
+
+
+def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list[Minibatch]]) -> None:
+    """Packs of one are larger then."""
+    with open_source(path, "pack", 4 << 20) as source, open_loader(source) as loader:
+        for epoch in expected:
+            for a, b in zip(epoch, loader, strict=True):
+                assert_same(a, b)
+        assert loader._learned.next_epoch is None
