@@ -39,16 +39,6 @@ from gids.store.part import part_name, part_paths
 
 OwnedBy = Literal["hash", "range", "heat"]
 _BULK = 4
-_LOADERS = (
-    "gids.NodeLoader",
-    "gids.EdgeLoader",
-    "gids.InputLoader",
-    "gids.pyg.NeighborLoader",
-    "gids.pyg.LinkNeighborLoader",
-    "gids.pyg.NeighborSampler",
-)
-"""What can load a partitioned dataset."""
-
 _SWEPT_BYTES = 1 << 20
 """If rows may be read by packs, a rank owns so many successive bytes, which one pass reads at once."""
 
@@ -122,9 +112,11 @@ class GroupSource(Source):
             )
         super().check_device(device)
 
+    def check_samples(self, what: str) -> None:
+        """Loaders take rows and edges of other ranks."""
+
     def refuse_parts(self, what: str) -> None:
-        """Loaders take rows and edges of other ranks; what samples or reads by itself cannot."""
-        if self.part is not None and what not in _LOADERS:
+        if self.part is not None:
             raise ValueError(
                 f"{what} cannot load a partitioned dataset: use gids.NodeLoader, gids.EdgeLoader or the "
                 "loaders of gids.pyg, or the whole dataset"

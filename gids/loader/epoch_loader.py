@@ -75,7 +75,7 @@ class EpochLoader(Closing, ABC):
         self._opened = ExitStack()
         self.source = as_source(source, self._opened)
         self.store = self.source.store
-        self.source.refuse_parts(f"gids.{type(self).__name__}")
+        self.source.check_samples(f"gids.{type(self).__name__}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:

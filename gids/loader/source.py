@@ -84,6 +84,10 @@ class Source(Closing):
         for store in self.stores:
             refuse_part(store, what)
 
+    def check_samples(self, what: str) -> None:
+        """As refuse_parts(), for a loader, which samples by sample_steps() and reads by feature_loader()."""
+        self.refuse_parts(what)
+
     def check_reads_alone(self) -> None:
         """Raise ValueError if the rows can only be read together with other processes."""
 

@@ -118,7 +118,7 @@ class DatasetLoader(Closing):
         source = as_source(
             data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
         )
-        source.refuse_parts(f"gids.pyg.{type(self).__name__}")
+        source.check_samples(f"gids.pyg.{type(self).__name__}")
         if order is not None and source.bulk is not None:
             name = "sampler" if batch_sampler is None else "batch_sampler"
             raise ValueError(

@@ -87,7 +87,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
             if isinstance(data, Source):
-                data.refuse_parts("gids.pyg.NeighborSampler")
+                data.check_samples("gids.pyg.NeighborSampler")
             else:
                 refuse_part(store, "gids.pyg.NeighborSampler")
             self._divided = store.part is not None
