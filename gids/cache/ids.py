@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from gids.errors import MissingError
+
 
 def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: torch.device) -> None:
     """Raise KeyError for an unknown table, TypeError or ValueError for ids that are not int64[n].
@@ -14,7 +16,7 @@ def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: to
     """
     for name, tensor in ids.items():
         if name not in tables:
-            raise KeyError(f"no table '{name}' in this loader (it loads {', '.join(map(repr, tables))})")
+            raise MissingError(f"no table '{name}' in this loader (it loads {', '.join(map(repr, tables))})")
         _check(tensor, name, device)
 
 

@@ -42,10 +42,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.errors import FormatError
+    from gids.store.part import part_paths
     from gids.store.verification import verify
 
     if not args.path.exists():
         raise FileNotFoundError(f"no dataset at {args.path}")
+    if not (args.path / "manifest.json").exists() and not part_paths(args.path):
+        raise FormatError(f"{args.path} has no manifest.json; is it a gids dataset?")
     count = 0
     with Progress("verify", quiet=args.quiet) as progress:
         checked = verify(

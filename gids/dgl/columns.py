@@ -17,6 +17,7 @@ from dgl.utils import recursive_apply
 from torch import Tensor
 
 from gids.dgl.tables import ServedTables
+from gids.errors import MissingError
 from gids.store import Table
 
 
@@ -79,7 +80,7 @@ class SampledMinibatch:
         if ids is None:
             ids = frame.get(NID if kind == "node" else EID)
         if ids is None:
-            raise KeyError(
+            raise MissingError(
                 f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type "
                 f"{table.type!r}, so its rows of {table.name!r} are unknown: let the sampler keep it"
             )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gids.cuda import on_host
+from gids.errors import MissingError
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
 from gids.loader.option_names import explain_names
@@ -180,7 +181,7 @@ class EdgeLoader(EpochLoader):
         if found is None:
             names = ", ".join(map(describe_type, known))
             asked = "relation is not given" if relation is None else f"no topology of {relation}"
-            raise KeyError(f"{asked}: {self.store.name} has {names}")
+            raise MissingError(f"{asked}: {self.store.name} has {names}")
         return found
 
     def _reverse_of(self, reverse: Relation | None) -> Relation:

@@ -127,6 +127,15 @@ def test_shards_outside_the_dataset_need_allow_dir(dataset, capsys):
     assert "--allow-dir" in capsys.readouterr().out
 
 
+def test_what_is_no_dataset_is_an_error(tmp_path, capsys):
+    """Exit status 1 means faults."""
+    (tmp_path / "notes.txt").write_text("no dataset")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        assert main(["verify", str(path)]) == 2
+        error = f"gids verify: {path} has no manifest.json; is it a gids dataset?\n"
+        assert capsys.readouterr() == ("", error)
+
+
 def test_missing_dataset_is_an_error(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none.gids")]) == 2
     assert capsys.readouterr().err == f"gids verify: no dataset at {tmp_path}/none.gids\n"
