@@ -267,17 +267,8 @@ class EpochLoader(Closing, ABC):
 
     def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
         """What the minibatches of an epoch depend on, and a user may set."""
-        sampler = self.sampler
-        return (
-            epoch,
-            first_step,
-            sampler,
-            repr(sampler),
-            self.seed,
-            self.batch_size,
-            self.shuffle,
-            self.drop_last,
-        )
+        sampler, of_seeds = self.sampler, (self.seed, self.batch_size, self.shuffle, self.drop_last)
+        return epoch, first_step, sampler, repr(sampler), of_seeds
 
     @property
     def _repeatable(self) -> bool:
