@@ -99,6 +99,7 @@ def test_a_prepared_epoch_begins_with_packs_that_are_made(
     check(loader, expected, first=3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stop", [0, 1, 10, 20])
 def test_a_break_in_mid_epoch(loader: gids.NodeLoader, expected: list[list[Minibatch]], stop: int) -> None:
     epoch = iter(loader)
@@ -108,6 +109,7 @@ def test_a_break_in_mid_epoch(loader: gids.NodeLoader, expected: list[list[Minib
     check(loader, expected, first=3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("epoch", [0, 3, 4])
 def test_another_epoch_is_set(loader: gids.NodeLoader, expected: list[list[Minibatch]], epoch: int) -> None:
     loader.epoch = epoch
@@ -178,6 +180,7 @@ def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, chang
             assert_same(a, b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["prepare", "__init__", "choose", "finish_sweep"])
 def test_scratch_that_fails_costs_no_minibatch(
     path: Path, expected: list[list[Minibatch]], where: str, monkeypatch: pytest.MonkeyPatch
