@@ -67,6 +67,7 @@ class LayeredSampler(ABC):
             raise ValueError(f"threads must be 1 or more (got {threads})")
         self._per_layer = layers
         self._host: _core.HostSampler | None = None
+        self._freed_bytes = 0
         self._devices: dict[Device, DeviceSampler] = {}
         self._lock = threading.Lock()  # one minibatch at a time uses the scratch memory
 
@@ -236,14 +237,17 @@ class LayeredSampler(ABC):
     def scratch_bytes(self, at_once: int = 1) -> int:
         """Host memory to sample at_once minibatches in one call, without the minibatches.
 
-        Estimated from the last minibatch that was sampled alone; 0 before the first.
+        Estimated from the last minibatch that was sampled alone; 0 before the first. Once the memory is
+        freed, that of a minibatch is included, because its size is not known any more.
         """
         host = self._host
-        together = 0 if host is None else host.together_bytes
+        together = self._freed_bytes if host is None else host.together_bytes
         return together if at_once == 1 else together * (1 + self.threads)
 
     def free_scratch(self) -> None:
         """Free the host memory that is kept between calls. The next call takes it again."""
+        if self._host is not None:
+            self._freed_bytes = self._host.together_bytes + self.host_bytes()[1]
         self._host = None
 
     def host_bytes(self) -> tuple[int, int]:
