@@ -224,7 +224,7 @@ class EpochLoader(Closing, ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         coming, self._next = self._next, None
-        if coming is not None and coming[0] == self._arguments_of(epoch, progress.step):
+        if coming is not None and self._repeatable and coming[0] == self._arguments_of(epoch, progress.step):
             sampling = coming[1]
         else:
             sampling = self._sampling_of(epoch, progress.step)
@@ -267,8 +267,7 @@ class EpochLoader(Closing, ABC):
 
     def _arguments_of(self, epoch: int, first_step: int) -> tuple[Any, ...]:
         """What the minibatches of an epoch depend on, and a user may set."""
-        sampler, of_seeds = self.sampler, (self.seed, self.batch_size, self.shuffle, self.drop_last)
-        return epoch, first_step, sampler, repr(sampler), of_seeds
+        return epoch, first_step, self.sampler, self._made_with()
 
     @property
     def _repeatable(self) -> bool:
@@ -485,9 +484,9 @@ class SampledEpoch(Iterator[Minibatch]):
 
 
 def _sample_next(loader: weakref.ref[EpochLoader], epoch: int) -> EpochSampling | None:
-    """The minibatches of the next epoch; None if the loader is gone."""
+    """The minibatches of the next epoch; None if the loader is gone, or has another sampler now."""
     me = loader()
-    if me is None:
+    if me is None or not me._repeatable:
         return None
     me._next = me._arguments_of(epoch, 0), me._sampling_of(epoch, 0)
     return me._next[1]

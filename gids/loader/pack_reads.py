@@ -201,6 +201,7 @@ class NextEpoch:
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
         self.opened: list[Any] = [sampled]
+        self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
 
     @property
@@ -214,6 +215,11 @@ class NextEpoch:
     def open(self) -> bool:
         """Whether it was neither taken nor dropped."""
         return self._finalizer.alive
+
+    @property
+    def here(self) -> bool:
+        """Whether it may be taken: a forked child has none of the threads."""
+        return self.open and os.getpid() == self._pid
 
     @property
     def begun(self) -> bool:
@@ -232,6 +238,9 @@ class NextEpoch:
         superbatch = None if self._making is None else self._making.result()
         self._finalizer.detach()
         self.opened[1:] = [] if superbatch is None else [superbatch]
+        self.sampled.spool.file.spare = False
+        if superbatch is not None:
+            superbatch.file.spare = False
         return superbatch
 
     def close(self) -> None:
@@ -404,17 +413,21 @@ class PackReads:
 
     def begin_next(self, coming: NextEpoch) -> None:
         """Keep what is prepared of the next epoch of the loader whose epoch is open."""
+        assert self.scratch is not None
         self.learned.next_epoch = coming
         self._next_epochs.add(coming)
+        self.scratch.spares.add(coming)
 
     def prepared(self, minibatches: Iterable[Any]) -> NextEpoch | None:
         """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
         coming = self.learned.next_epoch
-        if coming is None or coming.minibatches is not minibatches:
+        if coming is None or coming.minibatches is not minibatches or not coming.here:
             self.learned.drop_next()
             return None
+        assert self.scratch is not None
         self.learned.next_epoch = None
         self._next_epochs.discard(coming)
+        self.scratch.spares.discard(coming)
         return coming
 
     @property
@@ -449,9 +462,9 @@ class PackReads:
                     fill_resident=True,
                     beside=True,
                 )
-                superbatch.prepare()
-            except OSError as error:
-                log.info("packs of the next epoch are not made yet: %s", error)
+                superbatch.prepare(spare=True)
+            except Exception as error:
+                log.info("packs of the next epoch are not made yet: %r", error)
                 if superbatch is not None:
                     superbatch.close()
                 return None
@@ -602,7 +615,7 @@ class PackReads:
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
         """Scratch for the packs of a superbatch. If another one follows, both must fit."""
         assert self.scratch is not None
-        left = self.scratch.limit_bytes - self.scratch.taken_bytes
+        left = self.scratch.free_bytes(spare=sampled.spool.file.spare)
         return left // 2 if sampled.followed else left
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:

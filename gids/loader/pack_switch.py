@@ -435,6 +435,7 @@ class PackSwitch(Generic[T]):
             base=base if next_epoch is None else 0,
             settle=packs.settle if packs.on_device else None,
             next_epoch=self._following is not None or next_epoch is not None,
+            spare=next_epoch is not None,
         )
         if self._size:
             sampled.most = self._size
@@ -583,7 +584,7 @@ class PackSwitch(Generic[T]):
             if sampled is not None:
                 packs.begin_next(NextEpoch(following, source, sampled))
         coming = learned.next_epoch
-        if coming is None:
+        if coming is None or not coming.open:
             return
         ahead, left = coming.sampled, superbatch.end - superbatch.next
         if not ahead.full:

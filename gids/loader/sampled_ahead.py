@@ -54,6 +54,7 @@ class SampledAhead(Generic[T]):
 
     base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
     done: of its minibatches, read at random. next_epoch: whether the next epoch may be sampled meanwhile.
+    spare: as of Scratch.open().
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SampledAhead(Generic[T]):
         base: int,
         settle: Callable[[], None] | None,
         next_epoch: bool = False,
+        spare: bool = False,
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
@@ -85,7 +87,7 @@ class SampledAhead(Generic[T]):
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
-        self.spool = Spool(scratch, 0, self._reads_of, on_device=settle is not None)
+        self.spool = Spool(scratch, 0, self._reads_of, on_device=settle is not None, spare=spare)
         self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from gids import _core
 from gids.errors import StorageError
@@ -31,11 +32,21 @@ class ScratchFull(StorageError):
     """The disk, or scratch_bytes, does not have room for a file of this size."""
 
 
+class Spare(Protocol):
+    """What has spare files: work that can be done again."""
+
+    def close(self) -> None: ...
+
+
 class Scratch:
-    """A directory for scratch files. limit_bytes: of all files together."""
+    """A directory for scratch files. limit_bytes: of all files together.
+
+    Attributes: spares: are closed where another file needs their room.
+    """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
+        self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
         self._lock = threading.Lock()  # of the files
         self._closing: list[threading.Thread] = []
@@ -44,6 +55,19 @@ class Scratch:
     def taken_bytes(self) -> int:
         with self._lock:
             return sum(file.nbytes for file in self._files)
+
+    def free_bytes(self, *, spare: bool = False) -> int:
+        """What a file may still take: also what spare files have, unless it is spare itself."""
+        with self._lock:
+            return self.limit_bytes - sum(file.nbytes for file in self._files if spare or not file.spare)
+
+    def reclaim(self) -> bool:
+        """Close what has spare files. Returns whether there was something."""
+        spares = list(self.spares)
+        for spare in spares:
+            self.spares.discard(spare)
+            spare.close()
+        return bool(spares)
 
     def wait_for_space(self) -> None:
         """Wait until all closed files have given their space back."""
@@ -60,19 +84,19 @@ class Scratch:
         self._closing.append(closing)
         closing.start()
 
-    def open(self) -> ScratchFile:
-        """A new file. Raises StorageError if the directory takes none."""
-        file = ScratchFile(self)
+    def open(self, *, spare: bool = False) -> ScratchFile:
+        """A new file. Raises StorageError if the directory takes none. spare: others may need its room."""
+        file = ScratchFile(self, spare=spare)
         with self._lock:
             self._files.add(file)
         return file
 
 
 class ScratchFile:
-    """An unnamed file, for direct I/O where the file system has it."""
+    """An unnamed file, for direct I/O where the file system has it. spare: may be set to False later."""
 
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Scratch, *, spare: bool) -> None:
+        self._scratch, self.spare = scratch, spare
         self.nbytes = 0
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
@@ -100,7 +124,18 @@ class ScratchFile:
         return self._scratch.directory
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least this long, with its blocks. Raises ScratchFull."""
+        """Make the file at least this long, with its blocks. Raises ScratchFull.
+
+        If there is no room, spare files are closed, unless this is one.
+        """
+        try:
+            self._reserve(nbytes)
+        except ScratchFull:
+            if self.spare or not self._scratch.reclaim():
+                raise
+            self._reserve(nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
         more = nbytes - self.nbytes
         if more <= 0:
             return

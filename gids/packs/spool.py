@@ -80,13 +80,19 @@ class Spool:
 
     reads_of: returns what a minibatch reads. A minibatch that comes back from scratch must read the same.
     on_device: its tensors are on a device. Then only minibatches with objects of new types are compared,
-    because the host would wait for training each time.
+    because the host would wait for training each time. spare: as of Scratch.open().
     """
 
     def __init__(
-        self, scratch: Scratch, space_count: int, reads_of: Callable[[Any], Reads], *, on_device: bool = False
+        self,
+        scratch: Scratch,
+        space_count: int,
+        reads_of: Callable[[Any], Reads],
+        *,
+        on_device: bool = False,
+        spare: bool = False,
     ) -> None:
-        self._file: ScratchFile = scratch.open()
+        self.file: ScratchFile = scratch.open(spare=spare)
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.space_count = space_count
         self._reads_of, self._on_device = reads_of, on_device
@@ -126,11 +132,11 @@ class Spool:
             parts.append((end, size))
             end = align_up(end + size, 64)
         nbytes = align_up(max(end, 1), BLOCK)
-        if self._end + nbytes > self._file.nbytes:
+        if self._end + nbytes > self.file.nbytes:
             try:
-                self._file.reserve(self._end + max(nbytes, self._growth))
+                self.file.reserve(self._end + max(nbytes, self._growth))
             except ScratchFull:
-                self._file.reserve(self._end + nbytes)
+                self.file.reserve(self._end + nbytes)
         staging = self._staging.pop() if self._staging else mmap.mmap(-1, 1 << 20)
         if nbytes > len(staging):
             staging = mmap.mmap(-1, align_up(nbytes + nbytes // 4, BLOCK))
@@ -154,7 +160,7 @@ class Spool:
         """The rows of a minibatch in each space. Blocks. Raises StorageError."""
         record = self._records[index]
         begin, size = record.parts[self.space_count - 1]
-        read = _read(self._file, record.offset, align_up(max(begin + size, 1), BLOCK))
+        read = _read(self.file, record.offset, align_up(max(begin + size, 1), BLOCK))
         return _rows(record, read, self.space_count)
 
     def rows_of(self, indices: Iterable[int]) -> Iterator[list[Rows]]:
@@ -175,7 +181,7 @@ class Spool:
         for ahead in range(index, min(index + 1 + _AHEAD, len(self._records))):
             if ahead not in self._coming:
                 record = self._records[ahead]
-                self._coming[ahead] = self._readers.submit(_read, self._file, record.offset, record.nbytes)
+                self._coming[ahead] = self._readers.submit(_read, self.file, record.offset, record.nbytes)
         record = self._records[index]
         read = self._coming.pop(index).result()
         self.bytes_read += record.nbytes
@@ -201,11 +207,11 @@ class Spool:
                 threads.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
         self._reads_of = _closed  # it may refer to who has this spool
-        self._file.close()
+        self.file.close()
 
     def _write(self, staging: mmap.mmap, nbytes: int, offset: int) -> None:
         try:
-            _write(self._file, memoryview(staging)[:nbytes], offset)
+            _write(self.file, memoryview(staging)[:nbytes], offset)
         finally:
             self._staging.append(staging)
 

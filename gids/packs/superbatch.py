@@ -190,7 +190,7 @@ class Superbatch:
         self._source: PackSource | None = None
         self._bad: dict[str, list[_BadRows]] = {}  # in every pack
         self._bad_in_pack: dict[str, list[_BadRows]] = {}
-        self._file: Any = None
+        self.file: Any = None
         self._sweep: Any = None
         self._writer: Any = None
         self._opened = ExitStack()
@@ -221,18 +221,21 @@ class Superbatch:
         """Whether begin() would not wait for a sweep."""
         return self._sweep is None or bool(self._sweep.ended)
 
-    def prepare(self) -> None:
-        """Start the sweep to scratch. Raises ScratchFull, or OSError for files that cannot be opened."""
+    def prepare(self, *, spare: bool = False) -> None:
+        """Start the sweep to scratch. spare: as of Scratch.open().
+
+        Raises ScratchFull, or OSError for files that cannot be opened.
+        """
         machine = self._machine
         paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
         self._shard_paths = [os.fspath(path) for path in paths]
         direct = machine.direct
-        self._file = self._scratch.open()
-        self._opened.callback(self._file.close)
+        self.file = self._scratch.open(spare=spare)
+        self._opened.callback(self.file.close)
         packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
-        self._file.reserve(align_up(packed, ALIGNMENT))
-        paths.append(self._file.path)
-        direct = direct and self._file.direct
+        self.file.reserve(align_up(packed, ALIGNMENT))
+        paths.append(self.file.path)
+        direct = direct and self.file.direct
         self._engine = open_engine(
             paths,
             machine.engine_kind,
@@ -243,11 +246,11 @@ class Superbatch:
         self._opened.callback(self._engine.close)
         if not machine.plan.overlap:
             machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
-        self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self._file)
+        self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self.file)
         self._opened.callback(self._source.close)
         buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
         self._writer = _core.PackWriter.create(
-            self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
+            self.file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
         )
         self._sweep = self._start_sweep()
 
@@ -474,7 +477,7 @@ class Superbatch:
     def _lose(self, begin: int, end: int, code: int) -> None:
         """Note the rows in bytes [begin, end) of the scratch file, which could not be read."""
         pack = self._packs[self._current]
-        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", self._file.directory, begin)
+        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", self.file.directory, begin)
         if begin < self._resident_nbytes:
             sets = [np.array(of.rows(), np.uint32) for of in self._resident]
             self._lose_rows(sets, self._resident_parts, (begin, end), error, self._machine.bad_resident)

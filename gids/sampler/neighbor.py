@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -121,6 +121,7 @@ class Neighbor(LayeredSampler):
         if locality is not None and not isinstance(locality, LocalityBias):
             raise TypeError(f"locality must be a gids.sampler.LocalityBias (got {type(locality).__name__})")
         self.locality = locality
+        self._digest: tuple[Any, str | dict[Relation, str] | None] | None = None
         self.weights: np.ndarray | dict[Relation, np.ndarray] | None = None
         if isinstance(weights, Mapping):
             self.weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
@@ -145,8 +146,14 @@ class Neighbor(LayeredSampler):
     def _printed(self) -> dict[str, Any]:
         return self._arguments() | {"weights": self._weights_digest}
 
-    @cached_property
+    @property
     def _weights_digest(self) -> str | dict[Relation, str] | None:
+        """Computed once for each object that `weights` is set to."""
+        if self._digest is None or self._digest[0] is not self.weights:
+            self._digest = self.weights, self._digest_of_weights()
+        return self._digest[1]
+
+    def _digest_of_weights(self) -> str | dict[Relation, str] | None:
         if isinstance(self.weights, dict):
             return {relation: array_digest(weights) for relation, weights in self.weights.items()}
         return None if self.weights is None else array_digest(self.weights)

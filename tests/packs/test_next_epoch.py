@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import same_bits
 from packs_example import (
     PAPERS,
     assert_same,
@@ -25,7 +29,7 @@ from packs_example import (
 import gids
 from gids.errors import StorageError
 from gids.loader import pack_reads
-from gids.packs import DiskRates, Superbatch
+from gids.packs import DiskRates, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
@@ -160,10 +164,14 @@ def test_a_second_stream_of_the_same_loader(loader: gids.NodeLoader, expected: l
     check(loader, expected, first=4)
 
 
-@pytest.mark.parametrize("changed", ["sampler", "fanouts", "seed", "shuffle"])
+@pytest.mark.parametrize("changed", ["sampler", "fanouts", "weights", "seed", "shuffle"])
 def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, changed: str) -> None:
     def change(loader: Any) -> None:
-        if changed == "sampler":
+        if changed == "weights":
+            repr(loader.sampler)  # which has a digest of them
+            loader.sampler.weights = weights_of(loader.store)
+            assert "weights={" in repr(loader.sampler)
+        elif changed == "sampler":
             loader.sampler = Labor([4, 4])
         elif changed == "fanouts":
             loader.sampler.fanouts[0] = 2
@@ -180,14 +188,113 @@ def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, chang
             assert_same(a, b)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("where", ["prepare", "__init__", "choose", "finish_sweep"])
-def test_scratch_that_fails_costs_no_minibatch(
-    path: Path, expected: list[list[Minibatch]], where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed", ["negatives", "exclude"])
+def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str) -> None:
+    epochs = {}
+    for reads in ("random", "pack"):
+        with open_source(path, reads, 2 * MEMORY) as source:
+            loader = gids.EdgeLoader(
+                source,
+                None,
+                [4, 4],
+                relation=("paper", "cites", "paper"),
+                tables=["paper.feat"],
+                batch_size=1024,
+                negatives=1,
+            )
+            list(loader), list(loader)
+            assert (loader._learned.next_epoch is not None) == (reads == "pack")
+            setattr(loader, changed, {"negatives": 3, "exclude": "self"}[changed])
+            epochs[reads] = list(loader)
+    for a, b in zip(*epochs.values(), strict=True):
+        assert_same(a, b)
+
+
+def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_in_mid_epoch(path: Path) -> None:
+    epochs = {}
+    for reads in ("random", "pack"):
+        with open_source(path, reads, MEMORY) as source, open_loader(source) as loader:
+            list(loader), list(loader)
+            epoch = iter(loader)
+            weights = weights_of(loader.store)
+            loader.sampler = Neighbor([4, 4], weights=weights)
+            list(epoch)
+            assert loader._learned.next_epoch is None
+            for of_relation in weights.values():
+                of_relation[::3] = 0
+            epochs[reads] = list(loader)
+    for a, b in zip(*epochs.values(), strict=True):
+        assert_same(a, b)
+
+
+def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {r: rng.random(store.num_edges(r), np.float32) for r in store.relations}
+
+
+@pytest.mark.parametrize("scratch_bytes", [2 << 20, 4 << 20])
+def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
+    path: Path, expected: list[list[Minibatch]], scratch_bytes: int
+) -> None:
+    with (
+        open_source(path, "pack", MEMORY, scratch_bytes=scratch_bytes) as source,
+        open_loader(source) as loader,
+        open_loader(source, batch_size=200, shuffle=False) as valid,
+    ):
+        for epoch in expected:
+            for a, b in zip(epoch, loader, strict=True):
+                assert_same(a, b)
+            assert len(list(valid)) == len(valid)
+        assert (loader._learned.why_random, valid._learned.why_random) == ("", "")
+        minibatches = sum(map(len, expected)) + len(expected) * len(valid)
+        assert loader.stats()["packs"]["minibatches"] == minibatches
+
+
+def test_a_child_that_is_forked_while_packs_are_made_does_not_wait_for_them(
+    path: Path, expected: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, may_end = Work.choose, threading.Event()
+
+    def waits(self: Work, *resident: Any) -> Any:
+        if resident:
+            may_end.wait(60)
+        return choose(self, *resident)
+
+    monkeypatch.setattr(Work, "choose", waits)
+    # A child does not have the memory of outputs.
+    copies = [{name: rows.clone() for name, rows in m.features.items()} for m in expected[2]]
+    with open_source(path, "pack", MEMORY) as source, open_loader(source) as loader:
+        list(loader), list(loader)
+        assert loader._learned.next_epoch is not None
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            torch.set_num_threads(1)  # OpenMP's threads are the parent's
+            try:
+                for features, minibatch in zip(copies, loader, strict=True):
+                    assert all(same_bits(features[name], rows) for name, rows in minibatch.features.items())
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
+        check(loader, expected)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("choose", MemoryError("none")),
+        ("prepare", StorageError(errno.EIO, "scratch fails", "somewhere")),
+        ("finish_sweep", StorageError(errno.EIO, "scratch fails", "somewhere")),
+        ("__init__", StorageError(errno.EIO, "scratch fails", "somewhere")),
+    ],
+)
+def test_a_failure_costs_no_minibatch(
+    path: Path, expected: list[list[Minibatch]], where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the packs of the next epoch are made."""
-    from gids.packs import Work
-
     owner: Any = Work if where == "choose" else Superbatch
     original, failed = getattr(owner, where), []
 
@@ -195,7 +302,7 @@ def test_scratch_that_fails_costs_no_minibatch(
         beside = options.get("beside") or getattr(self, "_from_scratch", False) or len(args) == 1
         if beside and not failed:
             failed.append(where)
-            raise StorageError(errno.EIO, "scratch fails", "somewhere")
+            raise error
         return original(self, *args, **options)
 
     with open_source(path, "pack", MEMORY) as source, open_loader(source) as loader:
@@ -205,6 +312,7 @@ def test_scratch_that_fails_costs_no_minibatch(
             for a, b in zip(minibatches, loader, strict=True):
                 assert_same(a, b)
     assert failed
+    assert not scratch_files(path)
 
 
 def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> None:
@@ -229,13 +337,10 @@ class Mine(Neighbor):
 @pytest.mark.parametrize("sampler", ["mine", "weights", "locality"])
 def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler: str) -> None:
     with open_source(path, "pack", MEMORY) as source:
-        edges = {relation: source.store.num_edges(relation) for relation in source.store.relations}
         mask = {"paper": torch.zeros(PAPERS, dtype=torch.bool)}
         made = {
             "mine": lambda: Mine([4, 4]),
-            "weights": lambda: Neighbor(
-                [4, 4], weights={r: np.ones(n, np.float32) for r, n in edges.items()}
-            ),
+            "weights": lambda: Neighbor([4, 4], weights=weights_of(source.store)),
             "locality": lambda: Neighbor([4, 4], locality=LocalityBias(mask, 2.0)),
         }[sampler]()
         loader = gids.NodeLoader(
