@@ -192,12 +192,17 @@ def test_signatures_are_those_of_the_code(page: Path) -> None:
         assert [(p.name, p.kind, p.default) for p in written] == real, name
 
 
-def test_settings_list_every_option_of_open() -> None:
-    table = re.search(r"\| option of `gids.open` .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(
+    ("head", "documented"), [("option of `gids.open`", gids.open), ("field of `gids.Tuning`", gids.Tuning)]
+)
+def test_settings_list_every_option(head: str, documented: Any) -> None:
+    table = re.search(rf"\| {head} .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
     assert table
     rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert listed == set(inspect.signature(gids.open).parameters)
+    assert listed == set(inspect.signature(documented).parameters)
+    explained = re.findall(r"^ +(\w+): ", inspect.getdoc(documented) or "", re.MULTILINE)
+    assert set(explained) == listed
 
 
 # Messages
