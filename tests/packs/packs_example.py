@@ -107,9 +107,9 @@ def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
     ready = EpochStream.ready
 
     def is_ready(stream: EpochStream[Any]) -> bool:
-        while stream.gathered < minibatch and not ready(stream):
+        while stream.index < minibatch and not ready(stream):
             time.sleep(0.0001)
-        return stream.gathered < minibatch
+        return stream.index < minibatch
 
     monkeypatch.setattr(EpochStream, "ready", is_ready)
     monkeypatch.setattr(pack_switch, "_REST", 0)
