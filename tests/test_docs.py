@@ -16,6 +16,7 @@ import inspect
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import api_page
 
 import gids
 from gids import cli
@@ -198,6 +202,62 @@ def test_settings_list_every_option_of_open() -> None:
     rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert listed == set(inspect.signature(gids.open).parameters)
+
+
+# The page of public names
+
+
+def test_page_of_public_names_is_that_of_the_code() -> None:
+    assert (ROOT / "docs/api.md").read_text() == api_page.page_of(ROOT), "run python tools/api_page.py"
+
+
+def test_page_of_public_names_follows_imports_bases_and_constants(tmp_path: Path) -> None:
+    texts = {
+        "README.md": "gids.io, gids.nothing",
+        "gids/__init__.py": """
+from gids import io as io
+from gids.io.disk import SIZE as SIZE, Disk
+__all__ = ["Disk"]
+""",
+        "gids/io/__init__.py": """
+from gids.io.disk import Disk, Shape, read
+__all__ = ["Disk", "Shape", "read"]
+""",
+        "gids/io/disk.py": """
+class _Base:
+    def __init__(self, path: str, *, size: int = SIZE): ...
+class Disk(_Base):
+    \"\"\"A disk. It spins.\"\"\"
+class Shape(NamedTuple):
+    \"\"\"Rows and columns\"\"\"
+    rows: int
+    columns: int = 1
+def read(disk, /, *ids, on_bytes=lambda _: None, **options):
+    \"\"\"Read rows
+    into memory. Blocks.\"\"\"
+SIZE = 4
+\"\"\"Bytes of a read.\"\"\"
+""",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert (
+        api_page.page_of(tmp_path)
+        == api_page.HEAD
+        + """
+## gids
+
+* `gids.Disk(path, *, size=4)`: A disk.
+* `gids.SIZE`: Bytes of a read.
+
+## gids.io
+
+* `gids.io.read(disk, *ids, on_bytes=…, **options)`: Read rows into memory.
+* `gids.io.Shape(rows, columns=1)`: Rows and columns
+* listed above: `gids.io.Disk`
+"""
+    )
 
 
 # Messages
