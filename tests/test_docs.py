@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -258,6 +258,58 @@ SIZE = 4
 * listed above: `gids.io.Disk`
 """
     )
+
+
+# Files and functions of the code
+
+
+FILE = re.compile(r"`((?:gids|native|tests|bench|tools|docs)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("page", PAGES[:2] + PAGES[3:], ids=name_of)  # the changelog names old files
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in FILE.findall(prose(page)):
+        assert (ROOT / name).exists(), name
+
+
+def table_below(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table below a heading."""
+    section = page.read_text().split(f"\n## {heading}\n")[1]
+    rows = section[section.index("|") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+ARCHITECTURE = ROOT / "docs/internals/architecture.md"
+
+
+def test_walk_through_the_code_is_what_a_loader_calls(datasets: Path) -> None:
+    rows = table_below(ARCHITECTURE, "The walk through the code")
+    walk = {(FILE.findall(f)[0], name) for _, f, names in rows for name in re.findall(r"`(.+?)`", names)}
+    assert len({file for file, _ in walk}) <= 8
+    installed = Path(gids.__file__).parents[1]
+    called = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(installed):
+            called.add((str(file.relative_to(installed)), frame.f_code.co_qualname))
+
+    with gids.open(datasets / "papers.gids", memory="64MB") as source:
+        sampler = gids.sampler.Neighbor([3, 3], threads=2)
+        minibatches = iter(gids.NodeLoader(source, source.split("train"), sampler, batch_size=8))
+        sys.setprofile(note)
+        try:
+            next(minibatches), next(minibatches)
+        finally:
+            sys.setprofile(None)
+    assert walk <= called
+
+
+def test_table_of_places_names_what_is_in_the_files() -> None:
+    for _, place in table_below(ARCHITECTURE, "Where is ..."):
+        assert FILE.search(place), place
+        for name, file in re.findall(r"`([\w.:]+)` (?:in|of) `([\w./]+)`", place):
+            assert re.split(r"[.:]+", name)[-1] in (ROOT / file).read_text(), place
 
 
 # Messages
