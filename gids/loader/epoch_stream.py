@@ -68,11 +68,13 @@ class Sampled(Iterator[T]):
     Calls ``next`` with a default, because an exception keeps the frames that it passed through, and workers
     of a framework stop only when the last reference to their iterator is dropped.
 
-    goes_on: there are more minibatches after any error. Default: only after a StorageError.
+    goes_on: whether there are more minibatches after an error. After a StorageError there always are.
     Attributes: count: of the minibatches so far; ended: whether there are no more.
     """
 
-    def __init__(self, minibatches: Iterable[T], *, goes_on: bool = False) -> None:
+    def __init__(
+        self, minibatches: Iterable[T], *, goes_on: Callable[[Exception], bool] = lambda _: False
+    ) -> None:
         self._minibatches: Iterator[T] = iter(minibatches)
         self._goes_on = goes_on
         self._first: list[object] = []
@@ -117,7 +119,7 @@ class Sampled(Iterator[T]):
         try:
             return next(self._minibatches, _END)
         except Exception as error:
-            if not self._goes_on and not isinstance(error, StorageError):
+            if not isinstance(error, StorageError) and not self._goes_on(error):
                 self._minibatches = iter(())
             return Failed(error.with_traceback(_frames_elsewhere(error)))
 
@@ -338,7 +340,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 error = None  # it refers to this frame, and so to this stream
 
     def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window from now on. Logs the reason, if the window is longer."""
+        """Limit the window from now on; 0: hold the minibatch that is due only. Logs the reason."""
         if batches < self._window:
             log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
             self._most_window = max(0, batches)
@@ -395,12 +397,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _fill(self) -> None:
         """Plan as far ahead as allowed, entering the window first."""
         if not self._entered:
-            self._enter_until(1)  # only then are the sizes of minibatches known
+            self._enter(0)  # only then are the sizes of minibatches known
         warm = self.gathered + 1  # 1 for the first minibatch
-        ahead = min(self._reader.planned, warm) if self.reads_ahead else 1
+        ahead = min(self._reader.planned, warm) if self.reads_ahead and self._most_window != 0 else 1
         while self._planned < self.gathered + ahead:
             t = self._planned
-            self._enter_until(t + 1 + min(self._window, t))
+            self._enter(t)
             if self._entered == t:
                 return  # the source is exhausted
             with self._observers.stage("plan"):
@@ -408,8 +410,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._observers.planned()
             self._planned += 1
 
-    def _enter_until(self, end: int) -> None:
-        while self._entered < end and self._end is None:
+    def _enter(self, t: int) -> None:
+        """Enter the window of minibatch t. It may become shorter meanwhile."""
+        while self._entered < t + 1 + min(self._window, t) and self._end is None:
             try:
                 minibatch, ids = self._sample()
                 with self._observers.stage("enter"):
