@@ -30,6 +30,7 @@ from gids.store.manifest import (
     RelationEntry,
     ScaleEntry,
     TableEntry,
+    array_entry,
     dump_manifest,
     entry_json,
     position_dtype,
@@ -454,7 +455,7 @@ class DatasetWriter:
 
         found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
         arrays = self._add_edges(relation, found["indices"]["shape"][0])
-        arrays.update({role: _array_entry(fields) for role, fields in found.items()})
+        arrays.update({role: array_entry(fields) for role, fields in found.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
         """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64.
@@ -518,7 +519,7 @@ class DatasetWriter:
                     file.append(values)
                 return entry_json(file.finish())
 
-        return _array_entry(self._once(item, size_bytes, write))
+        return array_entry(self._once(item, size_bytes, write))
 
     def in_edges(self, ntype: str) -> list[InEdges]:
         """The memory-mapped graphs written so far between nodes of this type."""
@@ -576,7 +577,3 @@ class DatasetWriter:
 
     def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
         return self._workplace.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
-
-
-def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
-    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])

@@ -44,7 +44,7 @@ DELETE = object()
 TABLE, NODES, EDGES = ("tables", 0), ("nodes", 0), ("relations", 0)
 
 HOSTILE = {
-    "a label dtype that is a list": (edit(*NODES, "arrays", "label", "dtype", to=[]), "dtype is []"),
+    "a label dtype that is a list": (edit(*NODES, "arrays", "label", "dtype", to=[]), "dtype is '[]'"),
     "another format": (edit("format", to="zarr"), 'has no "format": "gids"'),
     "a later version": (edit("version", to=2), "version 2; this gids reads version 1"),
     "a version that is text": (edit("version", to="1"), "version '1'"),
@@ -60,7 +60,10 @@ HOSTILE = {
         edit(*TABLE, "type", to="venue"),
         "belongs to 'venue', which is not in the manifest",
     ),
-    "an edge table of a node type": (edit(*TABLE, "kind", to="edge"), "tables[0].type must be a list"),
+    "an edge table of a node type": (
+        edit(*TABLE, "kind", to="edge"),
+        "kind is 'edge', but its type is 'paper'",
+    ),
     "an empty key": (edit(*TABLE, "key", to=""), "tables[0].key must be a non-empty text"),
     "a key that is a number": (edit(*TABLE, "key", to=3), "tables[0].key must be a non-empty text, not 3"),
     "a surrogate in a key": (edit(*TABLE, "key", to="\ud800"), "not valid Unicode"),
@@ -188,7 +191,7 @@ HOSTILE_PARTS = {
     "a part that is a number": (edit("part", to=1), "part must be an object, not 1"),
     "a part beyond the last": (edit("part", "index", to=2), "part.index must be an integer from 0 to 1"),
     "no parts": (edit("part", "count", to=0), "part.count must be an integer from 1 to 4096, not 0"),
-    "too many parts": (edit("part", "count", to=4097), "part.count must be an integer from 0 to 4096"),
+    "too many parts": (edit("part", "count", to=4097), "part.count must be an integer from 1 to 4096"),
     "parts of nothing": (edit("part", "of", to="md5:0"), "part.of is 'md5:0'; it must be the checksum of a"),
     "a part of edges without a checksum": (edit("part", "topology", to=DELETE), "part lacks ['topology']"),
     "a part of edges of another kind": (edit("part", "topology", to=7), "part.topology is '7'; it must"),

@@ -30,6 +30,7 @@ from gids.store.manifest import (
     RelationEntry,
     ScaleEntry,
     TableEntry,
+    array_entry,
     dump_manifest,
     entry_json,
     manifest_checksum,
@@ -257,7 +258,7 @@ class _Run:
                     file.append(values)
                 return entry_json(file.finish())
 
-        self._owner_entries[nodes.type] = _entry(
+        self._owner_entries[nodes.type] = array_entry(
             self._once(f"owners {nodes.type}", 0, write, "nodes", range(1))
         )
 
@@ -331,7 +332,7 @@ class _Run:
             name = encode_path(*relation.type)
             item = f"graph {name} {group.start}-{group.stop - 1}"
             done = self._once(item, 8 * relation.count, work, f"graph/{name}", group)
-            found += [{role: _entry(fields) for role, fields in arrays.items()} for arrays in done]
+            found += [{role: array_entry(fields) for role, fields in arrays.items()} for arrays in done]
         return found
 
     # Tables
@@ -467,7 +468,3 @@ class _Run:
             )
         edges = sum(r.count for r in self._manifest.relations)
         return Report(self._method, tuple(figures), edges, counts["cut"])
-
-
-def _entry(fields: dict[str, Any]) -> ArrayEntry:
-    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
