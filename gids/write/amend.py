@@ -15,7 +15,7 @@ from pathlib import Path
 from gids.errors import StorageError
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
-from gids.write.sync import sync_directory, write_synced
+from gids.write.files import sync_directory, write_synced
 
 _NEW_MANIFEST = f"{MANIFEST}.new"
 

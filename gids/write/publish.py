@@ -32,7 +32,7 @@ from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
 from gids.store.part import part_paths
-from gids.write.sync import sync_directory, write_synced
+from gids.write.files import sync_directory, write_synced
 
 _MARK = "gids-shards.json"
 _LEFTOVERS = "leftovers.json"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import weakref
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,10 +26,10 @@ from gids.store.part import refuse_part
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
 from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
-from gids.write.narrow import refuse_overflow
-from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
+from gids.write.files import sync_directory
+from gids.write.narrow import cast_exactly, refuse_overflow
+from gids.write.page_sink import PageSink
 from gids.write.space import check_space
-from gids.write.sync import sync_directory, sync_files
 from gids.write.table_folder import TableFolder, remove_replaced
 
 _SYNC_BYTES = 256 << 20
@@ -122,11 +120,6 @@ class TableWriter:
         self.shape, self.dtype = tuple(row), dtype
         element = dtype_name(dtype)
         stem = table_path(type_, key)
-        self._lock = threading.Lock()  # protects the next five
-        self._written = RowRanges()
-        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> (bytes, missing rows)
-        self._writing = 0  # running calls of write
-        self._unsynced_bytes = 0
         self._state = "open"
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
@@ -159,12 +152,15 @@ class TableWriter:
                 checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
             )
             with self._explaining("creating"):
-                self._fds = [
-                    open_sized(self._resources, store.path / shard, self._layout.shard_bytes(i))
-                    for i, shard in enumerate(self.entry.shards)
-                ]
-                self._checksum_fd = open_sized(
-                    self._resources, store.path / self._folder.checksums, self._layout.page_count * 4
+                self._shards = [store.path / shard for shard in self._folder.shards]
+                self._sink = self._resources.enter_context(
+                    PageSink(
+                        self._layout,
+                        self._shards,
+                        store.path / self._folder.checksums,
+                        direct=False,  # blocks may be small
+                        sync_bytes=_SYNC_BYTES,
+                    )
                 )
         except BaseException:
             self._resources.close()
@@ -198,69 +194,17 @@ class TableWriter:
             refuse_overflow(given, values, start)
         elif values.dtype == torch.bool:
             values = make_bools_proper(values.clone())
-        with self._lock:
-            if self._state != "open":
-                raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
-            if stop == start:
-                return
-            self._written.add(start, stop)
-            self._writing += 1
+        if self._state != "open":
+            raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
+        data = byte_view(values).reshape(stop - start, self._layout.row_bytes)
         try:
             with self._explaining("writing"):
-                self._write(start, stop, byte_view(values))
+                self._sink.write(start, data)
+        except ValueError:  # rows that were written before: nothing has changed
+            raise
         except BaseException:
             self._state = "broken by an error"
             raise
-        finally:
-            with self._lock:
-                self._writing -= 1
-
-    def _write(self, start: int, stop: int, data: np.ndarray) -> None:
-        layout = self._layout
-        per_page, row_bytes = layout.rows_per_page, layout.row_bytes
-        first, last = -(-start // per_page), stop // per_page  # complete pages of the block
-        if first > last:  # within one page
-            self._add(start, data)
-            return
-        head, whole = first * per_page - start, (last - first) * per_page
-        if head:
-            self._add(start, data[: head * row_bytes])
-        body = data[head * row_bytes : (head + whole) * row_bytes].reshape(-1, per_page * row_bytes)
-        step = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
-        for begin in range(0, len(body), step):
-            pages = body[begin : begin + step]
-            if pages.shape[1] != layout.page_bytes:
-                padded = np.zeros((len(pages), layout.page_bytes), np.uint8)
-                padded[:, : pages.shape[1]] = pages
-                pages = padded
-            self._store_pages(first + begin, pages)
-        if stop > last * per_page:
-            self._add(last * per_page, data[(head + whole) * row_bytes :])
-
-    def _add(self, start: int, data: np.ndarray) -> None:
-        """Add rows of one page; write the page when it is complete."""
-        layout = self._layout
-        page, slot = divmod(start, layout.rows_per_page)
-        whole = min(layout.rows_per_page, layout.row_count - page * layout.rows_per_page)
-        with self._lock:
-            content, missing = self._partial.get(page) or (np.zeros(layout.page_bytes, np.uint8), whole)
-            content[slot * layout.row_bytes :][: len(data)] = data
-            missing -= len(data) // layout.row_bytes
-            self._partial[page] = content, missing
-            if missing:
-                return
-            del self._partial[page]
-        self._store_pages(page, content[None])
-
-    def _store_pages(self, first: int, pages: np.ndarray) -> None:
-        store_pages(self._layout, first, pages, self._fds, self._checksum_fd)
-        with self._lock:
-            self._unsynced_bytes += pages.nbytes
-            due = self._unsynced_bytes >= _SYNC_BYTES
-            if due:
-                self._unsynced_bytes = 0
-        if due:
-            sync_files((*self._fds, self._checksum_fd))
 
     def finish(self) -> Table:
         """Sync the files and return the table, which can be read. No store has it before `publish`.
@@ -269,21 +213,19 @@ class TableWriter:
         """
         if self._table is not None:
             return self._table
-        with self._lock:
-            if self._state != "open":
-                raise ValueError(f"{self.name!r} is {self._state}")
-            if self._writing:
-                raise ValueError(f"another thread is still writing {self.name!r}: wait for it")
-            gap = self._written.first_gap(self.row_count)
-            if gap is not None:
-                raise ValueError(
-                    f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written: write all "
-                    f"{self.row_count} rows"
-                )
-            self._state = "finished"
+        if self._state != "open":
+            raise ValueError(f"{self.name!r} is {self._state}")
+        if self._sink.is_writing:
+            raise ValueError(f"another thread is still writing {self.name!r}: wait for it")
+        if (gap := self._sink.first_gap()) is not None:
+            raise ValueError(
+                f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written: write all "
+                f"{self.row_count} rows"
+            )
+        self._state = "finished"
         self._check_folder()
         with self._explaining("syncing"):
-            sync_files((*self._fds, self._checksum_fd))
+            self._sink.sync()
             crc = file_crc32c(self._store.path / self._folder.checksums)
             for directory in self._folder.directories:
                 sync_directory(directory)
@@ -319,8 +261,7 @@ class TableWriter:
 
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
-        shards = [self._store.path / shard for shard in self._folder.shards]
-        if not self._folder.is_in_dataset or not all(map(is_open_at, self._fds, shards)):
+        if not self._folder.is_in_dataset or not all(map(is_open_at, self._sink.fds, self._shards)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
@@ -366,39 +307,3 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
 
 def _listed(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape)) or "no further dimension"
-
-
-class RowRanges:
-    """Disjoint ranges of rows. Neighbors are merged, so memory grows with the number of gaps."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._stops: list[int] = []
-
-    def add(self, start: int, stop: int) -> None:
-        """Add rows start … stop (stop > start). Raises ValueError if one was added before."""
-        at = bisect_right(self._starts, start)
-        clashes = at > 0 and self._stops[at - 1] > start
-        if clashes or (at < len(self._starts) and self._starts[at] < stop):
-            first = start if clashes else self._starts[at]
-            raise ValueError(
-                f"row {first} was written already (this block has {start} to {stop - 1}): write each row once"
-            )
-        if at < len(self._starts) and self._starts[at] == stop:
-            stop = self._stops[at]
-            del self._starts[at], self._stops[at]
-        if at > 0 and self._stops[at - 1] == start:
-            self._stops[at - 1] = stop
-        else:
-            self._starts.insert(at, start)
-            self._stops.insert(at, stop)
-
-    def first_gap(self, row_count: int) -> tuple[int, int] | None:
-        """The first and last row of the first gap before row_count, or None."""
-        after = 0
-        if self._starts and self._starts[0] == 0:
-            after = self._stops[0]
-        if after >= row_count:
-            return None
-        rest = [start for start in self._starts[:2] if start >= after]
-        return after, (rest[0] if rest else row_count) - 1

@@ -7,7 +7,7 @@ import torch
 from gids import FeatureStore, FormatError
 from gids.store.dtypes import TABLE_DTYPES, equal_values
 from gids.write import DatasetWriter, create_table, edge_list
-from gids.write.page_writer import cast_exactly
+from gids.write.narrow import cast_exactly
 
 WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 

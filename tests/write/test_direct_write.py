@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from gids.write.page_writer import aligned_zeros, write_directly, write_exactly
+from gids.write.files import aligned_zeros, write_directly, write_exactly
 
 DATA = np.random.default_rng(0).integers(0, 256, 16 * 4096, np.uint8)
 

@@ -11,7 +11,7 @@ from partition_example import check_union, open_parts, write_rich_dataset
 from gids import FeatureStore, FormatError, dgl_finder
 from gids.store import verify
 from gids.write import DatasetWriter, edge_list
-from gids.write.partition import metis, partition
+from gids.write.partition import owners, partition
 
 LOADS = ("rows", "seeds", "in_edges")
 
@@ -147,7 +147,7 @@ def test_without_metis_the_error_says_what_to_install(clustered, tmp_path, monke
         raise ImportError("gids.dgl needs DGL")
 
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    monkeypatch.setattr(metis.dgl_finder, "import_dgl", no_dgl)
+    monkeypatch.setattr(owners.dgl_finder, "import_dgl", no_dgl)
     with pytest.raises(ImportError, match="pip install pymetis, or install DGL"):
         partition(clustered, tmp_path / "parts", 3, method="metis")
     assert list(tmp_path.iterdir()) == []

@@ -249,7 +249,7 @@ def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gids.write.page_writer.os.pwrite", full)
+            patch.setattr("gids.write.files.os.pwrite", full)
             with pytest.raises(StorageError, match=r"writing table 'paper.h' failed \(No space left"):
                 writer.write(0, values(20, 4))
         with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,17 +41,53 @@ from gids.store.manifest import (
 from gids.store.names import describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
 from gids.stored_file import AnyFile
-from gids.write.array_file import ArrayFile
-from gids.write.partition import rows as table_rows
-from gids.write.partition import topology
-from gids.write.partition.by_graph import GraphMethod
-from gids.write.partition.counts import count_parts
-from gids.write.partition.owners import METHODS, hash_owners, range_owners
-from gids.write.partition.report import PartFigures, Report
-from gids.write.partition.source_arrays import SourceArrays, copy_array
+from gids.write.files import ArrayFile
+from gids.write.page_sink import PageSink
+from gids.write.partition import divide
+from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
 from gids.write.publish import dataset_path
 from gids.write.space import check_space, total_bytes
 from gids.write.workplace import Workplace, finish_published
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """Of one part: the nodes that it owns (rows), those of the train splits (seeds), their in-edges; bytes of
+    its files."""
+
+    rows: int
+    seeds: int
+    in_edges: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of all parts. cut_edges: edges whose source is in another part than their destination."""
+
+    method: str
+    parts: tuple[PartFigures, ...]
+    edges: int
+    cut_edges: int
+
+    @property
+    def cut_share(self) -> float:
+        return self.cut_edges / max(1, self.edges)
+
+    def balance(self, figure: str) -> float:
+        """The largest part divided by the mean: 1 is perfect. figure: a field of PartFigures."""
+        values = [getattr(part, figure) for part in self.parts]
+        return max(values) * len(values) / sum(values) if sum(values) else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "parts": [asdict(part) for part in self.parts],
+            "edges": self.edges,
+            "cut_edges": self.cut_edges,
+            "cut_share": self.cut_share,
+            "balance": {field.name: self.balance(field.name) for field in fields(PartFigures)},
+        }
 
 
 def _silent(*_: Any) -> None:
@@ -167,7 +205,7 @@ class _Run:
         self._say, self._on_bytes = say, on_bytes
         self._roots = [workplace.root / part_name(i) for i in range(first.count)]
         self._owner_entries: dict[str, ArrayEntry] = {}
-        self._arrays = SourceArrays(store.locate)
+        self._arrays = divide.SourceArrays(store.locate)
 
     def run(self, on_total: Callable[[int], None]) -> Report:
         workplace = self._workplace
@@ -267,7 +305,7 @@ class _Run:
         return map_array(self._roots[0] / entry.path, entry)
 
     def _count(self) -> dict[str, Any]:
-        return count_parts(
+        return divide.count_parts(
             self._manifest,
             self._arrays,
             self._owners,
@@ -295,12 +333,11 @@ class _Run:
         return entries
 
     def _copy(self, source: AnyFile, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
-        copy_array(
+        divide.copy_array(
             source,
             entry,
             path,
             roots,
-            at_once=table_rows.files_limit(1),
             memory_bytes=self._memory_bytes,
             on_bytes=self._on_bytes,
         )
@@ -310,13 +347,13 @@ class _Run:
     def _write_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
         """Divide the in-edges of a relation. Returns the entries of each part."""
         paths = {role: self._arrays.path(entry) for role, entry in relation.arrays.items()}
-        at_once, found = table_rows.files_limit(topology.FILES), []
+        at_once, found = divide.files_limit(divide.TOPOLOGY_FILES), []
         for first in range(0, self._parts, at_once):
             group = range(first, min(first + at_once, self._parts))
 
             def work(group: range = group) -> Any:
                 return entry_json(
-                    topology.divide_topology(
+                    divide.divide_topology(
                         relation,
                         paths,
                         self._arrays.mapped(relation.arrays["indptr"]),
@@ -342,8 +379,8 @@ class _Run:
         folder = table_path(entry.type, entry.key)
         written = []
         for rows in held:
-            layout = table_rows.part_layout(entry, rows)
-            sums = ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0)
+            pages = div_ceil(rows, entry.geometry.rows_per_page)
+            sums = ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (pages,), 0)
             shard = f"tables/{folder}/shard-00.bin"
             written.append(
                 dataclasses.replace(entry, row_count=rows, shards=(shard,), checksums=sums, order=None)
@@ -375,36 +412,40 @@ class _Run:
         """The parts that one pass over a table writes: the same when a run resumes with other memory."""
 
         def find() -> int:
-            at_once = table_rows.parts_at_once(entry.page_bytes, self._memory_bytes)
-            return min(at_once, table_rows.files_limit(table_rows.FILES))
+            return divide.parts_at_once(entry.page_bytes, self._memory_bytes)
 
         at_once = self._workplace.once(f"groups of {entry.name}", find, on_skip=lambda: None)
         return [range(i, min(i + at_once, self._parts)) for i in range(0, self._parts, at_once)]
 
     def _divide_rows(self, entry: TableEntry, written: Sequence[TableEntry], group: range) -> list[int]:
+        """Write the rows of these parts. Returns the CRC32C of their checksums."""
         item = f"rows of {entry.name} {group.start}-{group.stop - 1}"
-        first_row = self._workplace.pages_done(item)
-        files = [(self._roots[part] / written[part].shards[0], written[part].geometry) for part in group]
-        if any(not p.is_file() or p.stat().st_size != layout.shard_bytes(0) for p, layout in files):
-            first_row = 0
-        table_rows.divide_rows(
-            self._store.tables[entry.name],
-            entry,
-            self._store.locate,
-            self._owners_of(entry),
-            written,
-            self._roots,
-            group,
-            first_row=first_row,
-            memory_bytes=self._memory_bytes // 2,
-            workers=self._workers,
-            sync_bytes=self._sync_bytes,
-            on_sync=lambda rows: self._workplace.record_pages(item, rows),
-            on_bytes=self._on_bytes,
-        )
-        return [file_crc32c(self._roots[part] / written[part].checksums.path) for part in group]
+        shards = {part: self._roots[part] / written[part].shards[0] for part in group}
+        checksums = {part: self._roots[part] / written[part].checksums.path for part in group}
+        sizes = {shards[part]: written[part].geometry.shard_bytes(0) for part in group}
+        with ExitStack() as stack:
+            first_row = self._workplace.saved(item, sizes) or 0
+            sinks = [
+                stack.enter_context(PageSink(written[part].geometry, [shards[part]], checksums[part]))
+                for part in group
+            ]
+            divide.divide_rows(
+                self._store.tables[entry.name],
+                entry,
+                self._store.locate,
+                self._owners_of(entry),
+                sinks,
+                group,
+                first_row=first_row,
+                memory_bytes=self._memory_bytes // 2,
+                workers=self._workers,
+                sync_bytes=self._sync_bytes,
+                on_sync=partial(self._workplace.save, item),
+                on_bytes=self._on_bytes,
+            )
+        return [file_crc32c(checksums[part]) for part in group]
 
-    def _owners_of(self, entry: TableEntry) -> table_rows.OwnersOf:
+    def _owners_of(self, entry: TableEntry) -> divide.OwnersOf:
         """The parts of the rows of a table."""
         if isinstance(entry.type, str):
             owners = self._owners(entry.type)
@@ -412,7 +453,7 @@ class _Run:
         (relation,) = (r for r in self._manifest.relations if r.type == entry.type)
         ids = relation.arrays.get("edge_ids")
         read = None if ids is None else partial(self._arrays.read, ids)
-        return table_rows.EdgeOwners(
+        return divide.EdgeOwners(
             self._arrays.mapped(relation.arrays["indptr"]),
             read,
             self._owners(relation.type[2]),
@@ -428,7 +469,7 @@ class _Run:
             yield from map(array_bytes, nodes.arrays.values())
             yield array_bytes(self._owner_entry(nodes))
         for relation in self._manifest.relations:
-            passes = div_ceil(self._parts, table_rows.files_limit(topology.FILES))
+            passes = div_ceil(self._parts, divide.files_limit(divide.TOPOLOGY_FILES))
             yield 8 * relation.count * (1 + passes)
         for entry in self._manifest.tables:
             if entry.scale is not None and entry.scale.columns is not None:
@@ -446,7 +487,7 @@ class _Run:
             yield directory, self._parts * sum(map(array_bytes, arrays))
         for relation in self._manifest.relations:
             yield directory, self._parts * array_bytes(relation.arrays["indptr"])
-            ids = ArrayEntry("edge_ids.npy", topology.id_dtype(relation), (relation.count,), 0)
+            ids = ArrayEntry("edge_ids.npy", divide.id_dtype(relation), (relation.count,), 0)
             arrays = [*(relation.arrays[r] for r in ("indices", "time") if r in relation.arrays), ids]
             yield directory, sum(map(array_bytes, arrays))
         for entry in self._manifest.tables:
