@@ -16,8 +16,8 @@ from gids.errors import FormatError
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.files import ArrayFile, sync_directory
+from gids.write.publish import only_writer, replace_manifest, unchanged_on_error
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:

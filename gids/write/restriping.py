@@ -21,14 +21,16 @@ from gids.store.geometry import MAX_SHARDS
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
 from gids.store.read_lock import without_readers
 from gids.store.scan import PageReader
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.files import sync_tree
 from gids.write.page_sink import PageSink
 from gids.write.publish import (
     make_shard_folder,
+    only_writer,
     remove_leftovers,
+    replace_manifest,
     shard_folder,
     shard_folders_of,
+    unchanged_on_error,
     write_leftovers,
 )
 from gids.write.space import check_space

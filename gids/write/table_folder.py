@@ -18,8 +18,8 @@ from pathlib import Path
 from gids.errors import FormatError
 from gids.store.files import Locator, read_manifest
 from gids.store.manifest import Manifest, TableEntry
-from gids.write.amend import is_open_at
 from gids.write.files import sync_directory
+from gids.write.publish import is_open_at
 
 _TABLES = "tables"
 _OURS = re.compile(r"[\w-]+\.(bin|npy)")

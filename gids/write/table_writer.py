@@ -25,10 +25,10 @@ from gids.store.names import Relation, check_name, describe_type, table_name, ta
 from gids.store.part import refuse_part
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
 from gids.write.files import sync_directory
 from gids.write.narrow import cast_exactly, refuse_overflow
 from gids.write.page_sink import PageSink
+from gids.write.publish import is_open_at, only_writer, replace_manifest, unchanged_on_error
 from gids.write.space import check_space
 from gids.write.table_folder import TableFolder, remove_replaced
 

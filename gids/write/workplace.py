@@ -20,13 +20,14 @@ from gids.sizes import format_bytes
 from gids.store.files import Locator, faults
 from gids.store.manifest import MANIFEST, load_manifest
 from gids.store.part import part_paths
-from gids.write.amend import locked_directory, locking_process
 from gids.write.files import sync_directory, sync_tree, write_synced
 from gids.write.journal import Journal
 from gids.write.publish import (
     check_replaceable,
     clean_up,
     is_published,
+    locked_directory,
+    locking_process,
     make_shard_folder,
     manifests_crc32c,
     partial_path,

@@ -19,8 +19,8 @@ from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
 from gids.store import verify
 from gids.write import DatasetWriter, create_table, publish, restripe, workplace
-from gids.write.amend import only_writer
 from gids.write.journal import Journal
+from gids.write.publish import only_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 
