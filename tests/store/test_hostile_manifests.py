@@ -172,7 +172,7 @@ HOSTILE = {
 
 
 def refused(path, change, message):
-    """Opening the dataset fails with this message once its manifest is changed, and not when it is restored."""
+    """Opening the dataset fails with this message while its manifest is changed."""
     data = (path / "manifest.json").read_bytes()
     fields = json.loads(data)
     del fields["checksum"]

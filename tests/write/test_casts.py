@@ -84,8 +84,9 @@ LOSSES = [
     (
         torch.tensor([[1.5], [0]]),
         "int8",
-        "casting torch.float32 features to torch.int8 would cut their fract",
+        "casting torch.float32 features to torch.int8 would cut",
     ),
+    (torch.tensor([[1.0], [0]]), "bool", "casting torch.float32 features to torch.bool would round them"),
     (torch.tensor([[1 + 2j], [0]]), "float32", "tables cannot hold torch.complex64: store"),
 ]
 
