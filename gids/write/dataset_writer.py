@@ -38,7 +38,7 @@ from gids.store.names import SPLITS, Relation, describe_type, encode_path, table
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
-from gids.write.files import ArrayFile
+from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter
 from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
 from gids.write.page_sink import PageSink, write_rows
@@ -501,10 +501,7 @@ class DatasetWriter:
         """Write an array, unless it is written already. size_bytes: its progress in that case."""
 
         def write() -> Any:
-            with ArrayFile(self._root, path, dtype, shape) as file:
-                for values in pieces:
-                    file.append(values)
-                return entry_json(file.finish())
+            return entry_json(write_array(self._root, path, dtype, shape, pieces))
 
         return array_entry(self._once(item, size_bytes, write))
 

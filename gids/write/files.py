@@ -142,3 +142,13 @@ class ArrayFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def write_array(
+    root: Path, path: str, dtype: str, shape: Sequence[int] | None, pieces: Iterable[np.ndarray]
+) -> ArrayEntry:
+    """Write and sync an array of pieces; returns its entry for the manifest. See ArrayFile."""
+    with ArrayFile(root, path, dtype, shape) as file:
+        for values in pieces:
+            file.append(values)
+        return file.finish()

@@ -77,21 +77,20 @@ class SourceArrays:
 def copy_array(
     source: AnyFile,
     entry: ArrayEntry,
-    path: str,
     roots: Sequence[Path],
     *,
     memory_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Copy an array's file to `path` in each directory. Raises StorageError if the array is damaged."""
+    """Copy an array's file to the entry's path in each directory. Raises StorageError if it is damaged."""
     buffer = np.empty(min(MAX_BLOCK_BYTES, memory_bytes), np.uint8)
     at_once = files_limit(1)
     for first in range(0, max(1, len(roots)), at_once):
         with ExitStack() as stack:
             files = []
             for root in roots[first : first + at_once]:
-                (root / path).parent.mkdir(parents=True, exist_ok=True)
-                files.append(stack.enter_context(open(root / path, "wb")))
+                (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                files.append(stack.enter_context(open(root / entry.path, "wb")))
             read = stack.enter_context(open(open_descriptor(source), "rb", buffering=0))
             crc = 0
             while count := read.readinto(buffer.data):
