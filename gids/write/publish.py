@@ -148,6 +148,11 @@ def remove_tree(root: Path, *, last: str) -> None:
             raise
 
 
+def already_exists(path: Path) -> FileExistsError:
+    """The error for a path that is not to be replaced."""
+    return FileExistsError(f"{path} already exists: choose another name, or replace it with --overwrite")
+
+
 def is_dataset(path: Path) -> bool:
     """Whether a directory has the manifest of a gids dataset."""
     manifest = path / MANIFEST
@@ -212,9 +217,7 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise FileExistsError(
-                f"{path} already exists: choose another name, or replace it with --overwrite"
-            ) from None
+            raise already_exists(path) from None
     sync_directory(path.parent)
     sync_directory(partial)
 

@@ -23,6 +23,7 @@ from gids.store.part import part_paths
 from gids.write.files import sync_directory, sync_tree, write_synced
 from gids.write.journal import Journal
 from gids.write.publish import (
+    already_exists,
     check_replaceable,
     clean_up,
     is_published,
@@ -156,9 +157,7 @@ class Workplace:
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
             if not self._overwrite:
-                raise FileExistsError(
-                    f"{self.path} already exists: choose another name, or replace it with --overwrite"
-                )
+                raise already_exists(self.path)
             check_replaceable(self.path, of_parts=self._of_parts)
 
     @property

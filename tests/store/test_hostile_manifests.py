@@ -7,6 +7,7 @@ import pytest
 from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, _core
+from gids.cli import main
 from gids.store.manifest import dump_manifest, load_manifest, validate
 from gids.write.partition import partition
 
@@ -189,6 +190,16 @@ def refused(path, change, message):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_manifest_is_refused_with_the_cause(honest, name):
     refused(honest, *HOSTILE[name])
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_commands_name_another_version_and_say_what_to_do(dataset, command, capsys):
+    manifest = dataset / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 4'))
+    assert main([command, str(dataset)]) in (1, 2)
+    said = "".join(capsys.readouterr())
+    assert f"{manifest}: version 4; this gids reads version 1: " in said
+    assert "convert the source again" in said
 
 
 @pytest.fixture(scope="module")

@@ -262,10 +262,10 @@ KILLED = """
 import os, signal, sys
 import torch
 from gids import FeatureStore
-from gids.write import create_table, table_folder, table_writer
+from gids.write import create_table, table_writer
 def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
 module, _, name = sys.argv[2].rpartition(".")
-setattr({"os": os, "writer": table_writer, "folder": table_folder}[module], name, kill)
+setattr({"os": os, "writer": table_writer}[module], name, kill)
 store = FeatureStore(sys.argv[1], allow_dirs=sys.argv[3:])
 with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
     writer.write(0, torch.ones(20, 4))
