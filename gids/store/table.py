@@ -254,6 +254,10 @@ class Table:
             return self._gathered(starts, rows_per_block, decode)
         return self._scanned(starts, rows_per_block, decode)
 
+    def open_pages(self, *, check_crc: bool) -> PageReader:
+        """The pages, read without the memory map. check_crc: compare each with its checksum. Close it."""
+        return PageReader(self._layout, self.shards, self.checksums() if check_crc else None, self.name)
+
     def decode(self, data: np.ndarray) -> torch.Tensor:
         """Decode rows from their bytes on disk, uint8[n, row_bytes], to a new dtype[n, *shape]."""
         if self.scale is not None:
@@ -265,7 +269,7 @@ class Table:
     def _scanned(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        with PageReader(self._layout, self.shards) as reader:
+        with self.open_pages(check_crc=False) as reader:
             yield from read_ahead(lambda start: decode(reader.rows(start, rows_per_block)), starts)
 
     def _gathered(

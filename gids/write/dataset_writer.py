@@ -283,7 +283,6 @@ class DatasetWriter:
                 rows,
                 dtype,
                 sink,
-                layout,
                 first_row,
                 source_row_bytes=source_row_bytes,
                 workers=self._workers,

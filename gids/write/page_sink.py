@@ -54,7 +54,7 @@ class PageSink:
         sync_bytes: int = sys.maxsize,
         on_sync: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._layout, self._shards, self._direct = layout, shards, direct
+        self.layout, self._shards, self._direct = layout, shards, direct
         self._sync_bytes, self._on_sync = sync_bytes, on_sync
         self._block_pages = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
         self._buffers = threading.local()
@@ -82,7 +82,7 @@ class PageSink:
 
         Raises ValueError for a row that was written before, OSError.
         """
-        per_page, stop = self._layout.rows_per_page, start + len(rows)
+        per_page, stop = self.layout.rows_per_page, start + len(rows)
         if start == stop:
             return
         with self._lock:
@@ -108,7 +108,7 @@ class PageSink:
 
     def store(self, first: int, pages: np.ndarray) -> None:
         """Write pages first, first + 1, … and their checksums. pages: uint8[n, bytes], zeros may follow."""
-        layout, count = self._layout, self._layout.shard_count
+        layout, count = self.layout, self.layout.shard_count
         sums = np.empty(len(pages), np.uint32)
         for index in range(min(count, len(pages))):
             shard, offset = layout.page_location(first + index)
@@ -132,10 +132,10 @@ class PageSink:
             return
         self._begun.add(0, rows)
         self._written.add(0, rows)
-        page, slot = divmod(rows, self._layout.rows_per_page)
-        if slot and rows < self._layout.row_count:
-            content = np.empty(self._layout.page_bytes, np.uint8)
-            shard, offset = self._layout.page_location(page)
+        page, slot = divmod(rows, self.layout.rows_per_page)
+        if slot and rows < self.layout.row_count:
+            content = np.empty(self.layout.page_bytes, np.uint8)
+            shard, offset = self.layout.page_location(page)
             with opened(self._shards[shard]) as fd:
                 read_exactly(fd, content, offset, self._shards[shard])
             self._partial[page] = content, self._rows_of(page) - slot
@@ -151,7 +151,7 @@ class PageSink:
     def first_gap(self) -> tuple[int, int] | None:
         """The first and last row of the first rows that were never written, or None."""
         with self._lock:
-            return self._begun.first_gap(self._layout.row_count)
+            return self._begun.first_gap(self.layout.row_count)
 
     @property
     def is_writing(self) -> bool:
@@ -169,12 +169,12 @@ class PageSink:
         self.close()
 
     def _rows_of(self, page: int) -> int:
-        per_page = self._layout.rows_per_page
-        return min(per_page, self._layout.row_count - page * per_page)
+        per_page = self.layout.rows_per_page
+        return min(per_page, self.layout.row_count - page * per_page)
 
     def _add(self, page: int, slot: int, rows: np.ndarray) -> None:
         """Add rows of one page; write the page when it is complete."""
-        layout = self._layout
+        layout = self.layout
         with self._lock:
             content, missing = self._partial.get(page) or (
                 np.zeros(layout.page_bytes, np.uint8),
@@ -191,11 +191,11 @@ class PageSink:
     def _padded(self, pages: np.ndarray) -> np.ndarray:
         """The whole pages, uint8[n, page_bytes]: the same memory if it can be written, else a copy."""
         is_aligned = not self._direct or pages.ctypes.data % mmap.PAGESIZE == 0
-        if pages.shape[1] == self._layout.page_bytes and pages.flags.c_contiguous and is_aligned:
+        if pages.shape[1] == self.layout.page_bytes and pages.flags.c_contiguous and is_aligned:
             return pages
         buffer = getattr(self._buffers, "pages", None)
         if buffer is None or len(buffer) < len(pages):
-            buffer = self._buffers.pages = aligned_zeros(len(pages), self._layout.page_bytes)
+            buffer = self._buffers.pages = aligned_zeros(len(pages), self.layout.page_bytes)
         copy: np.ndarray = buffer[: len(pages)]
         copy[:, : pages.shape[1]] = pages
         return copy
@@ -205,7 +205,6 @@ def write_rows(
     rows: Rows,
     dtype: torch.dtype,
     sink: PageSink,
-    layout: Geometry,
     first_row: int,
     *,
     source_row_bytes: int,
@@ -218,7 +217,7 @@ def write_rows(
     dtype: of the table's values. source_row_bytes: bytes of a row in the source, which takes memory while it
     is converted. on_bytes(n): progress in bytes of pages, from any thread. Raises the errors of the threads.
     """
-    per_page = layout.rows_per_page
+    layout, per_page = sink.layout, sink.layout.rows_per_page
     # Memory of a thread per page: the page, a copy for a shard, its rows as read and as cast.
     source_bytes = per_page * source_row_bytes
     held_bytes = 2 * layout.page_bytes + source_bytes + per_page * layout.row_bytes

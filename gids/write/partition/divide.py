@@ -18,11 +18,11 @@ import numpy as np
 from gids import _core
 from gids.errors import StorageError
 from gids.store.array_checks import file_crc32c
-from gids.store.files import Locator, array_rows, map_array, shard_files
-from gids.store.manifest import ArrayEntry, Manifest, RelationEntry, TableEntry
+from gids.store.files import Locator, array_rows, map_array
+from gids.store.manifest import ArrayEntry, Manifest, RelationEntry
 from gids.store.names import encode_path
 from gids.store.rows import read_range
-from gids.store.scan import PageReader, read_ahead
+from gids.store.scan import read_ahead
 from gids.store.table import Table
 from gids.stored_file import AnyFile, StoredFile, open_descriptor
 from gids.write.files import ArrayFile, sync_files
@@ -311,8 +311,6 @@ def _write_pointers(indptr: np.ndarray, owners: np.ndarray, parts: range, files:
 
 def divide_rows(
     table: Table,
-    entry: TableEntry,
-    locate: Locator,
     owners_of: OwnersOf,
     sinks: Sequence[PageSink],
     parts: range,
@@ -338,13 +336,12 @@ def divide_rows(
     for sink, row in zip(sinks, next_rows, strict=True):
         sink.resume(row)
     on_bytes(first_row * table.row_bytes)
-    sums = map_array(locate.array(entry.checksums), entry.checksums)
     with (
-        PageReader(entry.geometry, shard_files(entry, locate), sums, table.name) as reader,
+        table.open_pages(check_crc=True) as reader,
         ThreadPoolExecutor(workers, "gids-partition") as pool,
     ):
         if table.order is not None and first_row == 0:
-            step = max(1, _PART_BYTES // entry.page_bytes)
+            step = max(1, _PART_BYTES // table.page_bytes)
             for page in range(0, table.page_count, step):
                 reader.pages(page, step)
 

@@ -390,8 +390,6 @@ class _Run:
             ]
             divide.divide_rows(
                 self.store.tables[entry.name],
-                entry,
-                self.store.locate,
                 self.row_owners(entry),
                 sinks,
                 group,
