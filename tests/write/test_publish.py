@@ -129,6 +129,22 @@ def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done
     check_rows(path, disks)
 
 
+def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path, monkeypatch):
+    """Between the rename and the removal of what was replaced, dataset/ has the old data."""
+    path = write_dataset(tmp_path / "a.gids")
+
+    def work():
+        with DatasetWriter(path, overwrite=True, resume_key={"k": 1}) as writer:
+            writer.write_labels("n", torch.arange(7))
+            assert not writer.resumed
+
+    killed(work, monkeypatch, publish, "_exchange", after=True)
+    assert FeatureStore(path).node_types == ["n"], "it was published"
+    work()
+    assert list(verify(path)) == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_moved_dataset_keeps_its_shards(tmp_path, disks, source, monkeypatch):
     path, moved, stripe = tmp_path / "a.gids", tmp_path / "b.gids", tuple(map(str, disks))
     killed_when_published(source, path, monkeypatch, disks)
