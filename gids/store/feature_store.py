@@ -68,13 +68,15 @@ class FeatureStore:
         self.owners_crc = zlib.crc32(str(sorted(of for of in nodes if of[1] == OWNER)).encode())
         rows = [(t.name, t.kind, t.content_crc) for t in tables]
         self.content_crc = zlib.crc32(str(sorted(edges + nodes + rows)).encode())
-        labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
-        split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
         self.labels: Mapping[str, torch.Tensor] = _Loaded(
-            f"{self.name} has no labels", labelled, self._load_label, self._describe_label
+            f"{self.name} has no labels",
+            {n.type: n.arrays["label"].describe() for n in manifest.nodes if "label" in n.arrays},
+            lambda ntype: self._load(self._nodes[ntype].arrays["label"]),
         )
         self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(
-            f"{self.name} has no splits", split, self._load_splits, self._describe_splits
+            f"{self.name} has no splits",
+            {ntype: _described(arrays) for ntype in self._nodes if (arrays := self._split_entries(ntype))},
+            lambda ntype: {s: self._load(a) for s, a in self._split_entries(ntype).items()},
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
@@ -288,54 +290,44 @@ class FeatureStore:
             )
         return next(iter(items.values()))
 
-    def _load_label(self, ntype: str) -> torch.Tensor:
-        entry = self._nodes[ntype].arrays["label"]
+    def _load(self, entry: ArrayEntry) -> torch.Tensor:
         return torch.from_numpy(load_array(self.locate.array(entry), entry))
-
-    def _describe_label(self, ntype: str) -> str:
-        return self._nodes[ntype].arrays["label"].describe()
 
     def _split_entries(self, ntype: str) -> dict[str, ArrayEntry]:
         arrays = self._nodes[ntype].arrays
         return {s: arrays[f"{s}_idx"] for s in SPLITS if f"{s}_idx" in arrays}
 
-    def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
-        found = self._split_entries(ntype)
-        return {s: torch.from_numpy(load_array(self.locate.array(a), a)) for s, a in found.items()}
 
-    def _describe_splits(self, ntype: str) -> str:
-        found = (f"{s!r}: {a.describe()}" for s, a in self._split_entries(ntype).items())
-        return "{" + ", ".join(found) + "}"
+def _described(arrays: Mapping[str, ArrayEntry]) -> str:
+    return "{" + ", ".join(f"{name!r}: {array.describe()}" for name, array in arrays.items()) + "}"
 
 
 class _Loaded(Mapping[str, T]):
-    """Values that are read from files when first used, and kept. describe: for repr, without reading.
+    """Values that are read from files when first used, and kept.
 
-    missing: the beginning of the error for a node type without a value.
+    missing: the beginning of the error for a node type without a value. described: of each type, for repr.
     """
 
-    def __init__(
-        self, missing: str, keys: Sequence[str], load: Callable[[str], T], describe: Callable[[str], str]
-    ) -> None:
-        self._missing, self._keys, self._load, self._describe = missing, tuple(keys), load, describe
+    def __init__(self, missing: str, described: Mapping[str, str], load: Callable[[str], T]) -> None:
+        self._missing, self._described, self._load = missing, described, load
         self._values: dict[str, T] = {}
 
     def __getitem__(self, key: str) -> T:
-        if key not in self._keys:
-            known = f" (only for {', '.join(map(repr, self._keys))})" if self._keys else ""
+        if key not in self._described:
+            known = f" (only for {', '.join(map(repr, self._described))})" if self._described else ""
             raise MissingError(f"{self._missing} for node type {key!r}{known}")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
+        return iter(self._described)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._described)
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{key!r}: {self._describe(key)}" for key in self._keys) + "}"
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in self._described.items()) + "}"
 
 
 def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack) -> FeatureStore:

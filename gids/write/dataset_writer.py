@@ -342,8 +342,7 @@ class DatasetWriter:
         keep_ids=False and sorts neighbors. times: sort the edges of one destination by their times,
         int[count] in the order of ids, and write these; or "nodes": by those of their sources, which
         write_times wrote. Takes 40 bytes of memory per edge of one destination, and for times of edges 8
-        bytes per edge of
-        scratch space.
+        bytes of scratch space per edge.
         """
         if times is not None and (dedup or sort_neighbors):
             raise ValueError(
@@ -353,14 +352,16 @@ class DatasetWriter:
             raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
         self._declare(relation, edges.num_src, edges.num_dst)
 
-        of_edges = None if times is None or isinstance(times, str) else as_rows(times)
-        if of_edges is not None:
-            check_times(of_edges, edges.count, describe_type(relation))
+        edge_times = None if times is None or isinstance(times, str) else as_rows(times)
+        if edge_times is not None:
+            check_times(edge_times, edges.count, describe_type(relation))
+        elif times is not None and "time" not in self._node_arrays.get(relation[0], {}):
+            raise ValueError(f"{relation[0]!r} nodes have no times: call write_times first")
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             times_of: TimesOf | None = None
-            if of_edges is not None:
-                by_id = scratch_times(of_edges, self.scratch / "edge-times")
+            if edge_times is not None:
+                by_id = scratch_times(edge_times, self.scratch / "edge-times")
                 times_of = lambda _, ids: by_id[ids]  # noqa: E731
             elif times is not None:
                 by_node = self._map(self._node_arrays[relation[0]]["time"])
@@ -374,9 +375,7 @@ class DatasetWriter:
                 times_of=times_of,
             )
 
-        if isinstance(times, str) and "time" not in self._node_arrays.get(relation[0], {}):
-            raise ValueError(f"{relation[0]!r} nodes have no times: call write_times first")
-        dtype = None if of_edges is None else time_dtype(of_edges)
+        dtype = None if edge_times is None else time_dtype(edge_times)
         self._add_graph(
             relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup, time_dtype=dtype
         )
