@@ -39,8 +39,9 @@ class PageSink:
 
     layout, shards, checksums: of the table; None: no checksums. The content of existing files is kept.
     direct: write without the page cache where the file system can. flags: of os.open. sync_bytes: bytes
-    between syncs. on_sync(n): called, by one thread at a time, when the first n rows are on disk. Raises
-    OSError.
+    between syncs. on_sync(n): called, by one thread at a time, when the first n rows are on disk. buffers: a
+    place for those of the threads, which sinks of equal rows and pages share. Raises OSError. Attributes:
+    layout; fds (of the shards).
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class PageSink:
         flags: int = 0,
         sync_bytes: int = sys.maxsize,
         on_sync: Callable[[int], None] = lambda _: None,
+        buffers: threading.local | None = None,
     ) -> None:
         self.layout, self._shards, self._direct = layout, shards, direct
         self._sync_bytes, self._on_sync = sync_bytes, on_sync
         self._block_pages = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
-        self._buffers = threading.local()
+        self._buffers = buffers or threading.local()
         self._syncing = threading.Lock()
         self._lock = threading.Lock()  # protects the next four
         self._begun, self._written = RowRanges(), RowRanges()

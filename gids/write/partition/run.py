@@ -7,6 +7,7 @@ final directory and published together, by one rename.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
@@ -384,8 +385,9 @@ class _Run:
         sizes = {path: layout.shard_bytes(0) for path, layout in zip(shards, layouts, strict=True)}
         first_row = self.workplace.saved(item, sizes) or 0
         with ExitStack() as stack:
+            buffers = threading.local()
             sinks = [
-                stack.enter_context(PageSink(layout, [shard], sums))
+                stack.enter_context(PageSink(layout, [shard], sums, buffers=buffers))
                 for layout, shard, sums in zip(layouts, shards, checksums, strict=True)
             ]
             divide.divide_rows(
