@@ -65,7 +65,7 @@ class FeatureStore:
         # Names and checksums. Copies may have other paths and shards.
         edges = [(str(r.type), role, a.crc32c) for r in manifest.relations for role, a in r.arrays.items()]
         nodes = [(n.type, role, a.crc32c) for n in manifest.nodes for role, a in n.arrays.items()]
-        self.owners_crc = zlib.crc32(str(sorted(of for of in nodes if of[1] == OWNER)).encode())
+        self.owners_crc = zlib.crc32(str(sorted(array for array in nodes if array[1] == OWNER)).encode())
         rows = [(t.name, t.kind, t.content_crc) for t in tables]
         self.content_crc = zlib.crc32(str(sorted(edges + nodes + rows)).encode())
         self.labels: Mapping[str, torch.Tensor] = _Loaded(
@@ -106,12 +106,12 @@ class FeatureStore:
         """The table with this name, or with this key if only one table has it. Raises MissingError."""
         if name in self.tables:
             return self.tables[name]
-        found = [t for t in self.tables.values() if t.key == name]
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(repr(t.name) for t in found or self.tables.values())
-        if found:
-            raise MissingError(f"{len(found)} tables of {self.name} have key {name!r}: say which ({names})")
+        matches = [t for t in self.tables.values() if t.key == name]
+        if len(matches) == 1:
+            return matches[0]
+        names = ", ".join(repr(t.name) for t in matches or self.tables.values())
+        if matches:
+            raise MissingError(f"{len(matches)} tables of {self.name} have key {name!r}: say which ({names})")
         raise MissingError(f"no table {name!r} in {self.name} (has {names or 'none'})")
 
     def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
@@ -194,13 +194,13 @@ class FeatureStore:
         ntype: optional if exactly one node type has this split. Raises MissingError, a KeyError,
         that lists the splits of the dataset.
         """
-        found = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
-        if len(found) == 1:
-            return self.splits[found[0]][name]
-        if found:
-            types = ", ".join(map(repr, found))
+        ntypes = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
+        if len(ntypes) == 1:
+            return self.splits[ntypes[0]][name]
+        if ntypes:
+            types = ", ".join(map(repr, ntypes))
             raise MissingError(
-                f"{len(found)} node types of {self.name} have a split {name!r}: say which ({types})"
+                f"{len(ntypes)} node types of {self.name} have a split {name!r}: say which ({types})"
             )
         if ntype is not None:
             self._nodes_entry(ntype)
@@ -243,15 +243,15 @@ class FeatureStore:
     def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
         """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
         types: list[str | Relation] = [*self._nodes, *self._relations]
-        found = [t for t in types if name.startswith(table_name(t, ""))]
-        if not found and "." not in name:
+        matches = [t for t in types if name.startswith(table_name(t, ""))]
+        if not matches and "." not in name:
             return self._nodes_entry(None).type, name
-        if not found:
+        if not matches:
             listed = ", ".join(map(describe_type, types))
             raise MissingError(
                 f"table name {name!r} has no type of {self.name} ({listed}): use TYPE.KEY, or give type_="
             )
-        type_ = max(found, key=lambda t: len(table_name(t, "")))
+        type_ = max(matches, key=lambda t: len(table_name(t, "")))
         return type_, name.removeprefix(table_name(type_, ""))
 
     def _table(self, entry: TableEntry) -> Table:

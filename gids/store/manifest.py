@@ -192,10 +192,10 @@ def entry_json(value: Any) -> Any:
     """An entry, or a collection of entries, as in manifest.json: all fields that are not None."""
     if dataclasses.is_dataclass(value):
         fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: entry_json(found) for name, found in fields if found is not None}
+        return {name: entry_json(item) for name, item in fields if item is not None}
     if isinstance(value, Mapping):
-        return {key: entry_json(found) for key, found in value.items()}
-    return [entry_json(found) for found in value] if isinstance(value, (tuple, list)) else value
+        return {key: entry_json(item) for key, item in value.items()}
+    return [entry_json(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _without_heat(nodes: NodesEntry) -> NodesEntry:
@@ -220,9 +220,9 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 def manifest_checksum(manifest: Manifest) -> str:
     """The checksum in a manifest's file, such as "crc32c:0123abcd". Parts name the whole dataset by it."""
-    found = _CHECKSUM.search(dump_manifest(manifest))
-    assert found is not None
-    return f"crc32c:{found[1].decode()}"
+    checksum = _CHECKSUM.search(dump_manifest(manifest))
+    assert checksum is not None
+    return f"crc32c:{checksum[1].decode()}"
 
 
 def load_manifest(data: bytes) -> Manifest:
@@ -240,13 +240,13 @@ def load_manifest(data: bytes) -> Manifest:
             f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
             "use the gids that wrote it, or convert the source again"
         )
-    found = _CHECKSUM.search(data)
-    if found is None:
+    checksum = _CHECKSUM.search(data)
+    if checksum is None:
         raise FormatError("has no checksum at its end; the file is damaged: convert the source again")
-    actual = _checksum(data[: found.start(1)] + _BLANK + data[found.end(1) :])
-    if actual != found[1]:
+    actual = _checksum(data[: checksum.start(1)] + _BLANK + data[checksum.end(1) :])
+    if actual != checksum[1]:
         raise FormatError(
-            f"its checksum is {found[1].decode()}, but its bytes have {actual.decode()}; "
+            f"its checksum is {checksum[1].decode()}, but its bytes have {actual.decode()}; "
             "the file was changed or damaged: convert the source again"
         )
     del fields["checksum"]
@@ -487,8 +487,8 @@ def _up_to(most: int, least: int = 0) -> Reader:
 
 def _integer(value: object, where: str, most: int, least: int = 0) -> int:
     if type(value) is not int or not least <= value <= most:
-        found = value if type(value) is int else _kind(value)
-        raise FormatError(f"{where} must be an integer from {least} to {most}, not {found}")
+        described = value if type(value) is int else _kind(value)
+        raise FormatError(f"{where} must be an integer from {least} to {most}, not {described}")
     return value
 
 

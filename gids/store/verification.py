@@ -286,12 +286,12 @@ def _table_faults(
                 pages = reader.pages(first, count)
             except StorageError as error:
                 return [str(error)]
-            found = {"fails its CRC32C check": _core.crc32c(pages) != sums[first : first + count]}
+            faulty = {"fails its CRC32C check": _core.crc32c(pages) != sums[first : first + count]}
             if table.dtype == "bool":
-                found[f"has bytes other than 0 and 1; {_BOOLS}"] = pages.max(1) > 1
+                faulty[f"has bytes other than 0 and 1; {_BOOLS}"] = pages.max(1) > 1
             return [
                 _page_fault(table, first + page, paths, fault)
-                for fault, wrong in found.items()
+                for fault, wrong in faulty.items()
                 for page in np.flatnonzero(wrong).tolist()
             ]
 

@@ -438,9 +438,9 @@ class DatasetWriter:
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
-        found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
-        arrays = self._add_edges(relation, found["indices"]["shape"][0])
-        arrays.update({role: array_entry(fields) for role, fields in found.items()})
+        written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
+        arrays = self._add_edges(relation, written["indices"]["shape"][0])
+        arrays.update({role: array_entry(fields) for role, fields in written.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
         """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64.

@@ -220,9 +220,9 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
     narrow = values.to(torch.float32)
     wrong = ~torch.isfinite(narrow)
     if bool(wrong.any()):
-        where, found = first_place(values, wrong, start)
+        where, value = first_place(values, wrong, start)
         raise FormatError(
-            f"{where} is {found}, which int8 with a scale cannot hold: make it finite, or store another type"
+            f"{where} is {value}, which int8 with a scale cannot hold: make it finite, or store another type"
         )
     return narrow
 
@@ -233,11 +233,11 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
         return
     lost = torch.isinf(stored) & ~torch.isinf(values)
     if bool(lost.any()):
-        where, found = first_place(values, lost, start)
+        where, value = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        cure = "use bfloat16 or float32" if abs(found) < 3e38 else "use float64"
+        cure = "use bfloat16 or float32" if abs(value) < 3e38 else "use float64"
         raise FormatError(
-            f"{where}: {found} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
+            f"{where}: {value} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
         )
 
 

@@ -92,7 +92,7 @@ def remove_shard_folder(folder: Path, dataset: Path) -> None:
 
 def shard_folders_of(path: Path) -> set[Path] | None:
     """The shard folders outside the dataset, or the parts, at `path`; None if a manifest cannot be read."""
-    found: set[Path] = set()
+    folders: set[Path] = set()
     for root in part_paths(path) or [path]:
         try:
             manifest = read_manifest(root)
@@ -105,8 +105,8 @@ def shard_folders_of(path: Path) -> set[Path] | None:
         except OSError:
             return None
         shards = [Path(s) for table in manifest.tables for s in table.shards]
-        found |= {s.parent.parent.resolve() for s in shards if s.is_absolute()}
-    return found
+        folders |= {s.parent.parent.resolve() for s in shards if s.is_absolute()}
+    return folders
 
 
 def write_leftovers(path: Path, folders: Iterable[Path]) -> None:
@@ -119,10 +119,10 @@ def leftovers(path: Path) -> list[Path]:
     """The folders listed by write_leftovers."""
     try:
         with open(path / _LEFTOVERS, "rb") as file:
-            found = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
+            listed = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
     except (OSError, ValueError, RecursionError):
         return []
-    return [Path(f) for f in found if isinstance(f, str)] if isinstance(found, list) else []
+    return [Path(f) for f in listed if isinstance(f, str)] if isinstance(listed, list) else []
 
 
 def remove_leftovers(path: Path) -> None:

@@ -183,21 +183,21 @@ class TableWriter:
         that does not fit the table's dtype; StorageError if the disk is full or fails. Then the table can
         only be discarded.
         """
-        given = torch.as_tensor(rows).detach().cpu()
-        stop = start + len(given) if given.dim() else start
-        if not given.dim() or tuple(given.shape[1:]) != self.shape:
+        block = torch.as_tensor(rows).detach().cpu()
+        stop = start + len(block) if block.dim() else start
+        if not block.dim() or tuple(block.shape[1:]) != self.shape:
             raise ValueError(
-                f"rows are {list(given.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
+                f"rows are {list(block.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
             )
         if start < 0 or stop > self.row_count:
             raise ValueError(
                 f"rows {start} to {stop - 1} are out of range for {self.name!r} ({self.row_count} rows)"
             )
-        values = given.contiguous()
+        values = block.contiguous()
         if values.dtype != self.dtype:
-            values = torch.empty(given.shape, dtype=self.dtype)
-            cast_exactly(given, values)
-            refuse_overflow(given, values, start)
+            values = torch.empty(block.shape, dtype=self.dtype)
+            cast_exactly(block, values)
+            refuse_overflow(block, values, start)
         elif values.dtype == torch.bool:
             values = make_bools_proper(values.clone())
         if self._state != "open":

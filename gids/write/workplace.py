@@ -203,10 +203,10 @@ class Workplace:
             sync_tree(folder)
 
     def _sync_names_of(self, folders: Iterable[Path]) -> None:
-        found = set(folders)
-        for folder in list(found):
-            found.update(p for p in folder.parents if p.is_relative_to(self.root))
-        for folder in sorted(found):
+        changed = set(folders)
+        for folder in list(changed):
+            changed.update(p for p in folder.parents if p.is_relative_to(self.root))
+        for folder in sorted(changed):
             sync_directory(folder)
 
     def publish(self, manifests: Mapping[str, bytes]) -> None:
