@@ -20,7 +20,7 @@ SMALLEST_BYTES = 256 << 20
 
 def gids_side(config: dict[str, Any], minibatches: list[torch.Tensor]) -> dict[str, float]:
     with gids.FeatureLoader(
-        gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+        gids.open(config["dataset"], heat="none", threads=config["threads"], tuning=gids.Tuning(cache=0)),
         ["_N.feat"],
     ) as loader:
         stream = loader.attach(minibatches, lambda ids: {"_N.feat": ids})

@@ -69,7 +69,7 @@ def train(
     model = GraphSage([store.table(table).shape[0], hidden, int(labels.max()) + 1])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": seed}
-    source = gids.open(store, memory=2 << 30, cache=cache_bytes, policy=policy)
+    source = gids.open(store, memory=2 << 30, tuning=gids.Tuning(cache=cache_bytes, policy=policy))
 
     def logits(minibatch: Minibatch) -> Tensor:
         return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return, arg-type]

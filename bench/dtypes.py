@@ -84,7 +84,7 @@ def train(store: FeatureStore, *, epochs: int, seed: int) -> tuple[float, int]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     # A twentieth of the features as float32, whatever they are stored as.
     cache_bytes = table.row_count * table.shape[0] * 4 // 20
-    source = gids.open(store, cache=cache_bytes, memory=1 << 30)
+    source = gids.open(store, memory=1 << 30, tuning=gids.Tuning(cache=cache_bytes))
     options = {"seed": seed, "dtype": torch.float32}
     first = 0
     with NodeLoader(source, splits["train"], [10, 5], batch_size=256, shuffle=True, **options) as loader:

@@ -72,7 +72,7 @@ def life(device: Device, directory: Path, sizes: LimitSizes, figures: Figures) -
         ballast = device.empty(max(0, device.memory_info()[0] - sizes.free_bytes), torch.uint8)
 
     def open_loader(cache: int | None) -> NodeLoader:
-        opened = gids.open(path, window=4, cache=cache, staging=16 << 20)
+        opened = gids.open(path, window=4, tuning=gids.Tuning(cache=cache, staging=16 << 20))
         options = {"tables": [_TABLE], "batch_size": 16, "shuffle": False, "device": "cuda"}
         return NodeLoader(opened, train, (3, 2), **options)  # type: ignore[arg-type]
 

@@ -94,7 +94,7 @@ def _epoch(device: Device, path: Path, reads: Any, batches: list[Ids], sizes: Pa
         reads=reads,
         memory=sizes.host_bytes,
         device_memory=int(sizes.row_count * _VALUES * 4 * sizes.memory_share),
-        staging=sizes.staging_bytes,
+        tuning=gids.Tuning(staging=sizes.staging_bytes),
     )
     wrong = torch.zeros((), dtype=torch.int64, device=there)
     with source, gids.FeatureLoader(source, [_TABLE], device="cuda") as loader:

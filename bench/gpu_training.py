@@ -188,11 +188,11 @@ class Comparison:
             gids.open(
                 self._path,
                 window=self._sizes.window,
-                cache=self._cache_bytes,
                 memory=memory if device == "cpu" else None,
                 device_memory=memory,
-                staging=self._sizes.staging_bytes,
-                transfer=transfer,
+                tuning=gids.Tuning(
+                    cache=self._cache_bytes, staging=self._sizes.staging_bytes, transfer=transfer
+                ),
             ),
             self._train,
             self._sizes.fanouts,

@@ -48,7 +48,7 @@ def load_newest(config: dict[str, Any]) -> None:
 def reader(config: dict[str, Any]) -> Read:
     if config["side"] == "gids":
         feature = gids.graphbolt.Feature(
-            gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+            gids.open(config["dataset"], heat="none", threads=config["threads"], tuning=gids.Tuning(cache=0)),
             "_N.feat",
         )
         return feature.read
@@ -68,7 +68,7 @@ def reads(config: dict[str, Any]) -> Rows:
     if config["side"] == "gids_fetch":
         made = (gb.MiniBatch(input_nodes=ids) for ids in minibatches)  # each is dropped with its features
         stage = IterableWrapper(made, deepcopy=False).gids_fetch(
-            gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+            gids.open(config["dataset"], heat="none", threads=config["threads"], tuning=gids.Tuning(cache=0)),
             ["feat"],
         )
         return ((each.input_nodes, each.node_features["feat"]) for each in stage)
@@ -98,7 +98,12 @@ def cached(
     """Return three functions: read ids through a cache in memory, stream minibatches, count missed rows."""
     if config["side"] == "gids":
         feature = gids.graphbolt.Feature(
-            gids.open(config["dataset"], cache=config["cache_bytes"], heat="none", threads=config["threads"]),
+            gids.open(
+                config["dataset"],
+                heat="none",
+                threads=config["threads"],
+                tuning=gids.Tuning(cache=config["cache_bytes"]),
+            ),
             "_N.feat",
         )
         return feature.read, one_by_one(feature.read), lambda: feature.feature_loader.stats()["misses"]

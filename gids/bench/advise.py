@@ -117,7 +117,7 @@ def _answer(case: Case, lines: int, window: int, ratio: float, per_batch: float,
         report.answers.append(
             f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-            f"gids.open(..., window={window}, cache={cache + line_metadata})"
+            f"gids.open(..., window={window}, tuning=gids.Tuning(cache={cache + line_metadata}))"
         )
         minimum = case.minimum(lines)["hit_ratio"]
         report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")

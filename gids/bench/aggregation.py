@@ -15,7 +15,7 @@ import torch
 from gids import cuda
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
-from gids.loader import FeatureLoader
+from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
 from gids.measure.counters import cpu_seconds, device_bytes_read
 
@@ -127,16 +127,14 @@ def aggregate(
 
 
 def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
-    source = open_source(
-        store,
+    tuning = Tuning(
         engine=run.engine,
         queue_depth=run.depth,
         cache=run.cache_bytes,
-        window=run.window,
         policy=run.policy,
-        threads=run.threads,
         direct=direct_works(table.shard_paths),
     )
+    source = open_source(store, window=run.window, threads=run.threads, tuning=tuning)
     return FeatureLoader(source, [table.name], device=run.device)
 
 

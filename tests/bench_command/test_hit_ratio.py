@@ -104,7 +104,7 @@ def record_run(dataset: Path, path: Path) -> int:
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (
         gids.FeatureLoader(
-            gids.open(dataset, memory=64 << 20, cache=2 << 20),
+            gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20)),
             ["feat"],
         ) as loader,
         record(loader, path),

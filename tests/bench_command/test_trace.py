@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
+from open_options import tuned
 
 import gids
 from gids.cache import POLICIES
@@ -104,7 +105,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
     with (
-        gids.FeatureLoader(gids.open(dataset, **options), ["paper.feat", "author.feat"]) as loader,
+        gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["paper.feat", "author.feat"]) as loader,
         record(loader, path),
     ):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
@@ -135,7 +136,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
 def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, cache=1 << 20),
+        gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)),
         ["paper.feat"],
     ) as loader:
         with record(loader, path):
@@ -210,7 +211,7 @@ def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path
     options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
     with gids.NodeLoader(
-        gids.open(dataset, **options), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
+        gids.open(dataset, **tuned(options)), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
     ) as loader:
         with record(loader, path):
             for _ in loader:

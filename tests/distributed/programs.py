@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import same_bits
+from open_options import tuned
 
 import gids.distributed
 from gids.distributed.group import Group
@@ -65,7 +66,7 @@ def compare_with_one_process(
     """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
     make = getattr(gids, kind)
     rank, size = dist.get_rank(), dist.get_world_size()
-    shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **options)
+    shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **tuned(options))
     count = 0
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
         with (

@@ -163,7 +163,7 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
 
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, cache=0, **MEMORY),
+        gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0)),
         dataset.node_keys,
         dataset.edge_keys,
     )

@@ -92,7 +92,12 @@ def test_rows_are_those_of_the_model(
 ) -> None:
     for cache_bytes, check_crc in ((0, True), (60_000, False)):
         with gids.FeatureLoader(
-            gids.open(path, memory=1 << 26, cache=cache_bytes, engine=engine, check_crc=check_crc),
+            gids.open(
+                path,
+                memory=1 << 26,
+                check_crc=check_crc,
+                tuning=gids.Tuning(cache=cache_bytes, engine=engine),
+            ),
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
         ) as loader:
@@ -116,12 +121,9 @@ def test_rows_are_those_of_the_model_on_a_device(
             gids.open(
                 path,
                 device_memory=1 << 26,
-                cache=cache_bytes,
                 memory=host_cache_bytes + (1 << 18),
-                host_policy="static",
-                staging=1 << 18,
                 check_crc=check_crc,
-                wait=wait,
+                tuning=gids.Tuning(cache=cache_bytes, host_policy="static", staging=1 << 18, wait=wait),
             ),
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
@@ -144,7 +146,12 @@ def test_bytes_that_are_no_bool_come_as_true(
     ids = [{"paper.flag": batch["paper.flag"]} for batch in minibatches(4)]
     for cache_bytes in (0, 20_000):
         with gids.FeatureLoader(
-            gids.open(damaged, cache=cache_bytes, memory=1 << 26, device_memory=1 << 26, staging=1 << 18),
+            gids.open(
+                damaged,
+                memory=1 << 26,
+                device_memory=1 << 26,
+                tuning=gids.Tuning(cache=cache_bytes, staging=1 << 18),
+            ),
             ["paper.flag"],
             device="cuda" if where == "device" else "cpu",
         ) as loader:
@@ -161,7 +168,7 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
     ids = {"paper.column": torch.arange(PAPERS)}
     row_bytes = 4 * DIM
     with gids.FeatureLoader(
-        gids.open(path, memory=1 << 26, cache=0),
+        gids.open(path, memory=1 << 26, tuning=gids.Tuning(cache=0)),
         ["paper.column"],
     ) as loader:
         list(loader.attach([ids], lambda ids: ids))

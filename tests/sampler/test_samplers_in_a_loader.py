@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import make_graph
+from open_options import tuned
 from sampling_graphs import mixed_degrees
 
 import gids
@@ -57,7 +58,7 @@ def test_minibatches_do_not_depend_on_the_window_or_earlier_minibatches(dataset:
         options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}
         seeds, sampler = torch.arange(NODES), SAMPLERS[kind]()
         with gids.NodeLoader(
-            gids.open(dataset, **options), seeds, sampler, batch_size=128, shuffle=True
+            gids.open(dataset, **tuned(options)), seeds, sampler, batch_size=128, shuffle=True
         ) as loader:
             loader.epoch = first
             for minibatch in itertools.chain(*(loader for _ in range(count))):
