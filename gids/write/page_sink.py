@@ -147,6 +147,8 @@ class PageSink:
         with self._syncing:
             with self._lock:
                 rows = self._written.end
+                if (page := rows // self.layout.rows_per_page) in self._partial:
+                    rows = page * self.layout.rows_per_page
             sync_files(self.fds if self._sums_fd is None else (*self.fds, self._sums_fd))
             self._on_sync(rows)
 

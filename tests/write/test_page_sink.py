@@ -104,6 +104,7 @@ def test_ranges_in_any_order_make_the_pages(tmp_path, row_bytes, shards):
             sink.sync()
         check(layout, tmp_path, rows)
         assert synced == sorted(synced)
+        assert all(n == ROWS or n % layout.rows_per_page == 0 for n in synced), "they are on disk"
         assert synced[-1] == ROWS
 
 
