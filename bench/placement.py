@@ -36,7 +36,7 @@ from harness import integers, make_parser, write_json
 from gids.distributed.place import Moved, Placement, Rule, place
 from gids.sampler import Neighbor, Topology
 from gids.store import Graph
-from gids.write.partition.metis import find_metis, metis_owners
+from gids.write.partition.owners import find_metis, metis_owners
 
 Heat = np.ndarray
 Row = dict[str, Any]
