@@ -274,6 +274,6 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
                 f"{trace.path} is damaged: its replay counts {replayed}, the recorded run counted {recorded}"
             )
         report.note(
-            f"the run was recorded by gids {trace.gids_version or 'before 0.3'}, which chooses other "
+            f"the run was recorded by gids {trace.gids_version}, which chooses other "
             f"victims: it hit {recorded.get('hits', 0):,} pages"
         )

@@ -55,7 +55,7 @@ def positions_in(name: str, store: FeatureStore, table: Table) -> npt.NDArray[An
 
 
 def _traced(file: str, table: Table) -> npt.NDArray[np.integer[Any]]:
-    from gids.trace.row_trace import RowTrace
+    from gids.trace.trace_file import RowTrace
 
     minibatches = RowTrace(file).minibatches(table.name, table.row_count)
     if minibatches is None:

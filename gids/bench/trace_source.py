@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from gids import _core
 from gids.bench import arguments
 from gids.bench.minibatches import DEPENDENT, check_sampler, endless, input_nodes, make_sampler
 from gids.bench.report import Report, check_writable
@@ -23,9 +20,8 @@ from gids.bench.row_orders import STORED, check_row_order, positions_in
 from gids.bench.session import Session
 from gids.cache import page_heat
 from gids.store import FeatureStore, Table
-from gids.store.table import positions_of
-from gids.trace.trace_file import Trace, TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.trace.recording import TouchedPages
+from gids.trace.trace_file import Trace, TracedTable, TraceWriter
 
 _LEAST_BATCHES = 64  # enough to fill windows
 
@@ -149,10 +145,10 @@ def _sample(
         rows_per_page=per_page,
         lines=None,
         heat=page_heat(store.heat(methods[0], table.type), per_page, order) if methods else None,
-        of_rows=args.rows,
+        rows=args.rows,
     )
     minibatches = endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=seed)
-    marks = np.zeros(traced.page_count, np.uint32)
+    touched = TouchedPages(traced.page_count, per_page, order)
     most_seconds, most_pages = limits
     stop_at = session.left_s() - most_seconds
     count = total = 0
@@ -163,13 +159,9 @@ def _sample(
             if count == args.batches or (count and enough):
                 break
             count += 1
-            ids = input_nodes(minibatch, table.type).numpy()
-            if order is not None:
-                ids = positions_of(ids, order)
-            pages = np.empty(len(ids), np.int64)
-            page_count = _core.unique_pages(ids, per_page, marks, count, pages)
-            writer.enter([pages[:page_count]])
-            total += page_count
+            pages = touched.of(input_nodes(minibatch, table.type).numpy())
+            writer.enter([pages])
+            total += len(pages)
         writer.finish()
     finally:
         writer.abandon()

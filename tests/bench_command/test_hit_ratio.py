@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ import torch
 import gids
 from gids.bench.session import Session
 from gids.trace import Trace, record
-from gids.trace.trace_file import TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.trace.trace_file import TracedTable, TraceWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
@@ -127,14 +127,20 @@ def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_
 ) -> None:
     path = tmp_path / "run.trace"
     hits = record_run(dataset, path)
-    wrong = path.read_bytes().replace(f'"hits": {hits}'.encode(), f'"hits": {hits - 1}'.encode())
-    path.write_bytes(wrong)
+
+    def change(old: str, new: str) -> None:
+        with zipfile.ZipFile(path) as file:
+            members = {name: file.read(name) for name in file.namelist()}
+        assert any(old.encode() in data for data in members.values())
+        with zipfile.ZipFile(path, "w") as file:
+            for name, data in members.items():
+                file.writestr(name, data.replace(old.encode(), new.encode()))
+
+    change(f'"hits": {hits}', f'"hits": {hits - 1}')
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 2
     assert "is damaged: its replay counts" in said
-    mine = f'"gids": "{gids.__version__}"'.encode()
-    assert mine in wrong
-    path.write_bytes(wrong.replace(mine, b'"gids": "' + b"x" * len(gids.__version__) + b'"'))
+    change(f'"gids": "{gids.__version__}"', '"gids": "0.0"')
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 0, said
     assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
@@ -299,7 +305,9 @@ def test_a_file_that_is_not_a_trace_is_refused(bench: Bench, tmp_path: Path) -> 
     (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
     status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")
     assert status == 2
-    assert text == f"gids bench: {tmp_path}/x.trace is not a trace of gids: it does not begin with GIDSTRCE\n"
+    assert text.startswith(
+        f"gids bench: {tmp_path}/x.trace is not a trace of gids, or one of gids before 0.4"
+    )
 
 
 def test_a_dataset_or_a_trace_is_required(bench: Bench) -> None:
@@ -344,13 +352,6 @@ def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Ben
     assert report["partial"] == "time"
     assert "PARTIAL: stopped by --seconds 1e-06" in said
     assert report["seconds"] < 20  # it would take a minute
-
-
-def test_a_sampled_trace_can_be_opened(dataset: Path, bench: Bench, tmp_path: Path) -> None:
-    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru")
-    with Trace(tmp_path / "t") as trace:
-        assert trace.batch_count == 40
-        assert trace.tables[0].heat is not None
 
 
 def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
