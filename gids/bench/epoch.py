@@ -99,7 +99,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Setting: the side."""
     import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
     from gids.bench.epoch_source import look_at, write_links
-    from gids.measure.sides import why_no_limit
+    from gids.measure.sides import Comparison, why_no_limit
 
     store, table = arguments.open_table(args)
     source = look_at(store, table)
@@ -112,6 +112,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
             "cache, which it cannot if they are larger than memory"
         )
+    comparison = Comparison(limited=not no_limit)
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
         ours = _config(args, store, source, Path(directory), report)
@@ -120,21 +121,18 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
             PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
         }
-        headroom = 0  # measured by the first side, the same for all
-        left = session.repeat * len(names)
-        session.total(left)
-        for turn in range(session.repeat):
-            for name in names if turn % 2 == 0 else reversed(names):
-                config = replace(configs[name], headroom_bytes=headroom)
-                if args.trace is not None and turn == 0 and name == OURS:
-                    config = replace(config, timeline=str(args.trace.absolute()))
-                found = _run(config, not no_limit, name, session, left, report)
-                if found is not None:
-                    headroom = found.headroom_bytes or 0
-                    report.subject.update(headroom_bytes=headroom)
-                    _add(report, name, found, config)
-                left -= 1
-                session.done()
+        plan = [name for turn in range(session.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
+        session.total(len(plan))
+        for number, name in enumerate(plan):
+            config = configs[name]
+            if args.trace is not None and name not in comparison.results and name == OURS:
+                config = replace(config, timeline=str(args.trace.absolute()))
+            config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
+            result = comparison.run(name, config, title=f"`{name}`", timeout_s=timeout_s, say=report.note)
+            if result is not None:
+                report.subject.update(headroom_bytes=comparison.headroom_bytes)
+                _add(report, name, result, config)
+            session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -230,56 +228,42 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
 
 
-def _run(
-    config: EpochConfig, limited: bool, name: str, session: Session, left: int, report: Report
-) -> EpochResult | None:
-    """Run a side once. Returns None if stock failed; a note in the report says why."""
-    from gids.measure.sides import run_gids, run_other
-
-    seconds = session.left_s() / left
-    timeout_s: float = 24 * 3600
-    if not math.isinf(seconds):
-        # a process needs time to start, too
-        most = max(0.1, min(seconds / 2, config.most_seconds or seconds))
-        config, timeout_s = replace(config, most_seconds=most), seconds + _START_S
-    elif config.most_seconds:
-        timeout_s = config.most_seconds + 2 * _START_S
-    if config.side == "gids":
-        return run_gids(config, say=report.note, limited=limited, timeout_s=timeout_s)
-    found = run_other(f"`{name}`", config, limited=limited, timeout_s=timeout_s)
-    if isinstance(found, str):
-        report.note(found)
-        return None
-    return found
+def _in_time(config: EpochConfig, seconds: float) -> tuple[EpochConfig, float]:
+    """(the configuration of a run that may take so many seconds, after how many it is killed)."""
+    if math.isinf(seconds):
+        return config, config.most_seconds + 2 * _START_S if config.most_seconds else 24 * 3600
+    # a process needs time to start, too
+    most = max(0.1, min(seconds / 2, config.most_seconds or seconds))
+    return replace(config, most_seconds=most), seconds + _START_S
 
 
-def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> None:
-    if found.wrong_rows:
+def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) -> None:
+    if result.wrong_rows:
         raise RuntimeError(
-            f"{found.wrong_rows} of {found.compared_rows} rows from {name} differ from the dataset"
+            f"{result.wrong_rows} of {result.compared_rows} rows from {name} differ from the dataset"
         )
-    if found.cached_before > 0.01:
-        report.note(f"results of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
-    if found.batches < config.batches:
-        message = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
-        own_limit = config.most_seconds and found.seconds >= config.most_seconds
+    if result.cached_before > 0.01:
+        report.note(f"results of {name} are WARM: {result.cached_before:.0%} of a file was in the page cache")
+    if result.batches < config.batches:
+        message = f"`{name}` was stopped after {result.batches} of {config.batches} batches: compare rows/s"
+        own_limit = config.most_seconds and result.seconds >= config.most_seconds
         (report.note if own_limit else report.cut_short)(message)
     report.figure(side=name).add(
-        epoch_s=found.seconds,
-        **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},
-        cpu_s=found.cpu_seconds,
-        batches=found.batches,
-        rows=found.rows,
-        rows_per_s=found.rows_per_s,
-        read_bytes=found.read_bytes,
-        written_bytes=found.written_bytes or None,
-        **predictions(found.choices),
-        hit_ratio=found.hit_ratio,
-        base_rss_bytes=found.base_rss_bytes,
-        peak_rss_bytes=found.peak_rss_bytes,
+        epoch_s=result.seconds,
+        **{f"{stage}_s": result.stages[stage] or None for stage in STAGES},
+        cpu_s=result.cpu_seconds,
+        batches=result.batches,
+        rows=result.rows,
+        rows_per_s=result.rows_per_s,
+        read_bytes=result.read_bytes,
+        written_bytes=result.written_bytes or None,
+        **predictions(result.choices),
+        hit_ratio=result.hit_ratio,
+        base_rss_bytes=result.base_rss_bytes,
+        peak_rss_bytes=result.peak_rss_bytes,
     )
-    if found.choices:
-        report.note(f"gids read {describe_choices(found.choices)}")
+    if result.choices:
+        report.note(f"gids read {describe_choices(result.choices)}")
     answers = []
     ours = report.figure(side=OURS).median("rows_per_s")
     for other in (ADVISED, PLAIN):

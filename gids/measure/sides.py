@@ -1,4 +1,4 @@
-"""One side of a comparison: its configuration, its result, and how to run it.
+"""The sides of a comparison: the configuration and result of one, how to run it, and a Comparison of several.
 
 ``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by the
 quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller needs little memory.
@@ -179,6 +179,49 @@ def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | s
         return f"{name} {error.reason}"
     except OSError as error:  # no memory control group
         return f"{name} could not be started: {error.strerror or error}"
+
+
+class Comparison:
+    """Runs sides one after the other, all with the headroom that the first one measured.
+
+    Only gids must succeed: a failure of another side is part of the result. limited: whether memory is
+    limited. results: the last result of each side, by name. missing: why a side has none, as a sentence.
+    """
+
+    def __init__(self, *, limited: bool) -> None:
+        self.results: dict[str, EpochResult] = {}
+        self.missing: dict[str, str] = {}
+        self.headroom_bytes = 0
+        self._limited = limited
+
+    def run(
+        self,
+        name: str,
+        config: EpochConfig,
+        *,
+        title: str,
+        timeout_s: float,
+        say: Callable[[str], None],
+        progress: Callable[[float], None] | None = None,
+    ) -> EpochResult | None:
+        """Run a side. Returns None if it failed. Blocks.
+
+        say(sentence) is called if gids runs again, and with the failure of another side, which is named by
+        title. The other options are those of run_side. Raises FreshProcessError if gids fails.
+        """
+        config = replace(config, headroom_bytes=self.headroom_bytes)
+        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s, "progress": progress}
+        if config.side == "gids":
+            outcome: EpochResult | str = run_gids(config, say=say, **options)
+        else:
+            outcome = run_other(title, config, **options)
+        if isinstance(outcome, str):
+            self.missing[name] = outcome
+            say(outcome)
+            return None
+        self.results[name] = outcome
+        self.headroom_bytes = self.headroom_bytes or outcome.headroom_bytes or 0
+        return outcome
 
 
 def why_no_limit() -> str:

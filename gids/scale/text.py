@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gids.bench.text import count, seconds
+from gids.bench.text import aligned, count, seconds
 from gids.scale.curves import Curves
 from gids.scale.model import MODES, Prediction
 from gids.scale.rates import Rates
@@ -85,13 +85,6 @@ def recommend(found: Sequence[Prediction]) -> str:
         text = f"Train on 1 rank: {seconds(chosen.seconds)} per epoch"
     more = "; more ranks gain little" if chosen.ranks < counts[-1] else ""
     return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the titles."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["   ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def _by_mode(found: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:

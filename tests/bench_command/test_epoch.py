@@ -137,7 +137,7 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(
 ) -> None:
     path = write(tmp_path / "x.gids", **options)
     assert reason in look_at(FeatureStore(path), FeatureStore(path).table("feat")).why_no_stock
-    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side))
+    monkeypatch.setattr("gids.measure.sides.run_side", lambda config, **_: result(config.side))
     status, said, report = bench("epoch", path, *SMALL)
     assert status == 0, said
     assert "only gids is measured" in said
@@ -207,11 +207,11 @@ def test_a_note_says_that_memory_is_not_limited(
     monkeypatch.setattr("gids.measure.sides.why_no_limit", lambda: "no memory control group: no")
     limits = []
 
-    def run(config: Any, limited: bool, *_: Any) -> EpochResult:
+    def run(config: Any, *, limited: bool, **_: Any) -> EpochResult:
         limits.append(limited)
         return result(config.side, batches=2)
 
-    monkeypatch.setattr(epoch, "_run", run)
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
     status, said, _ = bench("epoch", dataset, *SMALL, "--repeat", 2)
     assert status == 0, said
     assert "gids loads 1.0 x as many rows per second as stock" in said
@@ -221,7 +221,7 @@ def test_a_note_says_that_memory_is_not_limited(
 
 
 def test_different_rows_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side, wrong_rows=1))
+    monkeypatch.setattr("gids.measure.sides.run_side", lambda config, **_: result(config.side, wrong_rows=1))
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
     assert "1 of 32 rows from gids differ" in said

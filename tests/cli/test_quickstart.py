@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gids.bench import quickstart as report
 from gids.cli import main, quickstart
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
-from gids.quickstart import report
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from gids.bench import quickstart
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.measure import sides
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
 from gids.measure.sides import EpochConfig, EpochResult
-from gids.quickstart import comparison, report
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ def test_the_failure_of_another_side_is_a_sentence(config, runs, error, sentence
 
 def compare(config, *, spent=0.0, total=150.0, limited=True):
     begun = time.monotonic() - spent
-    return comparison.compare(config, limited=limited, total_seconds=total, begun=begun)
+    return quickstart.compare(config, limited=limited, total_seconds=total, begun=begun)
 
 
 def test_all_sides_have_the_headroom_that_gids_measured(config, runs):
@@ -226,11 +226,13 @@ def test_without_a_memory_limit_stock_may_read_ahead(config, runs):
 
 
 def verdict(config, ours, stock, plain=None):
-    found = comparison.Comparison()
+    found = sides.Comparison(limited=True)
     for side, outcome in (("gids", ours), ("stock", stock), ("stock_without_advice", plain)):
-        if outcome is not None:
-            found.add(side, outcome if isinstance(outcome, str) else result(config, **outcome))
-    return report.verdict(found, 6)
+        if isinstance(outcome, str):
+            found.missing[side] = outcome
+        elif outcome is not None:
+            found.results[side] = result(config, **outcome)
+    return quickstart.verdict(found, 6)
 
 
 def test_the_verdict_compares_seconds_of_whole_epochs(config):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gids.quickstart import steps
-from gids.quickstart.steps import Step
+from gids.bench import session as steps
+from gids.bench.session import Step
 
 
 @pytest.fixture
