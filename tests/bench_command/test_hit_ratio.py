@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,7 +324,7 @@ def test_a_note_says_that_the_cache_is_smaller_than_a_page(dataset: Path, bench:
     assert ratios(report, "MIN") == {(0, None): 0.0}
 
 
-def test_an_interrupted_run_reports_what_was_measured(
+def test_an_interrupted_run_reports_lookahead_then_min_and_lru(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = 0
@@ -331,7 +332,7 @@ def test_an_interrupted_run_reports_what_was_measured(
     def interrupt(self: Session) -> None:
         nonlocal runs
         runs += 1
-        if runs == 7:
+        if runs == 13:
             signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
 
     monkeypatch.setattr(Session, "done", interrupt)
@@ -341,9 +342,11 @@ def test_an_interrupted_run_reports_what_was_measured(
     finally:
         signal.signal(signal.SIGINT, before)
     assert status == 130
-    assert "PARTIAL: interrupted; number of results: 7" in said
+    assert "PARTIAL: interrupted; number of results: 13" in said
     assert report["partial"] == "interrupted"
-    assert len(report["figures"]) == 7
+    assert Counter(f["setting"]["policy"] for f in report["figures"]) == {"lookahead": 10, "MIN": 2, "lru": 1}
+    assert [f["setting"]["lines"] for f in report["figures"]] == [150] * 7 + [600] * 6
+    assert report["figures"][0]["setting"]["policy"] == "MIN"  # the table keeps its order
 
 
 def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Bench) -> None:
