@@ -99,10 +99,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.bench.plot import check_plotting
     from gids.scale.curves import Setting, measure
     from gids.scale.cut import Cut
     from gids.scale.model import Model, Plan, predict_all
-    from gids.scale.plot import check_plotting, draw
+    from gids.scale.plot import draw
     from gids.store import FeatureStore, graphs_of
     from gids.store.part import refuse_part
 

@@ -49,7 +49,7 @@ def test_the_table_is_printed_if_the_disk_is_full(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_text", fill)
-    args = argparse.Namespace(json=tmp_path / "h.json", quiet=True, seconds=0)
+    args = argparse.Namespace(json=tmp_path / "h.json", plot=None, quiet=True, seconds=0)
     with pytest.raises(OSError, match="No space left"):
         _hand_over(args, Question, report)
     assert "3.00" in capsys.readouterr().out
