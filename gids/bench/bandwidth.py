@@ -286,30 +286,29 @@ def _measure_run(
 ) -> None:
     from gids.bench.aggregation import aggregate
 
-    found = aggregate(store, table, run, ids, most_seconds=most_seconds)
-    if found.note:
-        report.note(found.note)
-    if len(found.seconds) < len(ids):
+    totals = aggregate(store, table, run, ids, most_seconds=most_seconds)
+    if totals.note:
+        report.note(totals.note)
+    if totals.iterations < len(ids):
         report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
     figure = report.figure(
         engine=run.engine,
         batch=batch,
         depth=run.depth,
-        cache=format_bytes(found.lines * table.page_bytes),
+        cache=format_bytes(totals.lines * table.page_bytes),
         window=run.window,
-        state="warm" if found.note else "cold",
+        state="warm" if totals.note else "cold",
     )
-    device = found.rate(found.device_bytes)
-    pages, hits = sum(found.pages), sum(found.hits)
+    device = totals.device_bytes / totals.seconds
     figure.add(
-        effective_bytes_per_s=found.rate(found.row_bytes),
+        effective_bytes_per_s=totals.row_bytes / totals.seconds,
         device_bytes_per_s=device,
         reads_per_s=device / table.page_bytes,
-        of_ceiling=None if found.note else device / table.page_bytes / ceilings[run.depth],
-        hit_ratio=hits / pages if pages else 0.0,
-        latency_p50_s=found.percentile(0.5),
-        latency_p99_s=found.percentile(0.99),
-        latency_p999_s=found.percentile(0.999),
-        cpu_s_per_page=found.cpu_s / max(1, pages),
-        iterations=len(found.seconds),
+        of_ceiling=None if totals.note else device / table.page_bytes / ceilings[run.depth],
+        hit_ratio=totals.hits / totals.pages if totals.pages else 0.0,
+        latency_p50_s=totals.percentile(0.5),
+        latency_p99_s=totals.percentile(0.99),
+        latency_p999_s=totals.percentile(0.999),
+        cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
+        iterations=totals.iterations,
     )

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from gids.bench.minibatches import blocks_of, input_nodes, make_sampler
+from gids.bench.minibatches import SeedOrder, blocks_of, input_nodes, make_sampler
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.scale.misses import LeastRecent, Misses, Static, pages_in, rank_of_pages
@@ -128,11 +127,12 @@ def measure(
     topology, ValueError for a wrong setting.
     """
     graphs = graphs_of(store)
-    topology = Topology(graphs[0] if len(graphs) == 1 and _homogeneous(store) else graphs)
+    homogeneous = len(graphs) == 1 and len(store.node_types) == 1
+    topology = Topology(graphs[0] if homogeneous else graphs)
     sampler = make_sampler(
         setting.sampler, setting.fanouts, setting.batch_size, threads=setting.threads, kappa=setting.kappa
     )
-    seeds = _Seeds(choose_seeds(store, setting.seeds), topology, setting.seed)
+    seeds = SeedOrder(choose_seeds(store, setting.seeds), homogeneous=homogeneous, seed=setting.seed)
     if not len(seeds):
         raise ValueError(f"{store.name} has no nodes, so there are no seeds: give another dataset")
     tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
@@ -157,10 +157,6 @@ def measure(
     )
 
 
-def _homogeneous(store: FeatureStore) -> bool:
-    return len(store.node_types) == 1
-
-
 def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
     """Sizes that double, from batch_size to `most`; smaller ones where ranks share fewer seeds than that."""
     first, sizes = batch_size, []
@@ -170,28 +166,6 @@ def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
         sizes.append(first)
         first *= 2
     return [*sizes, most]
-
-
-class _Seeds:
-    """The seeds of an epoch in random order, epoch after epoch."""
-
-    def __init__(self, seeds: Mapping[str, np.ndarray], topology: Topology, seed: int) -> None:
-        self._topology = topology
-        self._ids = np.concatenate([seeds[t] for t in seeds])
-        self._types = np.repeat(np.arange(len(seeds)), [len(ids) for ids in seeds.values()])
-        self._names = list(seeds)
-        order = np.random.default_rng(seed).permutation(len(self._ids))
-        self._ids, self._types = self._ids[order], self._types[order]
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def take(self, first: int, count: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        chosen = np.arange(first, first + count) % len(self)
-        ids, types = self._ids[chosen], self._types[chosen]
-        if self._topology.homogeneous:
-            return torch.from_numpy(ids)
-        return {name: torch.from_numpy(ids[types == i]) for i, name in enumerate(self._names)}
 
 
 class _Measurement:
@@ -204,7 +178,7 @@ class _Measurement:
         sampler: Sampler,
         tables: Mapping[str, Table],
         ranks: Mapping[str, npt.NDArray[np.int64]],
-        seeds: _Seeds,
+        seeds: SeedOrder,
         size: int,
     ) -> None:
         self._topology, self._sampler, self._tables = topology, sampler, tables
