@@ -64,7 +64,7 @@ class SeedOrder:
         return len(self._ids)
 
     def take(self, first: int, count: int) -> PerType:
-        """A minibatch of `count` seeds, or all if there are fewer, from position `first` of the endless order."""
+        """`count` seeds from a position of the endless order on; all seeds, if there are fewer."""
         chosen = np.arange(first, first + min(count, len(self))) % len(self)
         ids, types = self._ids[chosen], self._types[chosen]
         if self._homogeneous:

@@ -88,15 +88,23 @@ def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset: Path, benc
     assert asked["labor", 1] < asked["neighbor", 1]
 
 
-def test_the_command_samples_like_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
-    args = ("--record", tmp_path / "t", "--policies", "lru", "--sampler", "labor", "--kappa", 4)
-    bench("hit-ratio", dataset, *SMALL, *args)
+@pytest.mark.parametrize(
+    ("options", "sampler", "seed"),
+    [
+        (("--sampler", "labor", "--kappa", 4), gids.sampler.Labor([3, 3], batch_dependency=4), 0),
+        (("--seed", 3), gids.sampler.Neighbor([3, 3]), 3),
+    ],
+)
+def test_a_sampled_trace_has_the_pages_of_a_node_loader(
+    dataset: Path, bench: Bench, tmp_path: Path, options: tuple[Any, ...], sampler: Any, seed: int
+) -> None:
+    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", *options)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
-    sampler = gids.sampler.Labor([3, 3], batch_dependency=4)
-    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True)
+    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True, seed=seed)
     with Trace(tmp_path / "t") as trace:
+        assert (trace.batch_count, trace.tables[0].heat is None) == (40, False)
         for number, minibatch in zip(range(40), loader, strict=False):
-            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()
+            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page
 
 
 def record_run(dataset: Path, path: Path) -> int:
@@ -355,12 +363,3 @@ def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Ben
     assert report["partial"] == "time"
     assert "PARTIAL: stopped by --seconds 1e-06" in said
     assert report["seconds"] < 20  # it would take a minute
-
-
-def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
-    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", "--seed", 3)
-    seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
-    loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3, shuffle=True)
-    with Trace(tmp_path / "t") as trace:
-        for number, minibatch in zip(range(40), loader, strict=False):
-            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page
