@@ -27,13 +27,13 @@ _PAGE_WORD_BYTES = 8
 
 def parse_wanted(value: str) -> tuple[float | None, float | None]:
     """Parse `60%`, `0.6` or `30s`: (hit ratio, None) or (None, seconds per epoch). Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
-    if found:
-        number = float(found[1])
-        if found[2] == "s" and number > 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
+    if match:
+        number = float(match[1])
+        if match[2] == "s" and number > 0:
             return None, number
-        ratio = number / 100 if found[2] == "%" else number
-        if found[2] != "s" and 0 < ratio <= 1:
+        ratio = number / 100 if match[2] == "%" else number
+        if match[2] != "s" and 0 < ratio <= 1:
             return ratio, None
     raise ValueError(
         f"--advise {value} is not a goal: use a hit ratio such as 60%, or seconds per epoch such as 30s"
@@ -162,10 +162,10 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
             f"{args.path} has {table.page_count:,} pages of {table.name!r}, the trace has "
             f"{case.traced.page_count:,}: the trace is from another dataset"
         )
-    found = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
-    if found.note:
-        report.note(found.note)
-    return float(found.reads_per_s)
+    raw = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
+    if raw.note:
+        report.note(raw.note)
+    return float(raw.reads_per_s)
 
 
 def _epoch_batches(case: Case) -> int:

@@ -129,7 +129,7 @@ class Case:
         """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
         page_count, page_bytes = self.traced.page_count, self.traced.page_bytes
         whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for text, unit, number in sizes:
             lines = int(number // page_bytes if unit == "B" else number * whole[unit])
             if lines >= page_count:
@@ -143,8 +143,8 @@ class Case:
                     f"a cache of {text} is smaller than a page of {page_bytes} B: nothing is hit{ways}"
                 )
             size = format_bytes(lines * page_bytes)
-            found.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
-        return [(name, lines) for lines, name in sorted(found.items())]
+            names.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
+        return [(name, lines) for lines, name in sorted(names.items())]
 
 
 @contextmanager

@@ -231,7 +231,7 @@ def _check_together(args: argparse.Namespace) -> None:
         if args.pages_per_s is not None:
             raise ValueError("--pages-per-s works only with --advise: remove it")
         return
-    unused = arguments.given(args, dict.fromkeys(("policies", "windows", "cache")))
+    unused = arguments.changed(args, dict.fromkeys(("policies", "windows", "cache")))
     if unused:
         raise ValueError(
             f"--advise chooses the cache and the window for lookahead: remove {', '.join(unused)}"

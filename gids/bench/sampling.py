@@ -142,8 +142,8 @@ def verify(minibatch: Minibatch) -> None:
 
     def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
         nodes = minibatch.input_nodes
-        found = nodes[ntype] if isinstance(nodes, dict) else nodes
-        return np.asarray(cuda.on_host(found).numpy())
+        ids = nodes[ntype] if isinstance(nodes, dict) else nodes
+        return np.asarray(cuda.on_host(ids).numpy())
 
     for block in blocks_of(minibatch):
         source, _, destination = block.relation

@@ -50,12 +50,12 @@ def seconds(value: float) -> str:
 
 def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, object]:
     """The settings, except the first one, that have the same value in all figures."""
-    found: dict[str, object] = {}
+    same: dict[str, object] = {}
     for key in list(settings)[1:]:
         values = {f.setting.get(key) for f in figures if f.values} - {None}
         if len(values) == 1:
-            found[key] = values.pop()
-    return found
+            same[key] = values.pop()
+    return same
 
 
 def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column]) -> str:

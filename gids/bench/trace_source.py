@@ -53,7 +53,7 @@ class Source:
 def sources(args: argparse.Namespace, report: Report) -> list[Source]:
     """The traces to measure. Raises ValueError for options that exclude each other."""
     if args.replay is not None:
-        unused = arguments.given(args, args.sampling_defaults)
+        unused = arguments.changed(args, args.sampling_defaults)
         if unused:
             raise ValueError(
                 f"--replay reads a recorded trace and samples nothing: remove {', '.join(unused)}"

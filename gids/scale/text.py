@@ -46,20 +46,20 @@ def cut_table(shares: Mapping[str, Mapping[int, float]]) -> str:
     return aligned([["ranks", *(f"{name} %" for name in shares)], *rows])
 
 
-def prediction_tables(found: Sequence[Prediction]) -> list[tuple[str, str]]:
+def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """(title, table) of seconds, bytes and memory."""
     return [
-        ("seconds per epoch, and the bottleneck", _by_mode(found, _time)),
-        ("read from storage / sent, by all ranks per epoch", _by_mode(found, _volume)),
-        ("memory per rank", _by_mode(found, _memory)),
+        ("seconds per epoch, and the bottleneck", _by_mode(predictions, _time)),
+        ("read from storage / sent, by all ranks per epoch", _by_mode(predictions, _volume)),
+        ("memory per rank", _by_mode(predictions, _memory)),
     ]
 
 
-def recommend(found: Sequence[Prediction]) -> str:
+def recommend(predictions: Sequence[Prediction]) -> str:
     """One sentence: how many ranks, and which mode."""
-    fitting = [p for p in found if p.fits]
+    fitting = [p for p in predictions if p.fits]
     if not fitting:
-        least = min(found, key=lambda p: p.rank_bytes)
+        least = min(predictions, key=lambda p: p.rank_bytes)
         return (
             f"No mode fits: the smallest, {least.mode} on {least.ranks} ranks, needs "
             f"{format_bytes(int(least.rank_bytes))} per rank."
@@ -87,9 +87,9 @@ def recommend(found: Sequence[Prediction]) -> str:
     return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
 
 
-def _by_mode(found: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
-    by_key = {(p.ranks, p.mode): p for p in found}
-    ranks = sorted({p.ranks for p in found})
+def _by_mode(predictions: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
+    by_key = {(p.ranks, p.mode): p for p in predictions}
+    ranks = sorted({p.ranks for p in predictions})
     rows = [[str(n), *(show(by_key[n, m]) if (n, m) in by_key else "-" for m in MODES)] for n in ranks]
     return aligned([["ranks", *MODES], *rows])
 

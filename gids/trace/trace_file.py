@@ -119,8 +119,10 @@ class Trace(Closing):
         if _END not in self._zip.namelist():
             raise self._incomplete()
         header = self._json(_HEADER)
-        if (found := header.get("version")) != VERSION:
-            raise FormatError(f"{self.path} is a trace of version {found}; this gids reads version {VERSION}")
+        if (number := header.get("version")) != VERSION:
+            raise FormatError(
+                f"{self.path} is a trace of version {number}; this gids reads version {VERSION}"
+            )
         try:
             self.tables = [
                 TracedTable(**entry | {"heat": self._array(f"heat-{number}") if entry["heat"] else None})

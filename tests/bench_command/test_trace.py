@@ -279,7 +279,7 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(trace_file, "VERSION", 3)
     write(tmp_path / "t", [table()], [])
     monkeypatch.undo()
-    with pytest.raises(FormatError, match="is a trace of version 3; this gids reads version 2"):
+    with pytest.raises(FormatError, match="is a trace of version 3; gids reads version 2"):
         Trace(tmp_path / "t")
 
 
