@@ -10,5 +10,4 @@ The module of a question has ``HELP``, ``add_arguments(parser)``, ``measure(args
     trace_source.py                traces for hit-ratio: recorded or sampled, in an order of rows
     case.py, advise.py             a trace compared with Belady's MIN; the smallest cache that is large enough
     probe.py, aggregation.py       the disk's ceiling; one run of reading and gathering
-    epoch_source.py                a dataset as the files that an epoch is trained from
 """

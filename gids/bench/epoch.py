@@ -20,9 +20,8 @@ from gids.measure.choices import describe_choices, predictions
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.bench.epoch_source import EpochSource
     from gids.measure.sides import EpochConfig, EpochResult
-    from gids.store import FeatureStore
+    from gids.store import FeatureStore, Table
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
@@ -98,12 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Setting: the side."""
     import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
-    from gids.bench.epoch_source import look_at, write_links
     from gids.measure.sides import Comparison, why_no_limit
 
     store, table = arguments.open_table(args)
-    source = look_at(store, table)
-    names = _sides(args.sides, source, report)
+    check_dataset(store, table)
+    names = _sides(args.sides, table, report)
     if args.trace is not None:
         _check_trace(args.trace, names, report)
     no_limit = why_no_limit()
@@ -115,7 +113,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     comparison = Comparison(limited=not no_limit)
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
-        ours = _config(args, store, source, Path(directory), report)
+        ours = _config(args, store, table, Path(directory), report)
         configs = {
             OURS: ours,
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
@@ -139,18 +137,61 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
+def check_dataset(store: FeatureStore, table: Table) -> None:
+    """Raise ValueError unless the dataset has what an epoch needs."""
+    if len(store.node_types) != 1 or len(store.relations) != 1:
+        raise ValueError(f"{store.name} is heterogeneous; this comparison needs a dataset with one node type")
+    (ntype,) = store.node_types
+    labels = store.labels.get(ntype)
+    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or int(labels.min()) < 0:
+        raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
+    train = store.splits.get(ntype, {}).get("train")
+    if train is None or not len(train):
+        raise ValueError(f"{store.name} has no train split; this comparison needs one")
+    if table.kind != "node" or len(table.shape) != 1:
+        raise ValueError(
+            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; this comparison needs "
+            "a vector per node"
+        )
+
+
+def write_links(store: FeatureStore, directory: Path) -> None:
+    """Make the .npy files of topology, labels and splits in directory, as links where possible."""
+    import numpy as np
+
+    (ntype,) = store.node_types
+    graph = store.graph()
+    splits = store.splits[ntype]
+    train = splits["train"].numpy()
+    arrays = {
+        "indptr": graph.indptr,
+        "indices": graph.indices,
+        "labels": store.labels[ntype].numpy().astype(np.int64, copy=False),
+        "train_idx": train,
+        "val_idx": splits["val"].numpy() if "val" in splits else train,
+    }
+    for name, array in arrays.items():
+        file = getattr(array, "filename", None)
+        if file is not None and array.dtype == np.int64 and Path(file).suffix == ".npy":
+            (directory / f"{name}.npy").symlink_to(file)
+        else:
+            np.save(directory / f"{name}.npy", np.asarray(array, np.int64))  # DGL takes one type for all
+
+
+def _sides(names: list[str] | None, table: Table, report: Report) -> list[str]:
+    """The sides to run. Raises ValueError for an unknown one, and for stock if it cannot map the table."""
+    from gids.measure.features import why_no_array
+
     for name in names or []:
         if name not in SIDES:
             raise ValueError(f"--sides takes {', '.join(SIDES)} (got {name!r})")
     chosen = [SIDES[name] for name in SIDES if names is None or name in names]
-    if not source.why_no_stock or chosen == [OURS]:
+    reason = why_no_array(table)
+    if not reason or chosen == [OURS]:
         return chosen
     if names is not None:
-        raise ValueError(
-            f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}; use --sides gids"
-        )
-    report.note(f"only gids is measured: stock DGL cannot map the table, because {source.why_no_stock}")
+        raise ValueError(f"stock DGL cannot map table {table.name!r}: {reason}; use --sides gids")
+    report.note(f"only gids is measured: stock DGL cannot map the table, because {reason}")
     return [OURS]
 
 
@@ -165,19 +206,20 @@ def _check_trace(path: Path, names: list[str], report: Report) -> None:
 def _config(
     args: argparse.Namespace,
     store: FeatureStore,
-    source: EpochSource,
+    table: Table,
     directory: Path,
     report: Report,
 ) -> EpochConfig:
     from gids.measure.sides import EpochConfig
 
-    batches = -(-source.train_count // args.batch_size)
+    (splits,) = store.splits.values()
+    batches = -(-len(splits["train"]) // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, source)
+    memory_bytes = _memory_bytes(args, store, table)
     report.subject.update(
         dataset=str(store.path),
-        table=source.table.name,
-        feature_bytes=source.feature_bytes,
+        table=table.name,
+        feature_bytes=table.row_count * table.row_bytes,
         memory_limit_bytes=memory_bytes,
         fanouts=list(args.fanouts),
         batch_size=args.batch_size,
@@ -201,16 +243,12 @@ def _config(
         scratch=str(args.scratch.absolute()) if args.scratch else "",
         scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
-        shards=tuple(map(str, source.table.shard_paths)),
-        feature_key=source.table.key,
-        feature_file=str(source.table.shard_paths[0]),
-        feature_shape=(source.table.row_count, *source.table.shape),
-        feature_dtype=str(source.table.dtype).removeprefix("torch."),
-        plain_rows=not source.why_no_stock,
+        shards=tuple(map(str, table.shard_paths)),
+        feature_key=table.key,
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
     """--memory-limit; by default a quarter of the features, or more for large minibatches."""
     from gids.bench.minibatches import endless, input_nodes, make_sampler
 
@@ -223,9 +261,11 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         return int(args.memory_limit)
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    rows = len(input_nodes(minibatch, str(source.table.type)))
+    rows = len(input_nodes(minibatch, str(table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's minibatches take about twice the memory of ours
-    return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
+    return max(
+        table.row_count * table.row_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks
+    )
 
 
 def _in_time(config: EpochConfig, seconds: float) -> tuple[EpochConfig, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from gids.errors import FormatError
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from gids.bench.case import Case
+    from gids.bench.report import Setting
     from gids.trace.trace_file import Trace
 
 HELP = "the share of pages that a cache finds, by policy, window and size, compared with Belady's MIN"
@@ -184,25 +187,31 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                 if len(traces) > 1:
                     report.note("each sampler and order has a different MIN: compare pages read, not hits")
                 session.total(len(plan) * len(caches) * len(rows))
-            figures = {
-                (row, lines): report.figure(
-                    cache=cache, lines=lines, **source.setting, policy=row[0], window=row[1]
-                )
-                for (cache, lines), row in itertools.product(caches, rows)
-            }
-            report.figures.sort(key=lambda f: f.setting["lines"])  # type: ignore[arg-type, return-value]
-            for row, (_, lines) in itertools.product(sorted(rows, key=_urgency), caches):
-                policy, window = row
-                minimum = policy == MINIMUM
-                figures[row, lines].add(
-                    **case.minimum(lines) if minimum else case.run(policy, lines, window or 0)
-                )
-                session.done()
+            _measure_case(case, source.setting, rows, caches, session, report)
 
 
-def _urgency(row: tuple[str, int | None]) -> int:
-    """The place of a row of the table in the order of measuring, which --seconds may cut short."""
-    return _FIRST.index(row[0]) if row[0] in _FIRST else len(_FIRST)
+def _measure_case(
+    case: Case,
+    setting: Setting,
+    rows: Sequence[tuple[str, int | None]],
+    caches: Sequence[tuple[str, int]],
+    session: Session,
+    report: Report,
+) -> None:
+    """Measure each (policy, window) of rows in each (name, lines) of caches, those of _FIRST first.
+
+    setting: of the case. The report's figures have the order of caches and rows, however many are measured.
+    """
+    figures = {
+        (row, lines): report.figure(cache=cache, lines=lines, **setting, policy=row[0], window=row[1])
+        for (cache, lines), row in itertools.product(caches, rows)
+    }
+    report.figures.sort(key=lambda f: f.setting["lines"])  # type: ignore[arg-type, return-value]
+    urgent = sorted(rows, key=lambda row: _FIRST.index(row[0]) if row[0] in _FIRST else len(_FIRST))
+    for (policy, window), (_, lines) in itertools.product(urgent, caches):
+        metrics = case.minimum(lines) if policy == MINIMUM else case.run(policy, lines, window or 0)
+        figures[(policy, window), lines].add(**metrics)
+        session.done()
 
 
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:

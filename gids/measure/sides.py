@@ -33,19 +33,17 @@ _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too sma
 class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
-    side: "gids" or "stock". source: the directory of .npy files. dataset: the same data, converted by gids.
-    batches: minibatches to train on. val_nodes: nodes of the validation split to validate on, with full
-    neighborhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
-    included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
-    besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
-    gids_memory_bytes, window, reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults.
-    random_access: map stock's features with MADV_RANDOM,
-    without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after
-    the minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
+    side: "gids" or "stock". source: the directory of .npy files; without a feat.npy, stock maps the table's
+    shard. dataset: the same data, converted by gids. batches: minibatches to train on. val_nodes: nodes of
+    the validation split to validate on, with full neighborhoods, read from the dataset on both sides.
+    memory_bytes: memory for features, page cache included; 0: no limit. headroom_bytes: memory for everything
+    else from the opening of the features on, besides what is in use then; 0: as much as a trial training
+    needs. spare_bytes: added to the headroom. gids_memory_bytes, window, reads, scratch, scratch_bytes: for
+    gids.open(); "" and 0: its defaults. random_access: map stock's features with MADV_RANDOM, without
+    read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after the
+    minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
     allow_dirs, shards: the allowed directories and the shards outside the dataset. feature_key: the features'
-    name in the dataset. feature_file, feature_shape, feature_dtype: a file of plain rows to use instead of
-    the source's feat.npy, such as the only shard of a table. plain_rows: False if there is neither; then only
-    gids can run, and its rows are compared with the table.
+    name in the dataset.
     """
 
     side: str
@@ -73,10 +71,6 @@ class EpochConfig:
     allow_dirs: tuple[str, ...] = ()
     shards: tuple[str, ...] = ()
     feature_key: str = "feat"
-    feature_file: str = ""
-    feature_shape: tuple[int, ...] = ()
-    feature_dtype: str = "float32"
-    plain_rows: bool = True
 
 
 @dataclass

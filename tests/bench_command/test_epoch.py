@@ -15,9 +15,10 @@ import torch
 from epoch_results import epoch_result
 
 from gids.bench import arguments, epoch
-from gids.bench.epoch_source import look_at, write_links
+from gids.bench.epoch import check_dataset, write_links
 from gids.cli import main
 from gids.loader.options import Reads
+from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.measure.sides import EpochResult
 from gids.store import FeatureStore
@@ -94,7 +95,7 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
 ) -> None:
     path = write(tmp_path / "x.gids", **options)
-    assert reason in look_at(FeatureStore(path), FeatureStore(path).table("feat")).why_no_stock
+    assert reason in why_no_array(FeatureStore(path).table("feat"))
     monkeypatch.setattr("gids.measure.sides.run_side", lambda config, **_: epoch_result(config.side))
     status, said, report = bench("epoch", path, *SMALL)
     assert status == 0, said
@@ -149,7 +150,7 @@ def test_edge_features_are_refused(dataset: Path) -> None:
         writer.write_split("_N", "train", torch.arange(40))
     store = FeatureStore(dataset.parent / "edges.gids")
     with pytest.raises(ValueError, match="has edge rows of shape"):
-        look_at(store, store.table("feat"))
+        check_dataset(store, store.table("feat"))
 
 
 def test_a_note_says_that_memory_is_not_limited(
