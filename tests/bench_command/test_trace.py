@@ -90,6 +90,9 @@ def test_a_written_trace_is_read_back(
         assert trace.table_number(None) == (0 if wide or big > 37 else 1)
         with pytest.raises(KeyError, match="no table 'c'"):
             trace.table_number("c")
+    with np.load(tmp_path / "t") as arrays:
+        assert arrays["counts"].tolist() == [[len(first), len(second)] for first, second in batches]
+        assert np.array_equal(arrays["pages-0-1"][: len(batches[0][1])], batches[0][1])
 
 
 @pytest.mark.few(2)
@@ -279,7 +282,7 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(trace_file, "VERSION", 3)
     write(tmp_path / "t", [table()], [])
     monkeypatch.undo()
-    with pytest.raises(FormatError, match="is a trace of version 3; gids reads version 2"):
+    with pytest.raises(FormatError, match="is a trace of version 3; this gids reads version 2"):
         Trace(tmp_path / "t")
 
 
