@@ -38,12 +38,12 @@ from harness import (
 
 from gids.bench.arguments import READS
 from gids.bench.probe import random_reads
+from gids.bench.quickstart import table
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
-from gids.quickstart.report import table
 from gids.store import FeatureStore
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gids.trace.trace_file import TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.trace.trace_file import TracedTable, TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
 ON_DISK = (
