@@ -1,4 +1,4 @@
-"""What P ranks read and send for one step, counted in one process. Called by cooperation.py.
+"""What P ranks read and send for one step, counted in one process. Called by cooperation.py, distributed.py.
 
 A rank's rows and ids are counted from minibatches of one process: nothing is sent. No loops over nodes.
 """
@@ -28,17 +28,21 @@ class Sampled:
     frontiers: list[int]
     blocks: list[Block]
 
+    @staticmethod
+    def of(minibatch: Minibatch, *, keep_blocks: bool = True) -> Sampled:
+        blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
+        assert isinstance(minibatch.input_nodes, torch.Tensor)
+        frontiers = [block.num_dst for block in reversed(blocks)]
+        return Sampled(minibatch.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
+
     def foreign(self, owners: Owners, rank: int) -> npt.NDArray[np.bool_]:
         """Of each input node: whether another rank owns it."""
         return owners[self.nodes] != rank
 
 
 def sample(sampler: Sampler, topology: Topology, seeds: Ids, step: int, *, keep_blocks: bool) -> Sampled:
-    made: Minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
-    assert isinstance(made.input_nodes, torch.Tensor)
-    blocks = [block for block in made.blocks if isinstance(block, Block)]
-    frontiers = [block.num_dst for block in reversed(blocks)]
-    return Sampled(made.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
+    minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
+    return Sampled.of(minibatch, keep_blocks=keep_blocks)
 
 
 def unite(minibatches: Sequence[Sampled], node_count: int) -> Iterator[Ids]:

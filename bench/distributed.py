@@ -12,8 +12,7 @@ two ranks. cooperative: one minibatch of all ranks, each node on its owner, whic
 
 pages: that ranks ask their cache for. Partitioned features ask for no page twice in a step: the sum over
 ranks is the number of distinct pages. adjacency rows: what sampling sends if owners send all in-edges of a
-node, as in the published algorithm, in place of at most fanout. 1.5D: words of a bulk of that algorithm,
-compared with its law, kbd / (half the harmonic mean of P / c and c).
+node, as in the published algorithm, in place of at most fanout.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cooperation_counts import Sampled, ask, pages_of, received, replicate, unite
+from cooperation_counts import Sampled, ask, pages_of, received, unite
 from distributed_ranks import MODES, TABLE, make_loader, replicas_of, run_ranks
-from graphs import GRAPHS, Ids, make_graph, print_table, seed_order
-from harness import NumberedRows, integers, make_parser, write_json
+from graphs import GRAPHS, Ids, make_graph, seed_order
+from harness import Figures, NumberedRows, integers, make_parser
 
 import gids
 from gids.distributed.owners import HashOwners
-from gids.sampler import Block, Minibatch
 from gids.store import Graph
 from gids.store.names import RELATION
 from gids.write import DatasetWriter
@@ -48,7 +46,7 @@ Row = dict[str, Any]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "dir", "json", "seed")
+    parser = make_parser(__doc__, "dir", "seed")
     add = parser.add_argument
     add("--graph", choices=GRAPHS, default="R-MAT")
     add("--sampler", choices=["neighbor", "labor"], default="neighbor")
@@ -120,15 +118,9 @@ class Case:
             options = {"tables": [], "rank": 0, "world_size": 1, "batch_size": ranks * size}
             whole = make_loader(source, self.config, **options)
             for *of_ranks, together in zip(*own, whole, strict=True):
-                yield [sampled(m) for m in of_ranks], sampled(together)
+                yield [Sampled.of(m) for m in of_ranks], Sampled.of(together)
             for loader in (*own, whole):
                 loader.close()
-
-
-def sampled(minibatch: Minibatch) -> Sampled:
-    blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
-    nodes = minibatch.input_nodes.numpy()  # type: ignore[union-attr]
-    return Sampled(nodes, [b.num_dst for b in reversed(blocks)], blocks)
 
 
 def edges_of(minibatch: Sampled, foreign: np.ndarray) -> int:
@@ -193,71 +185,40 @@ def check(mode: str, real: Sequence[Mapping[str, int]], counted: Row) -> None:
     """Raise AssertionError unless the processes counted the same and read no page twice in a step."""
     names = [n for n in SUMS if any(n in of_rank for of_rank in real)]
     for name in names:
-        found = sum(of_rank[name] for of_rank in real)
-        assert found == counted[name], f"{mode}: {name}: {found} by processes, {counted[name]} counted"
+        by_processes = sum(of_rank[name] for of_rank in real)
+        assert by_processes == counted[name], (
+            f"{mode}: {name}: {by_processes} by processes, {counted[name]} counted"
+        )
     read, pages = (sum(of_rank[n] for of_rank in real) for n in ("pages read", "pages"))
     assert read <= pages, f"{mode}: {read} pages read, {pages} distinct"
 
 
-def bytes_of(row: Row, row_bytes: int) -> Row:
-    """Features and sampling apart: an id is 8 bytes."""
-    features = row["rows sent"] * row_bytes + 8 * row["ids sent"]
-    return row | {"feature bytes": features}
-
-
-def law_rows(case: Case, ranks: int) -> Iterator[Row]:
-    """Published 1.5D sampling: words on the path of a bulk of minibatches, one per rank, and its law."""
-    of_ranks, _ = next(iter(case.steps(ranks)))
-    for copies in (1 << i for i in range(ranks.bit_length())):
-        if ranks % copies**2 == 0:
-            found = replicate(
-                of_ranks, case.owners("partitioned", ranks // copies), case.degrees, ranks, copies
-            )
-            mean = 2 / (copies / ranks + 1 / copies)
-            law = 2 * found.total / mean
-            path = found.stages + found.reduced
-            yield {
-                "P": ranks,
-                "c": copies,
-                "harmonic mean of P/c and c": mean,
-                "law": law,
-                "counted": path,
-                "counted / law": path / law,
-            }
-
-
 def main() -> None:
     args = parse()
-    result: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(args).items()}}
+    figures, rows = Figures(args), []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         case = Case(args, Path(folder))
         print(f"{args.graph}: {case.count:,} nodes, {args.sampler} {args.fanouts}")
-        rows: list[Row] = []
         for ranks in args.ranks:
             counted = count_epoch(case, ranks)
             processes: dict[str, list[dict[str, int]]] = {}
             if ranks in args.processes:
                 datasets = {mode: case.dataset(mode, ranks) for mode in counted}
                 processes = run_ranks(ranks, datasets, case.config)
-            for mode, found in counted.items():
-                row: Row = {"P": ranks, "mode": mode, "checked": "-", **bytes_of(found, case.table.row_bytes)}
+            for mode, row in counted.items():
                 if mode in processes:
-                    real = processes[mode]
-                    check(mode, real, found)
-                    row["checked"] = "processes"
-                    row["pages read"] = sum(of_rank["pages read"] for of_rank in real)
-                rows.append(row)
-                print(f"{ranks} ranks, {mode}: {found['pages']} pages, {found['rows sent']} rows", flush=True)
-        columns = ("P", "mode", "checked", "rows", "pages", "rows sent", "ids sent", "feature bytes")
-        print_table("an epoch, sum over ranks", columns, [[r[c] for c in columns] for r in rows])
-        sampling = [r for r in rows if r["adjacency bytes"]]
-        columns = ("P", "mode", "nodes asked", "edges sent", "bytes sent", "adjacency bytes")
-        print_table("sampling, sum over ranks", columns, [[r[c] for c in columns] for r in sampling])
-        squares = [ranks for ranks in args.ranks if ranks >= 4 and ranks**0.5 % 1 == 0]
-        law = [row for ranks in squares for row in law_rows(case, ranks)]
-        if law:
-            print_table("1.5D, words of a bulk", list(law[0]), [list(row.values()) for row in law])
-        write_json(args.json, result | {"modes": rows, "law": law})
+                    check(mode, processes[mode], row)
+                checked = "processes" if mode in processes else "-"
+                feature_bytes = row["rows sent"] * case.table.row_bytes + 8 * row["ids sent"]
+                rows.append(
+                    {"P": ranks, "mode": mode, "checked": checked, **row, "feature bytes": feature_bytes}
+                )
+                print(f"{ranks} ranks, {mode}: {row['pages']} pages, {row['rows sent']} rows", flush=True)
+    columns = ("P", "mode", "checked", "rows", "pages", "rows sent", "ids sent", "feature bytes")
+    figures.table("an epoch, sum over ranks", [{c: row[c] for c in columns} for row in rows])
+    columns = ("P", "mode", "nodes asked", "edges sent", "bytes sent", "adjacency bytes")
+    sampling = [{c: row[c] for c in columns} for row in rows if row["adjacency bytes"]]
+    figures.table("sampling, sum over ranks", sampling)
 
 
 if __name__ == "__main__":
