@@ -1,9 +1,8 @@
-"""How fast are conversions, how much memory do they need, and what do orders of rows save?
+"""How fast are conversions, and how much memory do they need?
 
     python bench/convert.py features                                   # a 2 GB .npy, 7 rounds
     python bench/convert.py features --size-gb 16 --rounds 1 --alone   # memory and time of a large one
     python bench/convert.py edges     # 5, 10, 20 and 50 million edges, 256 MB
-    python bench/convert.py orders    # 2^19 nodes, rows of 64 float32, 16 per page
     python bench/convert.py features --small
 
 Each conversion runs in a fresh process, with the source out of the page cache, and is verified, which is not
@@ -14,24 +13,16 @@ alternating with gids. Each side ends with fsync of its output. gids writes chec
 
 edges: each size from an edge_index.npy with power-law degrees. --options are options of `gids convert`. The
 last figure extrapolates the time linearly from the largest size; memory is bounded.
-
-orders: how many pages does an epoch read with each order of rows, and what does writing the order cost? Four
-graphs with shuffled ids: three of `gids generate` (4,000 classes with 90 and 70 % of the edges within a
-class, and the default of 16 classes), and R-MAT. Minibatches of 128 seeds, fanouts 10, 10; the trace for the
-trace order has other random draws. Baseline: the source's order, with the same minibatches. Counts the pages
-that lookahead (W = 16) misses with a cache of 5 % of the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,22 +30,16 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graphs import rmat
 from harness import Figures, alternate, make_parser, median_ratio
 
-from gids.cli import main as gids_here
-from gids.convert.synthetic import GraphSpec, write_graph
 from gids.io import drop_page_cache
 from gids.sizes import parse_bytes
-from gids.store import FeatureStore
 
 BAR = 0.8
 PIECE_BYTES = 8 << 20
 PIECE_EDGES = 1 << 20
 BEYOND_BYTES = 300_000_000  # what a conversion may take beyond --memory
 DEGREE = 16
-ORDERED_DIM = 64
-SAMPLING = ["--fanouts", "10,10", "--policies", "lookahead", "--windows", "16", "--cache", "5%", "--quiet"]
 
 # VmHWM, not getrusage: that would count the parent's memory too, from before the exec.
 COMMAND = """
@@ -177,69 +162,8 @@ def write_edges(folder: Path, edge_count: int) -> None:
     array.flush()
 
 
-def orders(args: argparse.Namespace, figures: Figures) -> None:
-    log2_nodes = 13 if args.small else 19
-    clustered = partial(write_clustered, 1 << log2_nodes)
-    graphs: dict[str, Callable[[Path], Path]] = {
-        "4,000 classes, 90 %": partial(clustered, 4000, 0.9),
-        "4,000 classes, 70 %": partial(clustered, 4000, 0.7),
-        "16 classes": partial(clustered, 16, 0.7),
-        "R-MAT": partial(write_rmat, log2_nodes),
-    }
-    batches = args.batches or (40 if args.small else 300)
-    sampling = [*SAMPLING, "--batch-size", str(16 if args.small else 128), "--batches", str(batches)]
-    for name, write in graphs.items():
-        if name in (args.graphs or (["R-MAT"] if args.small else graphs)):
-            with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-                figures.table(name, measure_orders(write(Path(folder) / "source"), sampling))
-
-
-def measure_orders(source: Path, sampling: list[str]) -> list[dict[str, float | str]]:
-    trace, path = source.parent / "rows.trace", source.parent / "out.gids"
-    rows = []
-    for order in ("original", "degree", "community", f"trace:{trace}"):
-        seconds, _, _ = convert(source, path, "--order", order, "--page-bytes", "4096")
-        wide = np.load(source / "feat.npy", mmap_mode="r")
-        ids = np.random.default_rng(1).integers(0, len(wide), 2000)
-        assert np.array_equal(FeatureStore(path).table("feat").read_rows(ids).numpy(), wide[ids]), order
-        pages = pages_of_an_epoch(path, sampling)
-        if order == "original":
-            pages_of_an_epoch(path, [*sampling, "--rows", "--record", str(trace), "--seed", "7"])
-        rows.append({"order": order.partition(":")[0], "pages": pages, "convert s": seconds})
-        shutil.rmtree(path)
-    for row in rows:
-        row["x fewer pages"] = rows[0]["pages"] / row["pages"]
-        row["x the time"] = row["convert s"] / rows[0]["convert s"]
-    return rows
-
-
-def write_clustered(nodes: int, classes: int, homophily: float, folder: Path) -> Path:
-    sizes = {"dim": ORDERED_DIM, "classes": classes, "train_count": nodes // 10}
-    return write_graph(folder, GraphSpec(nodes, homophily=homophily, **sizes))
-
-
-def write_rmat(log2_nodes: int, folder: Path) -> Path:
-    rng = np.random.default_rng(0)
-    indptr, indices = rmat(log2_nodes, DEGREE, rng)
-    nodes = 1 << log2_nodes
-    folder.mkdir()
-    np.save(folder / "indptr.npy", indptr)
-    np.save(folder / "indices.npy", indices)
-    np.save(folder / "train_idx.npy", np.sort(rng.permutation(nodes)[: nodes // 10]))
-    np.save(folder / "feat.npy", rng.standard_normal((nodes, ORDERED_DIM), np.float32))
-    return folder
-
-
-def pages_of_an_epoch(path: Path, sampling: list[str]) -> float:
-    report = path.with_suffix(".json")
-    assert gids_here(["bench", "hit-ratio", str(path), *sampling, "--json", str(report)]) == 0
-    figures = json.loads(report.read_text())["figures"]
-    (figure,) = (f for f in figures if f["setting"]["policy"] == "lookahead")
-    return float(figure["metrics"]["epoch_pages_read"]["median"])
-
-
 def main() -> None:
-    questions = {"features": features, "edges": edges, "orders": orders}
+    questions = {"features": features, "edges": edges}
     parser = make_parser(__doc__, "dir", "rounds")
     add = parser.add_argument
     add("question", choices=list(questions))
@@ -250,8 +174,6 @@ def main() -> None:
     add("--edges", type=float, nargs="+", default=[5e6, 1e7, 2e7, 5e7], help="edges: numbers of edges")
     add("--workers", default="2", help="edges: --workers of gids convert (default: 2)")
     add("--options", nargs="*", default=[], metavar="OPTION", help="edges: without dashes, such as dedup")
-    add("--graphs", nargs="+", metavar="NAME", help="orders: run only these graphs")
-    add("--batches", type=int, help="orders: minibatches (default: 300)")
     args = parser.parse_args()
     questions[args.question](args, Figures(args))
 

@@ -12,8 +12,7 @@ Cooperative: one minibatch of all seeds, each node belongs to its owner (Balin e
 independent minibatches is compared with the cooperative one: they are equal, as random numbers are keyed by
 node. Baseline: independent.
 
-caches: rows missed by a cache on each rank after a warm-up, independent and cooperative, with and without
-dependent minibatches. replicas: 1.5D (Tripathy, Yelick and Buluc): parts P / c, each on c ranks.
+replicas: 1.5D (Tripathy, Yelick and Buluc): parts P / c, each on c ranks.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cooperation_counts import Asked, Caches, Sampled, ask, pages_of, received, replicate, sample, unite
-from graphs import GRAPHS, OWNERS, Ids, OwnersOf, make_graph, out_degrees, seed_order
+from cooperation_counts import Asked, Sampled, ask, pages_of, received, replicate, sample, unite
+from graphs import GRAPHS, OWNERS, Ids, OwnersOf, make_graph, seed_order
 from harness import Figures, integers, make_parser
 
 from gids.sampler import Labor, Neighbor, Sampler, Topology
 
 ROWS_PER_PAGE = 8  # rows of 512 bytes in pages of 4 KiB
-KAPPA = 256
 SAMPLERS = {"Neighbor": Neighbor, "LABOR-0": Labor}
 Row = dict[str, Any]
 
@@ -45,22 +43,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--plot", type=Path, metavar="FILE", help="draw rows per rank to FILE, as PNG")
     add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    add("--only", choices=["rows", "caches"], help="count only these (rows: with replicas)")
     add("--log2-nodes", type=int, default=24, help="size of the graphs (default: 24)")
     add("--degree", type=int, default=16)
     add("--fanouts", type=integers, default=[10, 10, 10])
     add("--batch-size", type=int, default=1024, help="seeds per rank (default: 1024)")
     add("--ranks", type=integers, default=[1, 2, 4, 8, 16, 32, 64])
     add("--steps", type=int, default=1, help="steps to count rows in (default: 1)")
-    add("--cache-ranks", type=integers, default=[8])
-    add("--cache-percents", type=integers, default=[1, 3], help="of all rows, on each rank")
-    add("--cache-steps", type=int, default=10, help="steps to count misses in, after half as many")
-    add("--cache-samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
     add("--threads", type=int)
     args = parser.parse_args(argv)
     if args.small:
-        args.log2_nodes, args.batch_size, args.steps, args.cache_steps = 13, 4, 1, 4
-        args.ranks, args.cache_ranks, args.fanouts = [1, 2, 4, 16], [4], [3, 3]
+        args.log2_nodes, args.batch_size, args.steps = 13, 4, 1
+        args.ranks, args.fanouts = [1, 2, 4, 16], [3, 3]
     return args
 
 
@@ -181,57 +174,6 @@ def count_adjacency(case: Case, alone: Sequence[Sampled]) -> list[Row]:
     return rows
 
 
-# Caches
-
-
-def count_misses(case: Case) -> list[Row]:
-    """Rows missed per rank and step, for each number of ranks, cache and way of working."""
-    args, rows = case.args, []
-    for ranks in args.cache_ranks:
-        for name in args.cache_samplers:
-            plain: list[float] = []  # misses of independent ranks with κ = 1, by setting
-            for kappa in (1, KAPPA):
-                sampler = SAMPLERS[name](args.fanouts, batch_dependency=kappa, threads=args.threads)
-                missed = misses_of(case, sampler, ranks)
-                plain = plain or [alone for alone, _ in missed.values()]
-                kind = name if kappa == 1 else f"{name}, κ = {kappa}"
-                for against, ((percent, policy), (alone, together)) in zip(
-                    plain, missed.items(), strict=True
-                ):
-                    setting = {"P": ranks, "sampler": kind, "cache %": percent, "policy": policy}
-                    misses = {"independent": alone, "cooperative": together}
-                    ratios = {f"ratio, {way}": value / against for way, value in misses.items()}
-                    rows.append({**setting, **misses, **ratios})
-    return rows
-
-
-def misses_of(
-    case: Case, sampler: Sampler, ranks: int
-) -> dict[tuple[int, str], tuple[np.floating, np.floating]]:
-    """Misses per rank and step: independent, cooperative; by the cache's percent and policy."""
-    args, owners, weights = case.args, case.owners("hash", ranks), out_degrees(case.graph)
-    caches = {
-        (percent, policy): [
-            Caches(ranks, case.node_count * percent // 100, policy, weights, owned)
-            for owned in (None, owners)
-        ]
-        for percent in args.cache_percents
-        for policy in ("lru", "static")
-    }
-    missed = defaultdict(list)
-    warm = args.cache_steps // 2
-    for step in range(warm + args.cache_steps):
-        minibatches = case.sample_each(sampler, case.seeds(step, ranks), step)
-        alone = [m.nodes for m in minibatches]
-        *_, union = unite(minibatches, case.node_count)
-        together = [union[owners[union] == rank] for rank in range(ranks)]
-        for setting, pair in caches.items():
-            misses = [cache.misses(rows).mean() for cache, rows in zip(pair, (alone, together), strict=True)]
-            if step >= warm:
-                missed[setting].append(misses)
-    return {setting: tuple(np.mean(misses, axis=0)) for setting, misses in missed.items()}
-
-
 def main() -> None:
     args = parse()
     figures = Figures(args)
@@ -239,7 +181,7 @@ def main() -> None:
     for name in args.graphs:
         case = Case(name, args)
         print(f"\n## {name}: {case.node_count:,} nodes, {case.graph.num_edges:,} edges")
-        for kind, make in SAMPLERS.items() if args.only != "caches" else ():
+        for kind, make in SAMPLERS.items():
             rows, alone = count_rows(case, make(args.fanouts, threads=args.threads))
             panels[name, kind] = rows
             pages = [key for key in rows[0] if "pages" in key]
@@ -255,10 +197,7 @@ def main() -> None:
             figures.table(f"{title}: 1.5D, per rank and minibatch", replicas)
             words = [row for ranks in square for row in count_adjacency(case, alone[:ranks])]
             figures.table(f"{title}: 1.5D with adjacency rows, words of a bulk", words)
-        if args.only != "rows":
-            title = f"{name}: rows missed per rank, and their ratio to independent ones with κ = 1"
-            figures.table(title, count_misses(case))
-    if args.plot and panels:
+    if args.plot:
         from plot import draw_cooperation
 
         draw_cooperation(panels, args.plot)

@@ -1,4 +1,4 @@
-"""What P ranks read and send for one step, counted in one process. Called by cooperation.py, distributed.py.
+"""What P ranks read and send for one step, counted in one process. Called by cooperation.py.
 
 A rank's rows and ids are counted from minibatches of one process: nothing is sent. No loops over nodes.
 """
@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from graphs import Ids, Owners
 
-from gids import _core
 from gids.sampler import Block, Minibatch, Sampler, Topology
 
 Counts = npt.NDArray[np.int64]
@@ -159,38 +158,3 @@ def replicate(
     return Replicated(
         float(made.sum()), float(by_stage.sum()), float(sent.sum() / ranks), float(reduced.mean())
     )
-
-
-class Caches:
-    """A cache of `lines` rows on each rank.
-
-    policy: "lru", or "static" with the hottest of the rows that a rank reads: all, or those that it owns.
-    """
-
-    def __init__(
-        self, ranks: int, lines: int, policy: str, weights: npt.NDArray[np.uint32], owners: Owners | None
-    ) -> None:
-        self.policy, self.lines = policy, lines
-        self._step = 0
-        if policy == "lru":
-            self._planners = [_core.Planner(len(weights), lines, "lru") for _ in range(ranks)]
-            return
-        order = np.argsort(-weights.astype(np.int64), kind="stable")
-        self._held = np.zeros((ranks if owners is not None else 1, len(weights)), np.bool_)
-        for rank, held in enumerate(self._held):
-            of_rank = order if owners is None else order[owners[order] == rank]
-            held[of_rank[:lines]] = True
-
-    def misses(self, rows: Sequence[Ids]) -> Counts:
-        """rows: of each rank in the next step, each once. int64[ranks]."""
-        if self.policy == "static":
-            held = [self._held[min(rank, len(self._held) - 1)] for rank in range(len(rows))]
-            return np.array([np.count_nonzero(~h[r]) for h, r in zip(held, rows, strict=True)])
-        found = []
-        for planner, asked in zip(self._planners, rows, strict=True):
-            if self._step:
-                planner.retire(self._step - 1)
-            planner.enter(self._step, asked)
-            found.append(len(asked) - planner.plan(self._step)[0])
-        self._step += 1
-        return np.array(found)

@@ -1,7 +1,6 @@
-"""How fast does gids sample neighborhoods, compared with DGL, and with many minibatches per call?
+"""How fast does gids sample neighborhoods, compared with DGL, and with times?
 
     python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
-    python bench/sampling.py --bulk     # sample_bulk compared with sample
     python bench/sampling.py --temporal # temporal and disjoint neighbors compared with uniform ones
     python bench/sampling.py --small    # seconds; only shows that it works
 
@@ -10,15 +9,12 @@ and fanouts. Baseline: the faster of DGL's NeighborSampler in its default form (
 thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler. All sides have the same
 number of threads and run in alternating order; results are medians over the rounds.
 
-Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
-compared; it uses as many free cores as threads.
-
 Temporal: Neighbor with times compared with plain Neighbor on the same graph, by CPU time.
 Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
 checks that none of these is sampled. "disjoint": trees without times.
 
 Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py
-sampling` measures a GPU.
+sampling` measures a GPU, and `gids bench sampling --bulk` many minibatches per call.
 """
 
 from __future__ import annotations
@@ -46,7 +42,6 @@ from gids.bench.sampling import verify
 from gids.sampler import (
     Block,
     Labor,
-    Ladies,
     Minibatch,
     Neighbor,
     Sampler,
@@ -55,11 +50,9 @@ from gids.sampler import (
     sort_by_time,
 )
 from gids.sampler.forest import AnySeeds
-from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 
 BAR = 1.5
-BULK_BAR = 1.3
 TEMPORAL_BAR = 0.5
 TIMES = 1 << 30
 Rate = tuple[float, float]  # input nodes and edges per second
@@ -77,19 +70,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
     add("--temporal", action="store_true", help="compare temporal with uniform neighbors")
-    add("--bulk", action="store_true", help="compare sample_bulk with sample")
-    add("--window", type=int, default=16, help="minibatches per bulk call (default: 16)")
-    add(
-        "--bulk-sizes",
-        type=integers,
-        default=[16, 64, 256, 1024],
-        metavar="N,…",
-        help="seeds per minibatch in a bulk call (default: 16,64,256,1024)",
-    )
     args = parser.parse_args(argv)
     if args.small:
         args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
-        args.bulk_sizes = [8, 64]
     args.threads = args.threads or sorted({1, torch.get_num_threads()})
     return args
 
@@ -200,45 +183,6 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
         run_sides(figures, name, sides, args.rounds, [("gids", peer) for peer in peers], BAR)
 
 
-def seconds_of(sample: Callable[[], list[Minibatch]]) -> float:
-    """For one call, which may be short."""
-    begun, calls = time.perf_counter(), 0
-    while calls == 0 or time.perf_counter() - begun < 0.05:
-        sample()
-        calls += 1
-    return (time.perf_counter() - begun) / calls
-
-
-def compare_bulk(args: argparse.Namespace, figures: Figures) -> None:
-    graph = make_graph(args)
-    topology = Topology(graph)
-    makers: dict[str, Callable[[int], LayeredSampler]] = {
-        "neighbor": lambda threads: Neighbor(args.fanouts, threads=threads),
-        "labor": lambda threads: Labor(args.fanouts, threads=threads),
-        "ladies": lambda threads: Ladies([512] * len(args.fanouts), threads=threads),
-    }
-    print(f"{args.window} minibatches in a bulk")
-    for kind, threads, size in itertools.product(makers, args.threads, args.bulk_sizes):
-        alone, bulk = makers[kind](threads), makers[kind](threads)
-        order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
-        seeds = list(torch.from_numpy(np.resize(order, args.window * size)).split(size))
-
-        def one_by_one(sampler: LayeredSampler, seeds: list[torch.Tensor]) -> list[Minibatch]:
-            return [sampler.sample(topology, ids, step=step) for step, ids in enumerate(seeds)]
-
-        sides = {
-            "in bulk": partial(bulk.sample_bulk, topology, seeds),
-            "one by one": partial(one_by_one, alone, seeds),
-        }
-        for ours, theirs in zip(*(side() for side in sides.values()), strict=True):
-            assert all(map(torch.equal, ours.tensors(), theirs.tensors()))
-        times = alternate({name: partial(seconds_of, side) for name, side in sides.items()}, args.rounds)
-        rates = {side: [args.window / seconds for seconds in values] for side, values in times.items()}
-        bars = {"one by one": BULK_BAR} if threads > 1 else {}
-        name = f"{kind}, {threads_text(threads)}, {size} seeds"
-        figures.compare(name, rates, "minibatches/s", bars=bars)
-
-
 def check_times(graph: Graph, sampler: Neighbor, given: TimedSeeds) -> None:
     minibatch = sampler.sample(graph, given)
     assert isinstance(minibatch.batch, torch.Tensor)
@@ -289,7 +233,7 @@ def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnyS
 
 def main() -> None:
     args = parse()
-    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_with_dgl
+    compare = compare_temporal if args.temporal else compare_with_dgl
     compare(args, Figures(args))
 
 

@@ -54,16 +54,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
         ("convert.py", ["features"], "peak memory of converting"),
         ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
-        ("convert.py", ["orders"], "| trace |"),
         ("epoch.py", [], "rows/s, gids over stock DGL"),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl"),
-        ("sampling.py", ["--bulk"], "in bulk over one by one"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform"),
-        ("cooperation.py", [], "rows missed per rank"),
+        ("cooperation.py", [], "1.5D with adjacency rows, words of a bulk"),
         ("placement.py", [], "where rows come from"),
-        ("distributed.py", [], "| 2 | cooperative | processes |"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
     ],
@@ -95,5 +92,5 @@ def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path:
 
 
 def test_cooperation_is_drawn(tmp_path: Path, run: Run) -> None:
-    run("cooperation.py", "--small", "--only", "rows", "--plot", str(tmp_path / "rows.png"))
+    run("cooperation.py", "--small", "--plot", str(tmp_path / "rows.png"))
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
