@@ -32,7 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from graphs import graph_of, rmat
-from harness import Figures, alternate, make_parser, median_ratio
+from harness import Figures, alternate, make_parser
 
 import gids
 from gids import _core
@@ -327,11 +327,9 @@ def _gather(args: argparse.Namespace, figures: Figures, row_bytes: int) -> None:
     name, stock = f"{dim} values", rates.pop("torch.index_select")
     for what, ours, bar in (("plan + gather", planned, 0.6), ("gather", rates["float32"], 0.8)):
         note = f"{median(ours) / 1e6:.2f} and {median(stock) / 1e6:.2f} M rows/s"
-        ratio = median_ratio(ours, stock)
-        figures.add(f"{name}, {what} over index_select", ratio, "x", bar=bar, note=note)
+        figures.ratio(f"{name}, {what} over index_select", ours, stock, bar=bar, note=note)
     for kind in list(STORAGE_TYPES)[1:]:
-        ratio = median_ratio(rates[kind], rates["float32"])
-        figures.add(f"{name}, {kind}: gather over that of float32", ratio, "x")
+        figures.ratio(f"{name}, {kind}: gather over that of float32", rates[kind], rates["float32"])
 
 
 def table_ids(ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import Figures, alternate, make_parser, median_ratio
+from harness import Figures, alternate, make_parser
 
 from gids.io import drop_page_cache
 from gids.sizes import parse_bytes
@@ -110,7 +110,7 @@ def features(args: argparse.Namespace, figures: Figures) -> None:
     for other in ("dd", "dd, direct") if not args.alone else ():
         for side in ("convert", without):
             bar = BAR if (side, other) == ("convert", "dd") else None
-            figures.add(f"{side} over {other}", median_ratio(speeds[side], speeds[other]), "x", bar=bar)
+            figures.ratio(f"{side} over {other}", speeds[side], speeds[other], bar=bar)
     peak = max(peak_bytes for _, peak_bytes, _ in runs["convert"])
     name = f"peak memory of converting {mb:,.0f} MB"
     figures.add(name, peak / 1e6, "MB", most=(memory + BEYOND_BYTES) / 1e6)

@@ -33,7 +33,6 @@ from harness import (
     disk_rates,
     integers,
     make_parser,
-    median_ratio,
     read_ahead,
 )
 
@@ -163,10 +162,10 @@ def report(
     for side, bar in ((STOCK, 5.0), (ADVISED, None)):
         pairs = [(a, b) for a, b in zip(rounds[GIDS], rounds[side], strict=True) if a and b]
         if pairs:  # the rounds in which the side ended
-            ratio = median_ratio([a.rows_per_s for a, _ in pairs], [b.rows_per_s for _, b in pairs])
+            ours, theirs = ([run.rows_per_s for run in side_runs] for side_runs in zip(*pairs, strict=True))
             read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
             note = f"read-ahead {read_around}, aim 8" if side == STOCK else ""
-            figures.add(f"rows/s, gids over {side}", ratio, "x", bar=bar, note=note)
+            figures.ratio(f"rows/s, gids over {side}", ours, theirs, bar=bar, note=note)
     ours = runs[GIDS]
     epoch_s = median(run.seconds for run in ours)
     cpu_s = median(run.cpu_seconds for run in ours) / (os.cpu_count() or 1)

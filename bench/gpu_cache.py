@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 import torch
 from gpu_harness import TABLE, Bench, assert_same_rows, device_seconds, make_table, open_cache
-from harness import alternate, median_ratio
+from harness import alternate
 
 from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
@@ -62,10 +62,8 @@ def _gather(bench: Bench, cache: DeviceFeatureCache, rows: torch.Tensor, name: s
         assert_same_rows(out, rows if side == "copy" else rows[order])
     sides = {side: (lambda work=work: device_seconds(device, stream, work)) for side, work in works.items()}
     seconds = alternate(sides, bench.sizes.repeats)
-    ratio = median_ratio(seconds["copy"], seconds["gather"])
-    bench.figures.add(f"{name}, over device copy", ratio, "x", bar=bar)
-    ratio = median_ratio(seconds["index_select"], seconds["gather"])
-    bench.figures.add(f"{name}, over torch.index_select", ratio, "x")
+    bench.figures.ratio(f"{name}, over device copy", seconds["copy"], seconds["gather"], bar=bar)
+    bench.figures.ratio(f"{name}, over torch.index_select", seconds["index_select"], seconds["gather"])
     speed = 2 * rows.nbytes / median(seconds["copy"]) / 1e9
     bench.figures.add(f"device copy of {rows.nbytes >> 20} MiB, read + written", speed, "GB/s")
 
@@ -106,8 +104,7 @@ def planning(bench: Bench) -> None:
     note = f"{pages:,.0f} pages, {lines:,} lines, {hits:.0%} hits"
     bench.figures.add("planning a minibatch, device time", 1e6 * median(by_clock[warm:]), "us", note=note)
     bench.figures.add("planning a minibatch, host time", 1e6 * median(by_host[warm:]), "us")
-    ratio = median_ratio(on_cpu[warm:], by_clock[warm:])
-    bench.figures.add("planning, over the planner on the CPU (one core)", ratio, "x")
+    bench.figures.ratio("planning, over the planner on the CPU (one core)", on_cpu[warm:], by_clock[warm:])
 
 
 def _plan_on_cpu(

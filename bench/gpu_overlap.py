@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from gpu_harness import Bench, assert_same_minibatch, assert_same_rows, make_table, open_cache
 from gpu_sampling import rmat, seed_order
-from harness import alternate, median_ratio
+from harness import alternate
 
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
@@ -143,8 +143,8 @@ def _compare(bench: Bench, train: Matrices, name: str, work: Work, unit: str, ba
     rates = alternate(sides, bench.sizes.rounds)
     trained = [[steps for steps, _ in rates[side]] for side in ("together", "training")]
     worked = [[rate for _, rate in rates[side]] for side in ("together", "alone")]
-    bench.figures.add(f"training beside {name}, over alone", median_ratio(*trained), "x", bar=bar)
-    bench.figures.add(f"{name}, beside training, over alone", median_ratio(*worked), "x")
+    bench.figures.ratio(f"training beside {name}, over alone", *trained, bar=bar)
+    bench.figures.ratio(f"{name}, beside training, over alone", *worked)
     bench.figures.add(f"{name}, alone", median(worked[1]), unit)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_harness import TABLE, Bench, make_table
-from harness import alternate, median_ratio
+from harness import alternate
 
 import gids
 import gids.io
@@ -69,8 +69,7 @@ def packs(bench: Bench) -> None:
     name = "epoch of 512 B rows on the device"
     for reads, of_side in rates.items():
         bench.figures.add(f"{name}, reads={reads!r}", median(of_side), "rows/s")
-    ratio = median_ratio(rates["pack"], rates["random"])
-    bench.figures.add(f"{name}, packs over random reads", ratio, "x")
+    bench.figures.ratio(f"{name}, packs over random reads", rates["pack"], rates["random"])
     stats = epochs["pack"][-1][1]["packs"]
     for key in ("bytes_read", "bytes_written"):
         bench.figures.add(f"packs, {key.replace('_', ' ')}", stats[key] / 1e6, "MB")

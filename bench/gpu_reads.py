@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import torch
 from gpu_harness import Bench, host_seconds
-from harness import PAGE_BYTES, alternate, median_ratio, page_contents, write_pages
+from harness import PAGE_BYTES, alternate, page_contents, write_pages
 
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -117,7 +117,7 @@ def queue(bench: Bench) -> None:
         note = f"{engine.name}, depth {sizes.depth}, rounds of {queues['stream'].round_max}"
     for wait, bar in (("stream", 0.9), ("warp", None)):
         name = f"queue path, wait {wait}, over the engine on the host"
-        bench.figures.add(name, median_ratio(speeds[wait], speeds["engine"]), "x", bar=bar, note=note)
+        bench.figures.ratio(name, speeds[wait], speeds["engine"], bar=bar, note=note)
     for side, rates in speeds.items():
         bench.figures.add(f"random pages of 4 KiB, {side}", median(rates), "pages/s")
 
@@ -178,5 +178,5 @@ def _compare_extents(
         size = f"extents of {run_bytes >> 10} KiB, {name}"
         bench.figures.add(size, median(rates) / 1e9, "GB/s")
         if name in readers:
-            ratio = median_ratio(rates, speeds["engine into host memory"])
-            bench.figures.add(f"{size}, over the engine into host memory", ratio, "x")
+            name = f"{size}, over the engine into host memory"
+            bench.figures.ratio(name, rates, speeds["engine into host memory"])

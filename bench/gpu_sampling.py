@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 import torch
 from gpu_harness import Bench, assert_same_minibatch, host_seconds
-from harness import alternate, median_ratio
+from harness import alternate
 
 from gids.sampler import Neighbor, Topology
 from gids.sampler.device import PinnedGraph
@@ -109,5 +109,4 @@ def _sample(bench: Bench, on_cpu: Topology, on_device: Topology, fanouts: list[i
     bar = BAR_NODES_PER_S if place == "host" else None
     name = f"neighbor sampling {','.join(map(str, fanouts))}, {_PLACES[place]}"
     bench.figures.add(name, median(speeds["gpu"]), "nodes/s", bar=bar, note=note)
-    ratio = median_ratio(speeds["gpu"], speeds["cpu"])
-    bench.figures.add(f"{name}, over {sampler.threads} CPU threads", ratio, "x")
+    bench.figures.ratio(f"{name}, over {sampler.threads} CPU threads", speeds["gpu"], speeds["cpu"])

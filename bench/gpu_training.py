@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from gpu_harness import TABLE, Bench, assert_same_minibatch, assert_same_rows
 from graphs import make_dataset
-from harness import alternate, median_ratio
+from harness import alternate
 from sage import Training
 
 import gids.io
@@ -77,10 +77,9 @@ def training(bench: Bench) -> None:
     runs = alternate(sides, bench.sizes.rounds)
     rates = {name: [run.rows / run.total_s for run in side] for name, side in runs.items()}
     for name in ("cpu, moved", "mapped, moved"):
-        ratio = median_ratio(rates["cuda"], rates[name])
-        bench.figures.add(f"training rows/s, cuda over {name}", ratio, "x")
-    ratio = median_ratio(rates["cuda, transfer copy"], rates["cuda"])
-    bench.figures.add("training rows/s, transfer copy over kernel", ratio, "x")
+        bench.figures.ratio(f"training rows/s, cuda over {name}", rates["cuda"], rates[name])
+    copied = rates["cuda, transfer copy"]
+    bench.figures.ratio("training rows/s, transfer copy over kernel", copied, rates["cuda"])
     for name, side in runs.items():
         middle = rates[name].index(median_low(rates[name]))
         run = side[middle]

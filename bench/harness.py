@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,11 +93,6 @@ def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, li
     return results
 
 
-def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return median(a / b for a, b in zip(above, below, strict=True))
-
-
 class Figures:
     """The results of a benchmark: printed, and written to args.json after each one.
 
@@ -109,7 +105,13 @@ class Figures:
         self.figures: list[dict[str, Any]] = []
         self.tables: list[dict[str, Any]] = []
         self._path, self._judged = args.json, not args.small
-        self._begun = datetime.now(UTC).isoformat(timespec="seconds")
+        options = re.sub(r" --json \S+", "", " ".join(sys.argv[1:]))
+        self._run = {
+            "command": f"bench/{Path(sys.argv[0]).name} {options}".strip(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": this_machine().as_json(),
+            "versions": versions(),
+        }
 
     def add(
         self,
@@ -140,27 +142,9 @@ class Figures:
         print(f"{name}: {value:,.4g} {unit}{target}{f'  {note}' if note else ''}", flush=True)
         self._write()
 
-    def compare(
-        self,
-        name: str,
-        rates: Mapping[str, Sequence[float]],
-        unit: str,
-        *,
-        bars: Mapping[str, float] | None = None,
-        notes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Add the median of each side's rates, and the first side's ratio to each of the others.
-
-        bars: targets of these ratios, by side. notes: on the medians, by side.
-        """
-        ours, *others = rates
-        for side, values in rates.items():
-            spread = f"{min(values):,.4g} to {max(values):,.4g}" if len(values) > 1 else ""
-            note = ", ".join(filter(None, (spread, (notes or {}).get(side))))
-            self.add(f"{name}, {side}", median(values), unit, note=note)
-        for side in others:
-            ratio = median_ratio(rates[ours], rates[side])
-            self.add(f"{name}, {ours} over {side}", ratio, "x", bar=(bars or {}).get(side))
+    def ratio(self, name: str, above: Sequence[float], below: Sequence[float], **options: Any) -> None:
+        """Add the median of the rounds' ratios. options: of add."""
+        self.add(name, median(a / b for a, b in zip(above, below, strict=True)), "x", **options)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print rows, which all have the same columns, in Markdown: floats with three significant digits,
@@ -177,14 +161,7 @@ class Figures:
 
     def _write(self) -> None:
         if self._path is not None:
-            whole = {
-                "command": " ".join(["bench/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
-                "date": self._begun,
-                "machine": this_machine().as_json(),
-                "versions": versions(),
-                "figures": self.figures,
-                "tables": self.tables,
-            }
+            whole = {**self._run, "figures": self.figures, "tables": self.tables}
             self._path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import Figures, make_parser, median_ratio, page_contents, write_pages
+from harness import Figures, make_parser, page_contents, write_pages
 
 import gids.io
 from gids.bench.probe import aligned_rows
@@ -174,7 +174,7 @@ def compare(path: Path, block_count: int, args: argparse.Namespace) -> None:
         )
         if settings and side != "fio":
             bar = BAR if side == "uring" else None
-            figures.add(f"random reads, {side} over fio", median_ratio(rates, speeds["fio"]), "x", bar=bar)
+            figures.ratio(f"random reads, {side} over fio", rates, speeds["fio"], bar=bar)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from gids.store import FeatureStore, Table
 OURS = ("random", "pack", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
+MOST_OVER_BOUND = 1.25
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
 SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
 
@@ -57,6 +58,10 @@ class Setting:
     batches: int
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"rows of {self.row_bytes} B, memory {self.share}, {self.batch_size} seeds"
 
     def seconds(self, side: str) -> float | None:
         """Of all minibatches. If the side loaded fewer, each of the others takes run["late_s"]."""
@@ -156,7 +161,7 @@ def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
             yield Path(store.path), store.table("feat")
 
 
-def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting) -> None:
+def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting, figures: Figures) -> None:
     """Run every side once."""
     padded = len(table.shard_paths) > 1 or table.rows_per_page * table.row_bytes != table.page_bytes
     for side in args.sides:
@@ -184,45 +189,37 @@ def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting
             setting.missing[side] = error.reason
             continue
         setting.runs[side] = run | {"disk": disk}
-        print(line(setting, side), flush=True)
-        if choices := run["choices"]:
-            print(f"    {describe_choices(choices)}", flush=True)
+        add_run(figures, setting, side)
 
 
-def line(setting: Setting, side: str) -> str:
+def add_run(figures: Figures, setting: Setting, side: str) -> None:
     run, seconds = setting.runs[side], setting.seconds(side)
-    window = setting.seconds("random")
-    ratio = f"{window / seconds:6.2f} x" if window and seconds else " " * 8
-    read = run["read_bytes"]
-    cells = [
-        f"  {TITLES.get(side, side):<19}{seconds:9.2f} s",
-        f"{setting.rows_per_s(side):10,.0f} rows/s",
-        ratio,
-        f"{read / 1e6:10,.0f} MB read" if read is not None else " " * 18,
-        f"{run['written_bytes'] / 1e6:8,.0f} MB written",
+    notes = [
+        f"{setting.rows_per_s(side):,.0f} rows/s",
+        f"{run['read_bytes'] / 1e6:,.0f} MB read" if run["read_bytes"] is not None else "",
+        f"{run['written_bytes'] / 1e6:,.0f} MB written",
         f"first after {run['first_s']:.2f} s",
         f"CPU {run['cpu_s']:.2f} s",
+        f"extrapolated from {run['batches']} minibatches" if run["batches"] < setting.batches else "",
+        describe_choices(run["choices"]) if run["choices"] else "",
     ]
+    name = f"{setting.name}: {TITLES.get(side, side)}"
+    figures.add(name, seconds, "s", note=", ".join(filter(None, notes)))
     if bound := setting.over_bound(side):
-        cells.append(f"{bound:.2f} x the least that disk and cores take")
-    if run["batches"] < setting.batches:
-        cells.append(f"EXTRAPOLATED from {run['batches']} of {setting.batches} minibatches")
-    return "  ".join(cells)
+        figures.add(f"{name} over the least that disk and cores take", bound, "x", most=MOST_OVER_BOUND)
 
 
-def verdict(setting: Setting) -> str:
-    """One line on the choice."""
-    regret = setting.regret()
-    if regret is None:
-        return "  auto or a way was not measured, so its choice is not judged"
-    said = f"  auto chose {setting.chosen}: "
-    if regret == 1:
-        return said + "the fastest of the ways that were measured"
-    return f"{said}{regret:.2f} x the seconds of the fastest" + (" (within 10 %)" if regret <= NEAR else "")
-
-
-def check(setting: Setting) -> int:
-    """The number of wrong rows; prints what makes figures of the setting doubtful."""
+def check(figures: Figures, setting: Setting) -> int:
+    """Add the ratios and judge the choice. Returns the number of wrong rows."""
+    for ours in OURS[1:]:
+        for other in ("random", *PEERS):
+            seconds, others = setting.seconds(ours), setting.seconds(other)
+            if seconds and others:
+                name = f"{setting.name}: {ours} over {TITLES.get(other, other)}"
+                figures.add(name, others / seconds, "x")
+    if (regret := setting.regret()) is not None:
+        name = f"{setting.name}: the chosen way, {setting.chosen}, over the time of the fastest"
+        figures.add(name, regret, "x", most=NEAR)
     for side, reason in setting.missing.items():
         print(f"  {TITLES.get(side, side)}: {reason}")
     warm = max((run["cached_before"] for run in setting.runs.values()), default=0.0)
@@ -255,11 +252,9 @@ def main(argv: list[str] | None = None) -> int:
                     f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
                     flush=True,
                 )
-                measure(args, path, table, setting)
-                print(verdict(setting))
-                wrong += check(setting)
+                measure(args, path, table, setting, figures)
+                wrong += check(figures, setting)
                 failed = failed or ("auto" in args.sides and "auto" in setting.missing)
-                add_ratios(figures, setting)
     figures.table("all settings", [setting.row() for setting in settings])
     judged = [regret for setting in settings if (regret := setting.regret()) is not None]
     good = sum(regret <= NEAR for regret in judged)
@@ -270,16 +265,6 @@ def main(argv: list[str] | None = None) -> int:
 
         draw_packs([setting.row() for setting in settings], args.plot)
     return 1 if wrong or failed else 0
-
-
-def add_ratios(figures: Figures, setting: Setting) -> None:
-    """Seconds of the other sides over those of auto and of packs."""
-    where = f"rows of {setting.row_bytes} B, memory {setting.share}, {setting.batch_size} seeds"
-    for ours in OURS[1:]:
-        for other in ("random", *PEERS):
-            seconds, others = setting.seconds(ours), setting.seconds(other)
-            if seconds and others:
-                figures.add(f"{where}: {ours} over {TITLES.get(other, other)}", others / seconds, "x")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ from harness import (
     NumberedRows,
     alternate,
     make_parser,
-    median_ratio,
     read_ahead,
     run_limited,
     write_numbered,
@@ -113,9 +112,8 @@ def compare(figures: Figures, name: str, sides: Sides, rounds: int) -> None:
         figures.add(f"{name}, {side}", median(values), "rows/s", note=f"{cpu_us[side]:.2f} us of CPU a row")
     for ours in (side for side in OURS if side in sides):
         for other in (side for side in sides if side not in OURS):
-            ratio = median_ratio(rates[ours], rates[other])
             bar = BARS.get(name, {}).get(other) if ours == "gids" else None
-            figures.add(f"{name}, {ours} over {other}", ratio, "x", bar=bar)
+            figures.ratio(f"{name}, {ours} over {other}", rates[ours], rates[other], bar=bar)
 
 
 def sides_of_mapped(config: dict[str, Any]) -> Sides:

@@ -35,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from graphs import graph_of, rmat
-from harness import Figures, alternate, integers, make_parser, median_ratio
+from harness import Figures, alternate, integers, make_parser
 
 from gids.bench.minibatches import counts
 from gids.bench.sampling import verify
@@ -143,12 +143,9 @@ def run_sides(
         nodes, edges = (median(rate[i] for rate in measured) / 1e6 for i in (0, 1))
         figures.add(f"{name}, {side}", edges, "M edges/s", note=f"{nodes:.2f} M input nodes/s")
     for side, other in ratios:
-        nodes, edges = (
-            median_ratio([rate[i] for rate in rates[side]], [rate[i] for rate in rates[other]])
-            for i in (0, 1)
-        )
-        note = f"input nodes/s: {nodes:.2f}"
-        figures.add(f"{name}, {side} over {other}", edges, "x", bar=bar, note=note)
+        for unit, target in (("edges/s", bar), ("input nodes/s", None)):
+            ours, theirs = ([rate[unit == "edges/s"] for rate in rates[s]] for s in (side, other))
+            figures.ratio(f"{name}, {side} over {other}, {unit}", ours, theirs, bar=target)
 
 
 def threads_text(count: int) -> str:
