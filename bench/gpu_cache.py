@@ -10,6 +10,8 @@ posting of their reads, by the device's clock and the host's; compared with the 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -21,7 +23,6 @@ from gids.cache import FeatureCache
 from gids.cache.device import DeviceFeatureCache
 from gids.cache.device.counters import THROUGH
 from gids.io import open_engine
-from gids.store import Table
 
 SIZES = {
     "table_bytes": (1 << 30, 256 << 10),  # of features, and of each copy that is compared
@@ -76,53 +77,54 @@ def planning(bench: Bench) -> None:
         np.unique((len(rows) * rng.random(sizes.ids) ** 4).astype(np.int64)) for _ in range(sizes.minibatches)
     ]
     minibatches = [torch.from_numpy(rng.permutation(ids)) for ids in drawn]
-    lines = table.page_count // 4
-    by_clock, by_host = [], []
-    options = {"lines": {TABLE: lines}, "heats": {}, "staging_bytes": sizes.staging_bytes}
-    with open_cache(device, table, **options) as cache:
+    lines = {TABLE: table.page_count // 4}
+    with open_cache(device, table, lines=lines, heats={}, staging_bytes=sizes.staging_bytes) as cache:
         on_device = [ids.to(device.torch_device) for ids in minibatches]
-
-        def enter_and_plan(step: int) -> None:
-            cache.enter(step, {TABLE: on_device[step]})
-            cache.plan(step)
-
-        for step, ids in enumerate(minibatches):
-            before = cache.stats()[TABLE]
-            spent = device_seconds(device, cache.stream, lambda step=step: enter_and_plan(step))
-            features, error = cache.gather(step)
-            assert error is None
-            assert_same_rows(features[TABLE], rows[ids])
-            by_clock.append(
-                spent + device_seconds(device, cache.stream, lambda step=step: cache.retire(step))
-            )
-            after = cache.stats()[TABLE]
-            by_host.append(sum(after[key] - before[key] for key in ("enter_s", "plan_s", "retire_s")))
-        hits = after["hits"] / after["pages"]
-    on_cpu = _plan_on_cpu(table, minibatches, lines, rows)
+        clock = partial(device_seconds, device, cache.stream)
+        by_clock, by_host = _plan(cache, on_device, minibatches, rows, clock)
+        stats = cache.stats()[TABLE]
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        on_cpu, _ = _plan(
+            FeatureCache(engine, [table], lines=lines, heats={}), minibatches, minibatches, rows, wall_seconds
+        )
     warm = sizes.minibatches // 3
     pages = float(np.mean([len(ids) for ids in drawn]))
-    note = f"{pages:,.0f} pages, {lines:,} lines, {hits:.0%} hits"
+    note = f"{pages:,.0f} pages, {lines[TABLE]:,} lines, {stats['hits'] / stats['pages']:.0%} hits"
     bench.figures.add("planning a minibatch, device time", 1e6 * median(by_clock[warm:]), "us", note=note)
     bench.figures.add("planning a minibatch, host time", 1e6 * median(by_host[warm:]), "us")
     bench.figures.ratio("planning, over the planner on the CPU (one core)", on_cpu[warm:], by_clock[warm:])
 
 
-def _plan_on_cpu(
-    table: Table, minibatches: list[torch.Tensor], lines: int, rows: torch.Tensor
-) -> list[float]:
-    """Seconds of each minibatch."""
-    seconds = []
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = FeatureCache(engine, [table], lines={TABLE: lines}, heats={})
-        for step, ids in enumerate(minibatches):
-            begun = time.perf_counter()
-            cache.enter(step, {TABLE: ids})
-            cache.plan(step)
-            spent = time.perf_counter() - begun
-            features, error = cache.gather(step)
-            assert error is None
-            assert_same_rows(features[TABLE], rows[ids])
-            begun = time.perf_counter()
-            cache.retire(step)
-            seconds.append(spent + time.perf_counter() - begun)
-    return seconds
+def wall_seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _plan(
+    cache: FeatureCache | DeviceFeatureCache,
+    asked: list[torch.Tensor],
+    minibatches: list[torch.Tensor],
+    rows: torch.Tensor,
+    clock: Callable[[Callable[[], object]], float],
+) -> tuple[list[float], list[float]]:
+    """Seconds of each minibatch, by the clock and as the cache counts them. asked: ids on its device."""
+    seconds, counted = [], []
+
+    def enter_and_plan(step: int) -> None:
+        cache.enter(step, {TABLE: asked[step]})
+        cache.plan(step)
+
+    def spent() -> float:
+        stats = cache.stats()[TABLE]
+        return sum(stats[key] for key in ("enter_s", "plan_s", "retire_s"))
+
+    for step, ids in enumerate(minibatches):
+        before = spent()
+        planned = clock(lambda step=step: enter_and_plan(step))
+        features, error = cache.gather(step)
+        assert error is None
+        assert_same_rows(features[TABLE], rows[ids])
+        seconds.append(planned + clock(lambda step=step: cache.retire(step)))
+        counted.append(spent() - before)
+    return seconds, counted

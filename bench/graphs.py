@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
+from gids.distributed.owners import HashOwners, RangeOwners
 from gids.store import FeatureStore, Graph
 from gids.store.names import RELATION
 from gids.write.row_order import community_order
@@ -86,10 +87,9 @@ class OwnersOf:
 
     def __call__(self, method: str, parts: int) -> Owners:
         count = self._graph.num_dst
-        if method == "hash":
-            return (mixed(np.arange(count, dtype=np.uint64)) % np.uint64(parts)).astype(np.uint8)
-        if method == "range":
-            return (np.arange(count) * parts // count).astype(np.uint8)
+        if method in ("hash", "range"):
+            owners = HashOwners(parts) if method == "hash" else RangeOwners(parts, count)
+            return owners.of(np.arange(count)).astype(np.uint8)
         # Communities are dealt out, the largest first, so that every part has as many hot ones.
         dealt = max(1, min(_COMMUNITY, count // parts))
         return (self.community // dealt % parts).astype(np.uint8)
@@ -105,13 +105,6 @@ class OwnersOf:
 
 def out_degrees(graph: Graph) -> npt.NDArray[np.uint32]:
     return np.bincount(graph.indices, minlength=graph.num_src).astype(np.uint32)
-
-
-def mixed(ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A hash of each id: the finaliser of splitmix64."""
-    ids = (ids ^ (ids >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    ids = (ids ^ (ids >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ids ^ (ids >> np.uint64(31))
 
 
 def seed_order(graph: Graph, seed: int) -> Ids:
