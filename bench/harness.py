@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from report import number
 
 import gids.io
 from gids.measure.isolation import run_fresh
@@ -86,9 +87,9 @@ def integers(text: str) -> list[int]:
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Run every side once per round, in reverse order every other round, so that drift affects all alike."""
     results: dict[str, list[T]] = {name: [] for name in sides}
-    for number in range(rounds):
+    for turn in range(rounds):
         names = list(sides)
-        for name in names if number % 2 == 0 else reversed(names):
+        for name in names if turn % 2 == 0 else reversed(names):
             results[name].append(sides[name]())
     return results
 
@@ -137,9 +138,11 @@ class Figures:
         }
         self.figures.append(figure if most is None else figure | {"most": most})
         verdict = {True: "passed", False: "FAILED", None: "not judged"}[passed]
-        limits = [f"{sign} {limit:,.4g}" for sign, limit in ((">=", bar), ("<=", most)) if limit is not None]
+        limits = [
+            f"{sign} {number(limit)}" for sign, limit in ((">=", bar), ("<=", most)) if limit is not None
+        ]
         target = f"  (target {' and '.join(limits)}: {verdict})" if limits else ""
-        print(f"{name}: {value:,.4g} {unit}{target}{f'  {note}' if note else ''}", flush=True)
+        print(f"{name}: {number(value)} {unit}{target}{f'  {note}' if note else ''}", flush=True)
         self._write()
 
     def ratio(self, name: str, above: Sequence[float], below: Sequence[float], **options: Any) -> None:
