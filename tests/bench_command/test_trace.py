@@ -114,9 +114,8 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
     ):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
             assert all(torch.equal(features[t], loader.store.read_rows(ids[t], t)) for t in ids)
-        for number, _ in enumerate(loader.attach(batches[::-1], lambda ids: ids)):  # and another
-            if number == 5:
-                next(loader.attach(batches, lambda ids: ids))  # takes the window for one minibatch
+        for _ in loader.attach(batches[::-1], lambda ids: ids):  # and another
+            pass
         stream = loader.attach(batches, lambda ids: ids)  # and one that is left in the middle
         for _ in range(7):
             next(stream)
@@ -126,7 +125,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
         assert trace.policy == policy
         assert int((trace.events == ENTER).sum()) == trace.batch_count
         assert int((trace.events == RETIRE).sum()) == trace.batch_count
-        assert 88 <= int((trace.events == PLAN).sum()) <= 88 + 3 * planned
+        assert 87 <= int((trace.events == PLAN).sum()) <= 87 + planned
         for number, traced in enumerate(trace.tables):
             found = replay_as_recorded(trace, number)
             run = counted[traced.name]
