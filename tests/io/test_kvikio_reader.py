@@ -53,7 +53,7 @@ from emulator import EmulatedDevice
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.io.device.kvikio_reader import KvikioReader
-from gids.io.device.pinned_reader import PinnedExtentReader
+from gids.io.device.extent_reader import PinnedExtentReader
 
 device = EmulatedDevice()
 paths = {paths!r}

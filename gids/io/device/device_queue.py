@@ -14,17 +14,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids import _core
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
 from gids.cuda.numa import prefer_node
-from gids.io.device.queue_table import QueueTable, native_table
 from gids.io.engine import Engine
-
-__all__ = ["DeviceQueue", "QueueTable", "Round"]
 
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
@@ -38,6 +37,27 @@ _SPINNING_THREADS = 1024
 _SPINNING_WARPS = _SPINNING_THREADS // 32
 _SPINNING_WARPS_PER_SM = 8
 """The warps of a kernel that polls. They fill a quarter of the multiprocessors; the others stay free."""
+
+
+class QueueTable(NamedTuple):
+    """The location of a table's pages in the engine's files.
+
+    Page p is in file ``first_file + p % file_count`` at byte ``p // file_count * page_bytes``. checksums:
+    uint32[page_count], CRC32C of each page, or None. A page that does not match gets the error EBADMSG.
+    """
+
+    page_count: int
+    first_file: int
+    file_count: int
+    page_bytes: int
+    checksums: npt.NDArray[np.uint32] | None = None
+
+
+def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
+    """The requests, int64[n], for pages, int64[n], of a table (its index in the queue's tables)."""
+    if not 0 <= table < _core.QUEUE_TABLES_MAX:
+        raise ValueError(f"table must be 0 to {_core.QUEUE_TABLES_MAX - 1} (got {table})")
+    return pages | table << _core.QUEUE_TABLE_SHIFT
 
 
 class Round:
@@ -117,7 +137,7 @@ class DeviceQueue:
         the staging memory until it closes, as it may still read into it.
         """
         _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
-        named = [native_table(t) for t in tables]
+        named = [_native_table(t) for t in tables]
         pair_rounds = -(-rounds_max // pairs)
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
@@ -531,6 +551,22 @@ def _check_options(
         raise ValueError(f"rounds_max must be 1 to {most} with pairs={pairs} (got {rounds_max})")
     if not 0 < timeout_s <= 86400:
         raise ValueError(f"timeout_s must be above 0 and at most 86400 seconds (got {timeout_s})")
+
+
+def _native_table(table: QueueTable) -> tuple[int, int, int, int, npt.NDArray[np.uint32] | None]:
+    """The arguments of _core.QueueService. Raises ValueError for values out of range."""
+    page_count, first_file, file_count, page_bytes = (int(n) for n in table[:4])
+    for name, number in [("first_file", first_file), ("file_count", file_count), ("page_bytes", page_bytes)]:
+        if not 0 <= number < 1 << 31:
+            raise ValueError(f"{name} of a table must be 0 to 2**31 - 1 (got {number})")
+    if not 0 <= page_count < 1 << 63:
+        raise ValueError(f"page_count of a table must be 0 to 2**63 - 1 (got {page_count})")
+    sums = table.checksums
+    if sums is not None:
+        if sums.dtype != np.uint32 or sums.ndim != 1:
+            raise ValueError(f"checksums must be uint32[page_count] (got {sums.dtype}{list(sums.shape)})")
+        sums = np.ascontiguousarray(sums)
+    return page_count, first_file, file_count, page_bytes, sums
 
 
 def _end(
