@@ -3,6 +3,7 @@
 Arrays are in C order and are not converted: each has the dtype that its alias names.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,7 @@ class QueueService:
     def __init__(
         self,
         engine: Engine,
-        tables: list[tuple[int, int, int, int, UInt32 | None]],
+        tables: Sequence[tuple[int, int, int, int, UInt32 | None]],
         memory: QueueMemory,
         *,
         timeout_ms: int,

@@ -154,38 +154,21 @@ def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ((9, 0, 1, 0), "does not fit 4 files"),
-        ((0, -1, 1, 0), "at byte -1"),
-        ((0, 0, -1, 0), "-1 bytes"),
-        ((0, 0, 1, 100), "an out of 100 bytes"),
-        ((0, 0, 101, 0), "101 bytes"),
-        ((0, 0, 1, -1), "byte -1 of out"),
-    ],
+    "row",
+    [(9, 0, 1, 0), (0, -1, 1, 0), (0, 0, -1, 0), (0, 0, 1, 100), (0, 0, 101, 0), (0, 0, 1, -1)],
+    ids=str,
 )
-def test_arguments_that_do_not_fit_are_refused(
-    device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int], message: str
+def test_an_extent_that_does_not_fit_is_a_bug(
+    device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssertionError):
         read(reader, columns([(0, 0, 1, 0), row]), blank(device, 100))
 
 
-def test_wrong_dtypes_are_refused(device: Device, reader: PinnedExtentReader) -> None:
-    one = columns([(0, 0, 1, 0)])
-    with pytest.raises(ValueError, match=r"out must be a contiguous uint8\[m\] \(got torch.float32\[4\]\)"):
-        read(reader, one, torch.zeros(4, device=device.torch_device))
-    with pytest.raises(ValueError, match="contiguous"):
-        read(reader, one, blank(device, 8)[::2])
-    with pytest.raises(ValueError, match=r"lengths must be int64\[1\] \(got int32"):
-        read(reader, one._replace(lengths=one.lengths.astype(np.int32)), blank(device, 1))
-    with pytest.raises(ValueError, match=r"out_offsets must be int64\[1\] \(got int64\[2\]\)"):
-        read(reader, one._replace(out_offsets=np.zeros(2, np.int64)), blank(device, 1))
-    with pytest.raises(ValueError, match=r"out must be on .*\(got meta\)"):
-        read(reader, one, torch.empty(4, dtype=torch.uint8, device="meta"))
+def test_a_closed_reader_does_not_read(device: Device, reader: PinnedExtentReader) -> None:
     reader.close()
     with pytest.raises(RuntimeError, match="closed"):
-        read(reader, one, blank(device, 1))
+        read(reader, columns([(0, 0, 1, 0)]), blank(device, 1))
 
 
 def test_merging_and_splitting_keep_the_bytes() -> None:
