@@ -61,6 +61,7 @@ def test_draws_with_replacement_follow_the_column_norms() -> None:
     np.testing.assert_allclose(times, np.round(times), rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [5, 30, 55, 100])
 def test_poisson_sources_are_independent(size: int) -> None:
     graph, steps = distinct_graph(40, 60, (0, 12)), 3000

@@ -311,6 +311,7 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
             assert block.num_src == len(both.input_nodes[src])  # type: ignore[index]
 
 
+@pytest.mark.slow  # PyG takes seconds to import
 def test_bidirectional_edges_equal_those_of_pyg() -> None:
     base = pytest.importorskip("torch_geometric.sampler.base")
     graphs = reverses([g for g in citations() if g.relation[1] != "written by"])
