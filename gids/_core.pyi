@@ -44,9 +44,6 @@ def crc32c_extend(crc: int, data: UInt8) -> int:
 def crc32c_portable(crc: int, data: UInt8) -> int:
     """crc32c_extend without the processor's instruction, for comparison."""
 
-def crc32c_kind() -> str:
-    """'sse4.2' or 'portable': what crc32c runs here."""
-
 def count_sources(indices: Index, limit: int, first: int, counts: UInt32) -> int | None:
     """Add to counts (saturating) how often each of first, first + 1, ... occurs in indices.
 
@@ -560,9 +557,6 @@ def variates(
 
 def philox2(counter: int, key: int) -> int:
     """Philox2x32-10: 64 bits of 64 bits and a key of 32."""
-
-MOST_COUNT: int
-"""Counts stay there."""
 
 def check_rows(ids: Int64, row_count: int) -> None:
     """Raise IndexError for an id outside 0 to row_count - 1."""

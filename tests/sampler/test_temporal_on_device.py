@@ -12,7 +12,7 @@ import torch
 from datasets import make_graph
 from every_sampler import assert_same
 from sampling_graphs import citations, mixed_degrees
-from temporal_model import with_times
+from temporal_model import some_seeds, with_times
 
 import gids
 from gids.cuda import Device
@@ -84,9 +84,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device) -> None:
 def test_trees_continue_on_a_device(device: Device) -> None:
     rng = np.random.default_rng(5)
     graph = with_times(make_graph(mixed_degrees(NODES)), "edges", rng)
-    seeds = TimedSeeds(
-        torch.from_numpy(rng.integers(0, NODES, 20)), torch.from_numpy(rng.integers(0, 50, 20))
-    )
+    seeds = some_seeds(rng, NODES, 20)
     sampler = Neighbor([3, 4], temporal="edges")
     with PinnedGraph(graph, device) as pinned:
         found = []
