@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.closing import Closing
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
 from gids.cuda.numa import prefer_node
 from gids.io.engine import Engine
@@ -82,7 +82,7 @@ class Round:
         self._collected = False
 
 
-class DeviceQueue:
+class DeviceQueue(Closing):
     """Queue pairs that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
 
     For each round, call ``post``, ``wait``, then launch a kernel that reads the staging pages (or call
@@ -439,14 +439,6 @@ class DeviceQueue:
     def memory(self) -> dict[str, int]:
         """Bytes: "staging" (pinned host memory, including the rings) and "queue" (device memory)."""
         return {"staging": self._memory.shared_bytes, "queue": self._local.nbytes + self._pairs.nbytes}
-
-    def __enter__(self) -> DeviceQueue:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return (

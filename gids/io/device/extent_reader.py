@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gids.closing import Closing
 from gids.cuda.host_memory import host_memory
 from gids.errors import StorageError
 
@@ -70,7 +71,7 @@ class Extents(NamedTuple):
         )
 
 
-class ExtentReader(ABC):
+class ExtentReader(Closing, ABC):
     """Reads extents of files into device memory. One thread at a time.
 
     Made by :func:`gids.io.device.extents.open_extent_reader`. paths: names of the files, for errors.
