@@ -82,9 +82,9 @@ class CudaDevice(Device):
         check_grid(kernel, blocks, threads)
         words = [as_word(kernel, i, arg, self.torch_device) for i, arg in enumerate(args)]
         loaded = self._kernel(unit, kernel)
-        given = [nbytes for _, nbytes in words]
-        if loaded.sizes is not None and loaded.sizes != given:
-            raise RuntimeError(f"{kernel}: arguments must have {loaded.sizes} bytes (got {given})")
+        sizes = [nbytes for _, nbytes in words]
+        if loaded.sizes is not None and loaded.sizes != sizes:
+            raise RuntimeError(f"{kernel}: arguments must have {loaded.sizes} bytes (got {sizes})")
         if blocks == 0:
             return
         values = (ctypes.c_uint64 * len(words))(*(bits for bits, _ in words))

@@ -586,12 +586,12 @@ class DeviceFeatureCache:
 
 
 def _queue_tables(tables: Sequence[Table], check_crc: bool) -> list[QueueTable]:
-    found: list[QueueTable] = []
+    queue_tables: list[QueueTable] = []
     for t in tables:
-        first_file = sum(q.file_count for q in found)
+        first_file = sum(q.file_count for q in queue_tables)
         checksums = np.asarray(t.checksums()) if check_crc else None
-        found.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
-    return found
+        queue_tables.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
+    return queue_tables
 
 
 def _release(pid: int, queue: DeviceQueue, stream: Stream, mapped: list[HostArray]) -> None:

@@ -254,11 +254,11 @@ def order_bytes(tables: Sequence[TableShape]) -> int:
 def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | None:
     if order is None:
         return None
-    there = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
+    copy = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
     for start in range(0, len(order), _CHUNK):
         part = torch.from_numpy(order[start : start + _CHUNK].copy())
-        there[start : start + len(part)] = part.to(device.torch_device)
-    return there
+        copy[start : start + len(part)] = part.to(device.torch_device)
+    return copy
 
 
 def row_copy(form: RowForm) -> tuple[int, int, int]:
