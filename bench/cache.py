@@ -5,11 +5,13 @@
     python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
                                      (--most-lines 100000000 for more than 10 million)
-    python bench/cache.py gather     plan + gather of cached rows, compared with torch.index_select
+    python bench/cache.py gather     plan + gather of cached rows, compared with torch.index_select; and
+                                     rows stored with fewer bits, as float32, compared with float32
     python bench/cache.py carry      edges per second of a pass of reverse PageRank
 
-Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed. The
-tests use `--small`; docs/performance.md has the default sizes.
+Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed. A
+trace is a list of int64 arrays: the unique nodes of each minibatch of neighbor sampling on an R-MAT graph, or
+pages with a skewed popularity.
 """
 
 from __future__ import annotations
@@ -18,21 +20,25 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import make_parser, median_ratio
-from traces import FANOUTS, popular_pages, rmat, sample_trace, skewed_trace
+from graphs import graph_of, rmat
+from harness import Figures, alternate, make_parser
 
 import gids
 from gids import _core
 from gids.cache import page_heat
 from gids.heat import expected_visits, reverse_pagerank, sampled_counts
+from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
 from gids.trace import Trace
@@ -40,7 +46,53 @@ from gids.trace.optimum import BatchList, Optimum
 from gids.trace.replay import replay
 from gids.write import DatasetWriter
 
+TABLE = f"{NODE}.feat"
+FANOUTS = (5, 5, 10)  # the last one applies to the seeds
 SEEDS = 12  # of a minibatch, so that 1 % of the pages are about five minibatches
+STORAGE_TYPES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "float16": {"dtype": torch.float16},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "int8 per row": {"dtype": torch.int8, "scale": "row"},
+    "int8 per column": {"dtype": torch.int8, "scale": "column"},
+}
+
+
+def sample_trace(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    train: np.ndarray,
+    seeds: int,
+    minibatches: int,
+) -> list[np.ndarray]:
+    """Uniform neighbor sampling with FANOUTS; the seeds are train in one random order, repeated."""
+    train = rng.permutation(train)
+    seed = int(rng.integers(1 << 31))
+    topology, sampler = Topology(graph_of(indptr, indices)), Neighbor(FANOUTS)
+    trace = []
+    for step in range(minibatches):
+        drawn = np.take(train, range(step * seeds, (step + 1) * seeds), mode="wrap")
+        ids = torch.from_numpy(np.unique(drawn))
+        nodes = sampler.sample(topology, ids, seed=seed, step=step).input_nodes
+        trace.append(rng.permutation(nodes.numpy()))
+    return trace
+
+
+def popular_pages(pages: int, rank: np.ndarray) -> np.ndarray:
+    """The page of each rank of popularity, scattered over the table."""
+    return rank * 2654435761 % pages
+
+
+def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Minibatches of `batch` unique pages whose popularity follows a power law."""
+    trace = []
+    for _ in range(minibatches):
+        drawn = (pages * rng.random(int(batch * 1.6)) ** 3).astype(np.int64)
+        unique = np.unique(popular_pages(pages, drawn))
+        trace.append(rng.permutation(unique)[:batch])
+    return trace
 
 
 def compute_heats(
@@ -74,13 +126,12 @@ def compute_heats(
         return heats
 
 
-def heat(args: argparse.Namespace) -> dict[str, float]:
+def heat(args: argparse.Namespace, figures: Figures) -> None:
     rng = np.random.default_rng(1)
     log2_nodes, minibatches = (14, 200) if args.small else (20, 1200)
     nodes = 1 << log2_nodes
     indptr, indices = rmat(log2_nodes, 16, rng)
     has_in_edges = np.flatnonzero(np.diff(indptr))
-    figures = {}
     for share in (1.0, 0.01):
         train = rng.permutation(has_in_edges)[: int(share * nodes)]
         trace = sample_trace(indptr, indices, rng, train=train, seeds=SEEDS, minibatches=minibatches)
@@ -89,21 +140,17 @@ def heat(args: argparse.Namespace) -> dict[str, float]:
         best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / sum(len(b) for b in trace[warm:])
         print(f"seeds from {len(train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
         for name, values in compute_heats(indptr, indices, train, args).items():
-            found = []
             for policy, window in (("static", 0), ("lookahead", 16)):
                 options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": values}
-                found.append(replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio)
-                assert found[-1] <= best, "no policy can beat MIN"
-            shares = f"static {100 * found[0]:6.2f} %   lookahead W=16 {100 * found[1]:6.2f} %"
-            print(f"{name:<36} {shares}", flush=True)
-            figures[f"{100 * share:g} % of the nodes are seeds, {name}: static of MIN"] = found[0] / best
-    return figures
+                ratio = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
+                assert ratio <= best, "no policy can beat MIN"
+                where = f"{100 * share:g} % of the nodes are seeds, {name}"
+                figures.add(f"{where}: {policy} of MIN", ratio / best, "x", note=f"{100 * ratio:.2f} %")
 
 
-def carry(args: argparse.Namespace) -> dict[str, float]:
+def carry(args: argparse.Namespace, figures: Figures) -> None:
     rng = np.random.default_rng(3)
-    log2_nodes = 14 if args.small else 20
-    indptr, indices = rmat(log2_nodes, 16, rng)
+    indptr, indices = rmat(14 if args.small else 20, 16, rng)
     nodes = len(indptr) - 1
     shares = rng.random(nodes)
     expected = np.bincount(indices, np.repeat(shares, np.diff(indptr)), nodes)
@@ -114,14 +161,14 @@ def carry(args: argparse.Namespace) -> dict[str, float]:
         assert _core.carry_to_sources(indptr, indices, shares, visits) is None
         times.append(time.perf_counter() - begun)
         assert np.allclose(visits, expected)
-    return {
-        f"{nodes} nodes, million edges carried per second (target 20)": len(indices) / median(times) / 1e6
-    }
+    rate = len(indices) / median(times) / 1e6
+    figures.add(f"{nodes} nodes, edges carried", rate, "million/s", bar=20)
 
 
-def hits(args: argparse.Namespace) -> dict[str, float]:
+def hits(args: argparse.Namespace, figures: Figures) -> None:
     if args.trace:
-        return hits_of_trace(args.trace)
+        hits_of_trace(args.trace, figures)
+        return
     rng = np.random.default_rng(1)
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
     nodes = 1 << log2_nodes
@@ -130,7 +177,7 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     trace = sample_trace(indptr, indices, rng, train=train, seeds=seeds, minibatches=minibatches)
     heat = page_heat(np.bincount(indices, minlength=nodes), 1)
     lines = int(5 * np.mean([len(b) for b in trace])) if args.small else nodes // 100
-    ratio, best = compare_with_min(trace, heat, lines)
+    ratio, best = compare_with_min(trace, heat, lines, figures)
     for policy in ("random", "lru", "static"):
         ratio(policy, 0)
     pin = ratio("window-pin", 8)
@@ -138,28 +185,25 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
         ratio("window-pin", window)
     by_window = [ratio("lookahead", w) for w in range(23)]
     assert best >= max(*by_window, pin), "no policy can beat MIN"
-    return {
-        "W=16 of MIN (target 0.87)": by_window[16] / best,
-        "W=20 of MIN (target 0.90)": by_window[20] / best,
-        "W=16 over window-pin W=8 (target 1.4)": by_window[16] / pin,
-        "largest fall as W grows, points (target 0.5)": 100
-        * max(np.maximum.accumulate(by_window) - by_window),
-    }
+    figures.add("lookahead W=16 of MIN", by_window[16] / best, "x", bar=0.87)
+    figures.add("lookahead W=20 of MIN", by_window[20] / best, "x", bar=0.90)
+    figures.add("lookahead W=16 over window-pin W=8", by_window[16] / pin, "x", bar=1.4)
+    fall = 100 * max(np.maximum.accumulate(by_window) - by_window)
+    figures.add("largest fall as W grows", fall, "points", most=0.5)
 
 
-def hits_of_trace(path: Path) -> dict[str, float]:
+def hits_of_trace(path: Path, figures: Figures) -> None:
     """Compare window buffering with static pinning (the paper's Figure 11) on a trace of gids bench."""
-    figures = {}
-    with Trace(path) as found:
-        trace, heat = [found.pages(batch) for batch in range(found.batch_count)], found.tables[0].heat
+    with Trace(path) as traced:
+        trace, heat = [traced.pages(b) for b in range(traced.batch_count)], traced.tables[0].heat
         assert heat is not None, "the trace has no heat"
         for minibatches in (2, 5, 10):
             lines = int(minibatches * np.mean([len(b) for b in trace]))
-            ratio, _ = compare_with_min(trace, heat, lines)
-            figures[f"{minibatches} minibatches, pinned"] = pinned_hits(trace, heat, lines)
-            figures[f"{minibatches} minibatches, window-pin W=8"] = ratio("window-pin", 8)
-            figures[f"{minibatches} minibatches, lookahead W=16"] = ratio("lookahead", 16)
-    return figures
+            ratio, _ = compare_with_min(trace, heat, lines, figures)
+            pinned = pinned_hits(trace, heat, lines)
+            figures.add(f"{minibatches} minibatches, pinned", 100 * pinned, "% hits")
+            for policy, window in (("window-pin", 8), ("lookahead", 16)):
+                ratio(policy, window)
 
 
 def pinned_hits(trace: list[np.ndarray], heat: np.ndarray, lines: int, share: float = 0.4) -> float:
@@ -169,35 +213,33 @@ def pinned_hits(trace: list[np.ndarray], heat: np.ndarray, lines: int, share: fl
     rest = BatchList([pages[~pinned[pages]] for pages in trace])
     warm = len(trace) // 4
     options = {"lines": lines - int(share * lines), "policy": "random", "window": 0, "planned": 2}
-    found = replay(rest, len(heat), **options, seed=1, warm=warm)
-    missed = (found.pages - found.hits).sum()
+    replayed = replay(rest, len(heat), **options, seed=1, warm=warm)
+    missed = (replayed.pages - replayed.hits).sum()
     return float(1 - missed / sum(len(pages) for pages in trace[warm:]))
 
 
 def compare_with_min(
-    trace: list[np.ndarray], heat: np.ndarray, lines: int
+    trace: list[np.ndarray], heat: np.ndarray, lines: int, figures: Figures
 ) -> tuple[Callable[[str, int], float], float]:
-    """Return a function that prints and returns the hit ratio of (policy, window), and that of MIN."""
+    """Return a function that adds and returns the hit ratio of (policy, window), and the ratio of MIN."""
     warm = len(trace) // 4
     average, pages = np.mean([len(b) for b in trace]), sum(len(b) for b in trace[warm:])
     best = Optimum(BatchList(trace), len(heat)).hits(lines)[warm:].sum() / pages
-    print(
-        f"{len(heat)} pages, {len(trace)} minibatches of {average:.0f} pages, "
-        f"{lines} lines = {lines / average:.1f} minibatches"
-    )
-    print(f"{'MIN':<24} {100 * best:6.2f} %")
+    size = f"{lines} lines = {lines / average:.3g} minibatches"
+    print(f"{len(heat)} pages, {len(trace)} minibatches of {average:.0f} pages")
+    figures.add(f"{size}, MIN", 100 * best, "% hits")
 
     def ratio(policy: str, window: int) -> float:
         options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": heat}
         value = replay(BatchList(trace), len(heat), **options, seed=1, warm=warm).hit_ratio
-        print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
+        note = f"{value / best:.3f} of MIN"
+        figures.add(f"{size}, {policy} W={window}", 100 * value, "% hits", note=note)
         return value
 
     return ratio, best
 
 
-def planning(args: argparse.Namespace) -> dict[str, float]:
-    figures = {}
+def planning(args: argparse.Namespace, figures: Figures) -> None:
     most = 10**5 if args.small else args.most_lines
     for lines in (10**n for n in range(4, 10) if 10**n <= most):
         rng = np.random.default_rng(2)
@@ -231,74 +273,83 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
             costs.append(median(times))
             stats = planner.stats()
             del planner
-        bar = "target 100" if lines <= 10**7 else "no target"
-        figures[f"{lines} lines, ns per page ({bar})"] = median(costs)
-        ratio = stats["hits"] / stats["pages"]
-        print(
-            f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page "
-            f"(hit ratio {ratio:.2f})",
-            flush=True,
-        )
-    return figures
+        note = f"{batch} pages a minibatch, hit ratio {stats['hits'] / stats['pages']:.2f}"
+        most_ns = 100 if lines <= 10**7 else None
+        figures.add(f"{lines} lines, planning", median(costs), "ns per page", most=most_ns, note=note)
 
 
-def gather(args: argparse.Namespace) -> dict[str, float]:
-    import torch
-
-    def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"_N.feat": ids}
-
-    threads = torch.get_num_threads()
-    figures = {}
+def gather(args: argparse.Namespace, figures: Figures) -> None:
     for row_bytes in (512, 4096):
-        count = (8 << 20 if args.small else 1 << 30) // row_bytes
-        batch = count // 8
-        source = torch.randn(count, row_bytes // 4, generator=torch.Generator().manual_seed(0))
-        batches = [torch.randperm(count)[:batch] for _ in range(4)]
-        times: dict[str, list[float]] = {"plan + gather": [], "gather": [], "torch.index_select": []}
-        with tempfile.TemporaryDirectory(dir=args.dir) as directory:
-            path = Path(directory) / "gather.gids"
+        _gather(args, figures, row_bytes)
+
+
+def _gather(args: argparse.Namespace, figures: Figures, row_bytes: int) -> None:
+    """Gather the same rows from loaders of every storage type, as float32, and with torch.index_select."""
+    threads, dim = torch.get_num_threads(), row_bytes // 4
+    count = (4 << 20 if args.small else 1 << 30) // row_bytes
+    source = torch.randn(count, dim, generator=torch.Generator().manual_seed(0))
+    batches = [torch.randperm(count)[: count // 8] for _ in range(4)]
+    rows_read, out = 4 * (count // 8), torch.empty(count // 8, dim)
+
+    def select() -> float:
+        begun = time.perf_counter()
+        for ids in batches:
+            torch.index_select(source, 0, ids, out=out)
+        return rows_read / (time.perf_counter() - begun)
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.dir)))
+        loaders = {}
+        for kind, storage in STORAGE_TYPES.items():
+            path = folder / f"{len(loaders)}.gids"
             with DatasetWriter(path) as writer:
-                writer.write_table("node", "_N", "feat", source)
-            opened = gids.open(path, memory=8 << 30, window=2, threads=threads)
-            with gids.FeatureLoader(opened, ["_N.feat"]) as loader:
-                everything = list(torch.arange(count).split(batch))
-                for ids, features in loader.attach(everything, ids_of):  # fills the cache
-                    assert torch.equal(features["_N.feat"], source[ids])
-                del features
-                stats = loader.stats()
-                out = torch.empty(batch, row_bytes // 4)
-                for _ in range(args.repeat):
-                    before = loader.stats()["seconds"]
-                    start = time.perf_counter()
-                    for ids, features in loader.attach(batches, ids_of):
-                        last = ids, features["_N.feat"]
-                    del features
-                    times["plan + gather"].append(time.perf_counter() - start)
-                    times["gather"].append(loader.stats()["seconds"]["gather"] - before["gather"])
-                    assert torch.equal(last[1], source[last[0]])
-                    del last
-                    start = time.perf_counter()
-                    for ids in batches:
-                        torch.index_select(source, 0, ids, out=out)
-                    times["torch.index_select"].append(time.perf_counter() - start)
-                assert loader.stats()["misses"] == stats["misses"], "all were hits"
-        for name, seconds in times.items():
-            rate = 4 * batch / median(seconds) / 1e6
-            print(f"{row_bytes:>5} B rows: {name:<20} {rate:6.2f} M rows/s", flush=True)
-        for name, bar in (("plan + gather", 0.6), ("gather", 0.8)):
-            ratio = median_ratio(times["torch.index_select"], times[name])
-            figures[f"{row_bytes} B, {name} over index_select (target {bar})"] = ratio
-    return figures
+                writer.write_table("node", NODE, "feat", source, **storage)
+            opened = gids.open(path, memory=4 << 30, window=2, threads=threads)
+            loaders[kind] = stack.enter_context(gids.FeatureLoader(opened, [TABLE], dtype=torch.float32))
+            fill(loaders[kind], torch.arange(count).split(count // 8))
+        planned: list[float] = []  # rows per second of plan + gather of float32
+
+        def gather_all(kind: str) -> float:
+            """Rows per second of the gathering alone."""
+            begun, before = time.perf_counter(), loaders[kind].stats()
+            for ids, features in loaders[kind].attach(batches, table_ids):
+                last = ids, features[TABLE]
+            del features
+            seconds, after = time.perf_counter() - begun, loaders[kind].stats()
+            if kind == "float32":
+                planned.append(rows_read / seconds)
+                assert torch.equal(last[1], source[last[0]])
+            assert after["misses"] == before["misses"], "all were hits"
+            return rows_read / (after["seconds"]["gather"] - before["seconds"]["gather"])
+
+        sides = {kind: partial(gather_all, kind) for kind in loaders}
+        rates = alternate({**sides, "torch.index_select": select}, args.repeat)
+    name, stock = f"{dim} values", rates.pop("torch.index_select")
+    for what, ours, bar in (("plan + gather", planned, 0.6), ("gather", rates["float32"], 0.8)):
+        note = f"{median(ours) / 1e6:.2f} and {median(stock) / 1e6:.2f} M rows/s"
+        figures.ratio(f"{name}, {what} over index_select", ours, stock, bar=bar, note=note)
+    for kind in list(STORAGE_TYPES)[1:]:
+        figures.ratio(f"{name}, {kind}: gather over that of float32", rates[kind], rates["float32"])
+
+
+def table_ids(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {TABLE: ids}
+
+
+def fill(loader: gids.FeatureLoader, everything: Sequence[torch.Tensor]) -> None:
+    """Read every page into the cache, and compare the rows."""
+    table = loader.tables[0]
+    for ids, features in loader.attach(everything, table_ids):
+        assert torch.equal(features[TABLE], table.read_rows(ids).float()), "rows differ from the stored ones"
 
 
 def main() -> None:
+    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
     parser = make_parser(__doc__, "dir", "repeat")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="hits: a trace of `gids bench hit-ratio --record`"
-    )
-    parser.add_argument("question", choices=["hits", "heat", "planning", "gather", "carry"])
-    parser.add_argument(
+    add = parser.add_argument
+    add("--trace", type=Path, metavar="FILE", help="hits: a trace of `gids bench hit-ratio --record`")
+    add("question", choices=list(questions))
+    add(
         "--most-lines",
         type=int,
         default=10**7,
@@ -306,9 +357,7 @@ def main() -> None:
         "0.4 TB of rows of 4 KiB, takes 6 GB of memory)",
     )
     args = parser.parse_args()
-    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
-    for name, value in questions[args.question](args).items():
-        print(f"{name}: {value:.3f}")
+    questions[args.question](args, Figures(args))
 
 
 if __name__ == "__main__":

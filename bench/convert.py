@@ -1,59 +1,45 @@
-"""How fast is a conversion compared with copying the same bytes, and how much memory does it need?
+"""How fast are conversions, and how much memory do they need?
 
-    python bench/convert.py                                   # a 2 GB .npy, 7 rounds
-    python bench/convert.py --size-gb 16 --rounds 1 --alone   # memory and time of a large one
-    python bench/convert.py --small
+    python bench/convert.py features                                   # a 2 GB .npy, 7 rounds
+    python bench/convert.py features --size-gb 16 --rounds 1 --alone   # memory and time of a large one
+    python bench/convert.py edges     # 5, 10, 20 and 50 million edges, 256 MB
+    python bench/convert.py features --small
 
-Baselines: `dd` of the same file in pieces of 8 MiB, with and without the page cache (O_DIRECT), alternating
-with gids. Each side starts with the source out of the page cache and ends with fsync of its output. Each
-conversion runs in a fresh process, writes checksums of every page, and is followed by `gids verify`, which is
-not timed. Prints the median ratio of the rounds.
+Each conversion runs in a fresh process, with the source out of the page cache, and is verified, which is not
+timed.
+
+features: baselines are `dd` of the same file in pieces of 8 MiB, with and without the page cache (O_DIRECT),
+alternating with gids. Each side ends with fsync of its output. gids writes checksums of every page.
+
+edges: each size from an edge_index.npy with power-law degrees. --options are options of `gids convert`. The
+last figure extrapolates the time linearly from the largest size; memory is bounded.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, make_parser, median_ratio, write_json
+from harness import Figures, alternate, make_parser
 
 from gids.io import drop_page_cache
-from gids.sizes import format_bytes, parse_bytes
+from gids.sizes import parse_bytes
 
+BAR = 0.8
 PIECE_BYTES = 8 << 20
+PIECE_EDGES = 1 << 20
 BEYOND_BYTES = 300_000_000  # what a conversion may take beyond --memory
-
-
-def write_source(path: Path, rows: int, dim: int) -> None:
-    """A float32 .npy of random bits, written in pieces."""
-    rng = np.random.default_rng(0)
-    step = PIECE_BYTES // (4 * dim)
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
-        )
-        for first in range(0, rows, step):
-            file.write(rng.random((min(step, rows - first), dim), np.float32).data)
-
-
-def copy(source: Path, target: Path, *flags: str) -> float:
-    """Seconds that dd takes."""
-    drop_page_cache(source)
-    begun = time.perf_counter()
-    command = ["dd", f"if={source}", f"of={target}", f"bs={PIECE_BYTES}", "conv=fsync", *flags]
-    subprocess.run(command, check=True, capture_output=True)
-    seconds = time.perf_counter() - begun
-    target.unlink()
-    return seconds
-
+DEGREE = 16
 
 # VmHWM, not getrusage: that would count the parent's memory too, from before the exec.
 COMMAND = """
@@ -71,65 +57,125 @@ sys.exit(status)
 
 def gids(*args: str | Path) -> tuple[int, float]:
     """Run a gids command in a fresh process; (peak bytes, seconds after Python's start)."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, *map(str, args)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-P", "-c", COMMAND, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"gids {args[0]} failed: {done.stderr}")
     peak_bytes, seconds = done.stdout.rpartition("peak")[2].split()
     return int(peak_bytes), float(seconds)
 
 
-def main() -> None:
-    parser = make_parser(__doc__, "dir", "json", "rounds")
-    parser.add_argument("--size-gb", type=float, default=2, help="size of the source in 1e9 bytes")
-    parser.add_argument("--dim", type=int, default=1024, help="float32 per row")
-    parser.add_argument("--memory", type=parse_bytes, default=256_000_000)
-    parser.add_argument("--alone", action="store_true", help="convert only, without copies")
-    args = parser.parse_args()
-    rows = int((0.05 if args.small else args.size_gb) * 1e9) // (4 * args.dim)
-    with tempfile.TemporaryDirectory(dir=args.dir) as name:
-        directory = Path(name)
-        source, dataset = directory / "source.npy", directory / "out.gids"
-        write_source(source, rows, args.dim)
-        peaks, without_start = [], []
+def convert(source: Path, path: Path, *options: str | Path) -> tuple[float, int, float]:
+    """Convert and verify: (seconds, peak bytes, seconds after Python's start)."""
+    for file in [source] if source.is_file() else source.iterdir():
+        drop_page_cache(file)
+    begun = time.perf_counter()
+    peak_bytes, own_seconds = gids("convert", source, path, "--quiet", *options)
+    seconds = time.perf_counter() - begun
+    gids("verify", path, "--quiet")
+    return seconds, peak_bytes, own_seconds
 
-        def ours() -> float:
+
+def features(args: argparse.Namespace, figures: Figures) -> None:
+    size_gb, rounds = (0.05, 1) if args.small else (args.size_gb, args.rounds)
+    rows = int(size_gb * 1e9) // (4 * args.dim)
+    memory = args.memory or 256_000_000
+    with tempfile.TemporaryDirectory(dir=args.dir) as name:
+        source, dataset, target = (Path(name) / file for file in ("source.npy", "out.gids", "copy.npy"))
+        write_rows(source, rows, args.dim)
+
+        def ours() -> tuple[float, int, float]:
+            run = convert(source, dataset, "--memory", str(memory))
+            shutil.rmtree(dataset)
+            return run
+
+        def copy(*flags: str) -> tuple[float, int, float]:
             drop_page_cache(source)
             begun = time.perf_counter()
-            peak_bytes, own_seconds = gids("convert", source, dataset, "--quiet", "--memory", args.memory)
+            command = ["dd", f"if={source}", f"of={target}", f"bs={PIECE_BYTES}", "conv=fsync", *flags]
+            subprocess.run(command, check=True, capture_output=True)
             seconds = time.perf_counter() - begun
-            peaks.append(peak_bytes)
-            without_start.append(own_seconds)
-            gids("verify", dataset, "--quiet")
-            shutil.rmtree(dataset)
-            return seconds
+            target.unlink()
+            return seconds, 0, seconds
 
-        target = directory / "copy.npy"
-        copies = {
-            "dd": lambda: copy(source, target),
-            "dd, direct": lambda: copy(source, target, "iflag=direct", "oflag=direct"),
-        }
-        rounds = 1 if args.small else args.rounds
-        seconds = alternate({"convert": ours} if args.alone else {"convert": ours, **copies}, rounds)
-    size_bytes = rows * args.dim * 4
-    seconds["convert, without Python's start"] = without_start
-    for side, times in seconds.items():
-        print(f"{side:<31} {median(times):6.2f} s   {size_bytes / median(times) / 1e6:6.0f} MB/s")
-    ratios = {
-        f"{ours} over {other}": median_ratio(seconds[other], seconds[ours])
-        for other in ([] if args.alone else copies)
-        for ours in ("convert", "convert, without Python's start")
-    }
-    for what, ratio in ratios.items():
-        print(f"{what}: {ratio:.2f} (target 0.8)")
-    print(
-        f"peak memory of converting {format_bytes(size_bytes)}: {format_bytes(max(peaks))} "
-        f"(target {format_bytes(args.memory + BEYOND_BYTES)})"
+        direct = partial(copy, "iflag=direct", "oflag=direct")
+        sides = {"convert": ours} | ({} if args.alone else {"dd": copy, "dd, direct": direct})
+        runs = alternate(sides, rounds)
+    mb = rows * args.dim * 4 / 1e6
+    speeds = {side: [mb / seconds for seconds, _, _ in each] for side, each in runs.items()}
+    without = "convert, without Python's start"
+    speeds[without] = [mb / seconds for _, _, seconds in runs["convert"]]
+    for side, rates in speeds.items():
+        figures.add(side, median(rates), "MB/s", note=f"{mb / median(rates):.2f} s")
+    for other in ("dd", "dd, direct") if not args.alone else ():
+        for side in ("convert", without):
+            bar = BAR if (side, other) == ("convert", "dd") else None
+            figures.ratio(f"{side} over {other}", speeds[side], speeds[other], bar=bar)
+    peak = max(peak_bytes for _, peak_bytes, _ in runs["convert"])
+    name = f"peak memory of converting {mb:,.0f} MB"
+    figures.add(name, peak / 1e6, "MB", most=(memory + BEYOND_BYTES) / 1e6)
+
+
+def write_rows(path: Path, rows: int, dim: int) -> None:
+    """A float32 .npy of random bits, written in pieces."""
+    rng = np.random.default_rng(0)
+    step = PIECE_BYTES // (4 * dim)
+    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, rows, step):
+            file.write(rng.random((min(step, rows - first), dim), np.float32).data)
+
+
+def edges(args: argparse.Namespace, figures: Figures) -> None:
+    memory = args.memory or 256_000_000
+    options = ["--memory", str(memory), "--workers", args.workers, *(f"--{o}" for o in args.options)]
+    rows = []
+    for count in map(int, [2e5, 4e5] if args.small else args.edges):
+        with tempfile.TemporaryDirectory(dir=args.dir) as name:
+            source = Path(name) / "source"
+            write_edges(source, count)
+            seconds, peak_bytes, _ = convert(source, Path(name) / "out.gids", *options)
+        rows.append(
+            {"edges": count, "seconds": seconds, "edges/s": count / seconds, "peak bytes": peak_bytes}
+        )
+    figures.table("sorting edges", rows)
+    minutes = seconds / count * 1e9 / 60
+    note = (
+        f"--memory {memory / 1e6:,.0f} MB, the same peak; beside the source's 16 GB, 16 GB of dataset "
+        "(8 without edge ids) and 25 GB of scratch files"
     )
-    write_json(
-        args.json, {"seconds": seconds, "ratios": ratios, "peak_bytes": max(peaks), "size_bytes": size_bytes}
-    )
+    figures.add("10^9 edges, extrapolated", minutes, "minutes", note=note)
+
+
+def write_edges(folder: Path, edge_count: int) -> None:
+    """edge_index.npy, int64[2, edge_count], and num_nodes.npy; written in pieces."""
+    folder.mkdir()
+    node_count = max(1, edge_count // DEGREE)
+    np.save(folder / "num_nodes.npy", np.array(node_count))
+    array = np.lib.format.open_memmap(folder / "edge_index.npy", "w+", np.int64, (2, edge_count))
+    rng = np.random.default_rng(0)
+    for row, power in ((0, 3), (1, 2)):
+        for first in range(0, edge_count, PIECE_EDGES):
+            count = min(PIECE_EDGES, edge_count - first)
+            array[row, first : first + count] = rng.random(count) ** power * node_count
+    array.flush()
+
+
+def main() -> None:
+    questions = {"features": features, "edges": edges}
+    parser = make_parser(__doc__, "dir", "rounds")
+    add = parser.add_argument
+    add("question", choices=list(questions))
+    add("--memory", type=parse_bytes, help="--memory of gids convert (default: 256MB)")
+    add("--size-gb", type=float, default=2, help="features: size of the source in 1e9 bytes (default: 2)")
+    add("--dim", type=int, default=1024, help="features: float32 per row (default: 1024)")
+    add("--alone", action="store_true", help="features: convert only, without copies")
+    add("--edges", type=float, nargs="+", default=[5e6, 1e7, 2e7, 5e7], help="edges: numbers of edges")
+    add("--workers", default="2", help="edges: --workers of gids convert (default: 2)")
+    add("--options", nargs="*", default=[], metavar="OPTION", help="edges: without dashes, such as dedup")
+    args = parser.parse_args()
+    questions[args.question](args, Figures(args))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from graphs import Ids, Owners
 
-from gids import _core
 from gids.sampler import Block, Minibatch, Sampler, Topology
 
 Counts = npt.NDArray[np.int64]
@@ -28,17 +27,21 @@ class Sampled:
     frontiers: list[int]
     blocks: list[Block]
 
+    @staticmethod
+    def of(minibatch: Minibatch, *, keep_blocks: bool = True) -> Sampled:
+        blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
+        assert isinstance(minibatch.input_nodes, torch.Tensor)
+        frontiers = [block.num_dst for block in reversed(blocks)]
+        return Sampled(minibatch.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
+
     def foreign(self, owners: Owners, rank: int) -> npt.NDArray[np.bool_]:
         """Of each input node: whether another rank owns it."""
         return owners[self.nodes] != rank
 
 
 def sample(sampler: Sampler, topology: Topology, seeds: Ids, step: int, *, keep_blocks: bool) -> Sampled:
-    made: Minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
-    assert isinstance(made.input_nodes, torch.Tensor)
-    blocks = [block for block in made.blocks if isinstance(block, Block)]
-    frontiers = [block.num_dst for block in reversed(blocks)]
-    return Sampled(made.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
+    minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
+    return Sampled.of(minibatch, keep_blocks=keep_blocks)
 
 
 def unite(minibatches: Sequence[Sampled], node_count: int) -> Iterator[Ids]:
@@ -155,38 +158,3 @@ def replicate(
     return Replicated(
         float(made.sum()), float(by_stage.sum()), float(sent.sum() / ranks), float(reduced.mean())
     )
-
-
-class Caches:
-    """A cache of `lines` rows on each rank.
-
-    policy: "lru", or "static" with the hottest of the rows that a rank reads: all, or those that it owns.
-    """
-
-    def __init__(
-        self, ranks: int, lines: int, policy: str, weights: npt.NDArray[np.uint32], owners: Owners | None
-    ) -> None:
-        self.policy, self.lines = policy, lines
-        self._step = 0
-        if policy == "lru":
-            self._planners = [_core.Planner(len(weights), lines, "lru") for _ in range(ranks)]
-            return
-        order = np.argsort(-weights.astype(np.int64), kind="stable")
-        self._held = np.zeros((ranks if owners is not None else 1, len(weights)), np.bool_)
-        for rank, held in enumerate(self._held):
-            of_rank = order if owners is None else order[owners[order] == rank]
-            held[of_rank[:lines]] = True
-
-    def misses(self, rows: Sequence[Ids]) -> Counts:
-        """rows: of each rank in the next step, each once. int64[ranks]."""
-        if self.policy == "static":
-            held = [self._held[min(rank, len(self._held) - 1)] for rank in range(len(rows))]
-            return np.array([np.count_nonzero(~h[r]) for h, r in zip(held, rows, strict=True)])
-        found = []
-        for planner, asked in zip(self._planners, rows, strict=True):
-            if self._step:
-                planner.retire(self._step - 1)
-            planner.enter(self._step, asked)
-            found.append(len(asked) - planner.plan(self._step)[0])
-        self._step += 1
-        return np.array(found)

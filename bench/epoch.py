@@ -20,37 +20,37 @@ import argparse
 import os
 import shutil
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
+from graphs import make_dataset
 from harness import (
     DEFAULT_READ_AHEAD_BYTES,
+    Figures,
     alternate,
     disk_rates,
     integers,
     make_parser,
-    median_ratio,
     read_ahead,
-    write_json,
 )
 
-from gids.bench.arguments import READS
 from gids.bench.probe import random_reads
-from gids.cli import main as gids_command
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
-from gids.quickstart.report import table
-from gids.store import FeatureStore
+from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
+GIDS, STOCK, ADVISED = "gids", "stock DGL", "stock DGL with MADV_RANDOM"
+Rounds = dict[str, list[EpochResult | None]]
+"""By side; None where stock DGL failed."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "dir", "json", "keep", "seed")
+    parser = make_parser(__doc__, "dir", "keep", "seed")
     add = parser.add_argument
     add("--size-gb", type=float, default=8.6, help="size of the features in 1e9 bytes (default: 8.6)")
     add("--dim", type=int, default=1024, help="float32 features per row (default: 1024)")
@@ -62,13 +62,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, default=0, help="num_workers of both sides")
     add("--threads", type=int, default=0, help="OpenMP threads of both sides (default: torch's)")
     add("--window", type=int, default=16)
-    add("--reads", choices=READS, default="auto", help="how gids reads (default: auto)")
-    add(
-        "--memory-share",
-        type=float,
-        default=0.25,
-        help="memory of both sides as a share of the features (default: 0.25)",
-    )
+    add("--reads", choices=["auto", "random", "pack"], default="auto", help="how gids reads (default: auto)")
+    add("--memory-share", type=float, default=0.25, help="memory of both sides over features (default: 0.25)")
     add("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     if args.small:
@@ -76,7 +71,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def make_files(args: argparse.Namespace, directory: Path) -> GraphSpec:
+def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
+    if (directory / "graph.gids").exists():
+        return FeatureStore(directory / "graph.gids")
     spec = GraphSpec(
         node_count=int(args.size_gb * 1e9) // (4 * args.dim),
         degree=args.degree,
@@ -85,18 +82,13 @@ def make_files(args: argparse.Namespace, directory: Path) -> GraphSpec:
         val_count=4 * args.batch_size,
         seed=args.seed,
     )
-    if not (directory / "graph.gids").exists():
-        write_graph(directory / "graph", spec)
-        if gids_command(["convert", str(directory / "graph"), str(directory / "graph.gids"), "--quiet"]) != 0:
-            raise SystemExit("the conversion failed")
-    return spec
+    return make_dataset(directory, spec)
 
 
-def compare(args: argparse.Namespace, directory: Path) -> bool:
-    spec = make_files(args, directory)
-    memory_bytes = int(spec.feature_bytes * args.memory_share)
-    if args.small:
-        memory_bytes = max(memory_bytes, 384 << 20)
+def run_sides(args: argparse.Namespace, directory: Path, table: Table) -> tuple[Rounds, int | None]:
+    """Returns the results, and the read-ahead in bytes of stock DGL without advice."""
+    feature_bytes = table.row_count * table.row_bytes
+    memory_bytes = max(int(feature_bytes * args.memory_share), 384 << 20 if args.small else 0)
     ours = EpochConfig(
         side="gids",
         source=str(directory / "graph"),
@@ -114,124 +106,97 @@ def compare(args: argparse.Namespace, directory: Path) -> bool:
         window=args.window,
         reads=args.reads,
     )
-    stock = replace(ours, side="stock")
     no_limit = why_no_limit()
     print(
-        f"{spec.node_count:,} rows of {spec.row_bytes} B ({spec.feature_bytes / 1e9:.1f} GB), "
-        f"{args.batches} minibatches of {args.batch_size} seeds, fanouts {args.fanouts}, "
-        f"{os.cpu_count()} cores; "
+        f"{table.row_count:,} rows of {table.row_bytes} B, {os.cpu_count()} cores; "
         + (f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"),
         flush=True,
     )
+    headroom_bytes, read_around = 0, None
 
-    def run(config: EpochConfig) -> EpochResult | None:
-        """None where stock failed, as it may for want of memory."""
-        result: EpochResult | str
-        if config.side == "gids":
-            result = run_gids(config, say=print, limited=not no_limit)
-            headroom.append(result.headroom_bytes or 0)
-        else:
-            config = replace(config, headroom_bytes=headroom[-1] if headroom else 0)
-            result = run_other("stock DGL", config, limited=not no_limit)
+    def run_ours() -> EpochResult:
+        nonlocal headroom_bytes
+        result = run_gids(ours, say=print, limited=not no_limit)
+        headroom_bytes = result.headroom_bytes or 0
+        return result
+
+    def run_stock(**options: object) -> EpochResult | None:
+        config = replace(ours, side="stock", headroom_bytes=headroom_bytes, **options)
+        result = run_other(STOCK, config, limited=not no_limit)
         if isinstance(result, str):
             print(f"  {result}", flush=True)
             return None
-        print(f"  {config.side}: {result.seconds:.2f} s, {result.rows_per_s:,.0f} rows/s", flush=True)
         return result
 
     def run_as_is() -> EpochResult | None:
+        nonlocal read_around
         with read_ahead(directory, DEFAULT_READ_AHEAD_BYTES):
-            around.append(read_ahead_bytes(directory))
-            return run(replace(stock, random_access=False, most_seconds=60, val_nodes=0))
+            read_around = read_ahead_bytes(directory)
+            return run_stock(random_access=False, most_seconds=60, val_nodes=0)
 
-    around: list[int | None] = []
-    headroom: list[int] = []
-    sides = {"gids": lambda: run(ours), "stock": run_as_is, "stock, MADV_RANDOM": lambda: run(stock)}
-    rounds = alternate(sides, args.rounds)
-    results = {name: [r for r in found if r is not None] for name, found in rounds.items()}
-    medians = {name: _median_run(runs) for name, runs in results.items() if runs}
-    print("\n" + table([(f"{name}, {run.batches} batches", run) for name, run in medians.items()]))
-    rate = _device_rate(args, directory)
-    read_s = _read_seconds(results["gids"], rate, directory)
-    correct = _print_verdict(rounds, read_s, around[0])
-    write_json(
-        args.json,
+    sides = {GIDS: run_ours, STOCK: run_as_is, ADVISED: run_stock}
+    return alternate(sides, args.rounds), read_around
+
+
+def report(
+    args: argparse.Namespace, figures: Figures, rounds: Rounds, table: Table, around: int | None
+) -> None:
+    runs = {side: [run for run in results if run is not None] for side, results in rounds.items()}
+    middle = {side: sorted(r, key=lambda run: run.seconds)[len(r) // 2] for side, r in runs.items() if r}
+    stages = dict.fromkeys(stage for run in middle.values() for stage in run.stages)
+    rows = [
         {
-            "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
-            "feature_bytes": spec.feature_bytes,
-            "memory_bytes": 0 if no_limit else memory_bytes,
-            "device_pages_per_s": rate,
-            "runs": {name: [asdict(run) for run in runs] for name, runs in results.items()},
-        },
-    )
-    return correct
+            "": side,
+            "rows/s": run.rows_per_s,
+            "epoch s": run.seconds,
+            "CPU s": run.cpu_seconds,
+            "batches": run.batches,
+            **{f"{stage} s": run.stages.get(stage, 0.0) for stage in stages},
+            "read": run.read_bytes or 0,
+            "written": run.written_bytes or 0,
+            "hit ratio": "-" if run.hit_ratio is None else run.hit_ratio,
+        }
+        for side, run in middle.items()
+    ]
+    figures.table("medians", rows)
+    for side, bar in ((STOCK, 5.0), (ADVISED, None)):
+        pairs = [(a, b) for a, b in zip(rounds[GIDS], rounds[side], strict=True) if a and b]
+        if pairs:  # the rounds in which the side ended
+            ours, theirs = ([run.rows_per_s for run in side_runs] for side_runs in zip(*pairs, strict=True))
+            read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
+            note = f"read-ahead {read_around}, aim 8" if side == STOCK else ""
+            figures.ratio(f"rows/s, gids over {side}", ours, theirs, bar=bar, note=note)
+    ours = runs[GIDS]
+    epoch_s = median(run.seconds for run in ours)
+    cpu_s = median(run.cpu_seconds for run in ours) / (os.cpu_count() or 1)
+    device_s = device_seconds(ours, table, 0.2 if args.small else 5)
+    if device_s is None:
+        print(f"epoch {epoch_s:.2f} s; how long the device needs for packs is unknown without fio")
+    else:
+        most = 1.15 if args.reads == "random" else None
+        note = f"{epoch_s:.2f} s, device {device_s:.2f} s, CPU {cpu_s:.2f} s"
+        name = "epoch over max(device time, CPU time / cores)"
+        figures.add(name, epoch_s / max(device_s, cpu_s), "x", most=most, note=note)
+    if ours[0].choices:
+        print(f"gids read {describe_choices(ours[0].choices)}")
+    grown = max(run.peak_rss_bytes - run.base_rss_bytes for run in ours)
+    listed = max(sum(run.loader["memory"].values()) for run in ours)
+    note = f"RSS grew by {grown / 1e6:,.0f} MB at most, {listed / 1e6:,.0f} MB are listed"
+    name = "memory beyond stats()['memory']"
+    figures.add(name, max(0, grown - listed) / 1e6, "MB", most=ALLOWANCE_BYTES / 1e6, note=note)
 
 
-def _median_run(runs: list[EpochResult]) -> EpochResult:
-    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
-
-
-def _device_rate(args: argparse.Namespace, directory: Path) -> float:
-    table_ = FeatureStore(directory / "graph.gids").table("feat")
-    seconds = 0.2 if args.small else 5
-    return random_reads(table_.shard_paths, page_bytes=table_.page_bytes, seconds=seconds).reads_per_s
-
-
-def _read_seconds(runs: list[EpochResult], pages_per_s: float, directory: Path) -> float | None:
+def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> float | None:
     """What the device needs for the median run's pages, and for its packs; None if that is unknown."""
-    [shard] = FeatureStore(directory / "graph.gids").table("feat").shard_paths
-    seconds = median(run.loader["pages_read"] for run in runs) / pages_per_s
+    rate = random_reads(table.shard_paths, page_bytes=table.page_bytes, seconds=probe_s).reads_per_s
+    seconds = median(run.loader["pages_read"] for run in runs) / rate
     read, written = (
         median(run.loader["packs"][key] for run in runs) for key in ("bytes_read", "bytes_written")
     )
     if not read:
         return seconds
-    rates = disk_rates(shard, directory)
+    rates = disk_rates(Path(table.shard_paths[0]), Path(table.shard_paths[0]).parent)
     return None if rates is None else seconds + read / rates["read"] + written / rates["write"]
-
-
-def _print_verdict(
-    rounds: dict[str, list[EpochResult | None]], read_s: float | None, around: int | None
-) -> bool:
-    results = {name: [run for run in found if run is not None] for name, found in rounds.items()}
-    gids = results["gids"]
-
-    def speed_up(side: str) -> str:
-        """The median of the rounds in which the side ended."""
-        pairs = [(ours, other) for ours, other in zip(gids, rounds[side], strict=True) if other]
-        if not pairs:
-            return "unknown, as it failed"
-        ratio = median_ratio([ours.rows_per_s for ours, _ in pairs], [run.rows_per_s for _, run in pairs])
-        return f"{ratio:.1f} x"
-
-    read_around = "an unknown read-ahead" if around is None else f"a read-ahead of {around >> 10:,} KiB"
-    print(f"\nspeed-up over stock as it is, with {read_around}: {speed_up('stock')} (target 5, aim 8)")
-    print(f"speed-up over stock with MADV_RANDOM: {speed_up('stock, MADV_RANDOM')}")
-    cores = os.cpu_count() or 1
-    cpu_s = median(run.cpu_seconds for run in gids) / cores
-    epoch_s = median(run.seconds for run in gids)
-    if read_s is None:
-        print(f"epoch {epoch_s:.2f} s; how long the device needs for packs is unknown without fio")
-    else:
-        print(
-            f"epoch over max(device time, CPU time / cores): {epoch_s / max(read_s, cpu_s):.2f} "
-            f"(aim 1.15 with --reads random): {epoch_s:.2f} s, device {read_s:.2f} s, CPU {cpu_s:.2f} s"
-        )
-    if gids[0].choices:
-        print(f"gids read {describe_choices(gids[0].choices)}")
-    grown = max(run.peak_rss_bytes - run.base_rss_bytes for run in gids)
-    listed = max(sum(run.loader["memory"].values()) for run in gids)
-    verdict = "within" if grown <= listed + ALLOWANCE_BYTES else "BEYOND"
-    print(
-        f"memory: RSS grew by {grown / 1e6:,.0f} MB at most; stats()['memory'] lists {listed / 1e6:,.0f} MB, "
-        f"+ {ALLOWANCE_BYTES / 1e6:.0f} MB allowed: {verdict}"
-    )
-    wrong = sum(run.wrong_rows for runs in results.values() for run in runs)
-    compared = sum(run.compared_rows for runs in results.values() for run in runs)
-    print(f"rows that differ from the source: {wrong} of {compared:,} compared")
-    warmest = max(run.cached_before for runs in results.values() for run in runs)
-    print(f"features in the page cache at a start: {warmest:.2%} at most")
-    return wrong == 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -240,10 +205,17 @@ def main(argv: list[str] | None = None) -> int:
     directory = args.dir / f"gids-epoch-{args.size_gb}"
     directory.mkdir(exist_ok=args.keep)
     try:
-        return 0 if compare(args, directory) else 1
+        table = open_store(args, directory).table("feat")
+        rounds, around = run_sides(args, directory, table)
+        report(args, Figures(args), rounds, table, around)
     finally:
         if not args.keep:
             shutil.rmtree(directory)
+    runs = [run for results in rounds.values() for run in results if run is not None]
+    wrong, compared = sum(run.wrong_rows for run in runs), sum(run.compared_rows for run in runs)
+    print(f"rows that differ from the source: {wrong} of {compared:,} compared")
+    print(f"features in the page cache at a start: {max(run.cached_before for run in runs):.2%} at most")
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

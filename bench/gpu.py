@@ -19,82 +19,66 @@ Medians of alternating repeats after a warm-up; kernels are timed by CUDA events
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gpu_bus
 import gpu_cache
-import gpu_extents
 import gpu_limits
 import gpu_overlap
 import gpu_packs
-import gpu_queue
+import gpu_reads
 import gpu_sampling
 import gpu_training
-from figures import Figures
+from gpu_harness import Bench
 from gpu_sampling import pcie_link
+from harness import Figures, make_parser
 
 from gids import cuda
-from gids.cuda import Device
 
-# Name -> (question, default sizes, small sizes)
-QUESTIONS: dict[str, tuple[Callable[[Device, Path, Any, Figures], None], Any, Any]] = {
-    "bus": (gpu_bus.bus, gpu_bus.BusSizes(), gpu_bus.SMALL),
-    "streams": (gpu_bus.streams, gpu_bus.BusSizes(), gpu_bus.SMALL),
-    "gather": (gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-    "planning": (gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-    "queue": (gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
-    "extents": (gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
-    "packs": (gpu_packs.packs, gpu_packs.PackSizes(), gpu_packs.SMALL),
-    "sampling": (gpu_sampling.sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
-    "overlap": (gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
-    "life": (gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),
-    "large": (gpu_limits.large, gpu_limits.LimitSizes(), gpu_limits.SMALL),
-    "training": (gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
+QUESTIONS = {  # name -> (question, {size: (default, small)})
+    "bus": (gpu_bus.bus, gpu_bus.SIZES),
+    "streams": (gpu_bus.streams, gpu_bus.SIZES),
+    "gather": (gpu_cache.gather, gpu_cache.SIZES),
+    "planning": (gpu_cache.planning, gpu_cache.SIZES),
+    "queue": (gpu_reads.queue, gpu_reads.QUEUE),
+    "extents": (gpu_reads.extents, gpu_reads.EXTENTS),
+    "packs": (gpu_packs.packs, gpu_packs.SIZES),
+    "sampling": (gpu_sampling.sampling, gpu_sampling.SIZES),
+    "overlap": (gpu_overlap.overlap, gpu_overlap.SIZES),
+    "life": (gpu_limits.life, gpu_limits.LIFE),
+    "large": (gpu_limits.large, gpu_limits.LARGE),
+    "training": (gpu_training.training, gpu_training.SIZES),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("question", choices=[*QUESTIONS, "all"])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure (default: temporary)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results after each of them")
-    parser.add_argument(
-        "--feature-gb", type=float, default=0, help="size of the features for training (default: 4.3)"
-    )
-    parser.add_argument(
-        "--file-gb", type=float, default=0, help="size of the file for the queue (default: 2.1)"
-    )
-    parser.add_argument(
-        "--log2-nodes", type=int, default=0, help="size of the graph for sampling (default: 23)"
-    )
-    parser.add_argument("--small", action="store_true")
+    parser = make_parser(__doc__, "dir")
+    add = parser.add_argument
+    add("question", choices=[*QUESTIONS, "all"])
+    add("--device", default="cuda")
+    add("--feature-gb", type=float, help="size of the features for training (default: 4.3)")
+    add("--file-gb", type=float, help="size of the file for the queue (default: 2.1)")
+    add("--log2-nodes", type=int, help="size of the graph for sampling (default: 23)")
     args = parser.parse_args(arguments)
-    changed = {
-        "feature_bytes": int(args.feature_gb * 1e9),
-        "file_bytes": int(args.file_gb * 1e9),
+    asked = {
+        "feature_bytes": args.feature_gb and int(args.feature_gb * 1e9),
+        "file_bytes": args.file_gb and int(args.file_gb * 1e9),
         "log2_nodes": args.log2_nodes,
     }
     device = cuda.open_device(args.device)
     print(f"{device.name}, {pcie_link()}", flush=True)
-    figures = Figures(args.json, judged=not args.small)
+    figures = Figures(args)
     with tempfile.TemporaryDirectory(prefix="gids-bench-", dir=args.dir) as directory:
-        for name, (question, full, tiny) in QUESTIONS.items():
+        for name, (question, pairs) in QUESTIONS.items():
             if args.question in (name, "all"):
                 folder = Path(directory) / name
                 folder.mkdir()
-                sizes = tiny if args.small else full
-                sizes = replace(sizes, **{k: n for k, n in changed.items() if n and hasattr(sizes, k)})
-                question(device, folder, sizes, figures)
+                sizes = {key: asked.get(key) or pair[args.small] for key, pair in pairs.items()}
+                question(Bench(device, folder, SimpleNamespace(**sizes), figures))
     return 0
 
 

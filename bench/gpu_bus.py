@@ -14,37 +14,25 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from device_timer import device_seconds
-from figures import Figures
+from gpu_harness import Bench, device_seconds
 
-from gids.cuda import Device, Event, Stream
+from gids.cuda import Device
 from gids.cuda.host_memory import host_memory
 
+SIZES = {
+    "nbytes": (256 << 20, 1 << 16),  # of one copy
+    "blocks": ((8, 16, 32, 64, 128, 512), (1, 3)),  # of the loading kernel
+    "repeats": (5, 1),
+    "streams": (31, 3),  # of each kind
+    "wait_s": (1.0, 0.5),  # after which a stream that did nothing counts as held up
+}
 _UNIT = str(Path(__file__).with_name("gpu_bus.cu"))
 _THREADS = 256
-
-
-@dataclass(frozen=True)
-class BusSizes:
-    """nbytes: of one copy. blocks: of the loading kernel. streams: of each kind.
-
-    wait_s: after which a stream that did nothing counts as held up.
-    """
-
-    nbytes: int = 256 << 20
-    blocks: tuple[int, ...] = (8, 16, 32, 64, 128, 512)
-    repeats: int = 5
-    streams: int = 31
-    wait_s: float = 1.0
-
-
-SMALL = BusSizes(nbytes=1 << 16, blocks=(1, 3), repeats=1, streams=3, wait_s=0.5)
 
 
 @contextmanager
@@ -55,8 +43,8 @@ def pinned(device: Device, nbytes: int) -> Iterator[tuple[np.ndarray, int]]:
         yield memory, mapping.device_address
 
 
-def bus(device: Device, directory: Path, sizes: BusSizes, figures: Figures) -> None:
-    del directory  # everything is in memory
+def bus(bench: Bench) -> None:
+    device, sizes = bench.device, bench.sizes
     device.preload(_UNIT)
     stream = device.new_stream()
     with pinned(device, sizes.nbytes) as (memory, address):
@@ -67,60 +55,55 @@ def bus(device: Device, directory: Path, sizes: BusSizes, figures: Figures) -> N
 
         def speed(work: object) -> float:
             """GB/s; the first run is not measured."""
-            seconds = [device_seconds(device, stream, work) for _ in range(sizes.repeats + 1)]  # type: ignore[arg-type]
+            seconds = [device_seconds(device, stream, work) for _ in range(sizes.repeats + 1)]
             return sizes.nbytes / median(seconds[1:]) / 1e9
+
+        def load(blocks: int) -> None:
+            total.zero_()
+            count = sizes.nbytes // 16
+            device.launch(stream, _UNIT, "gids_bench_load", blocks, _THREADS, address, count, total)
 
         copies = speed(lambda: out.copy_(source, non_blocking=True))
         assert torch.equal(out.cpu(), source), "the copy differs"
-        figures.add("copy engine, pinned host memory to device", copies, "GB/s")
+        bench.figures.add("copy engine, pinned host memory to device", copies, "GB/s")
         for blocks in sizes.blocks:
-
-            def load(blocks: int = blocks) -> None:
-                total.zero_()
-                device.launch(
-                    stream, _UNIT, "gids_bench_load", blocks, _THREADS, address, sizes.nbytes // 16, total
-                )
-
-            loads = speed(load)
+            loads = speed(lambda blocks=blocks: load(blocks))
             assert int(total) == int(memory.sum()), "other words than the host's"
-            figures.add(f"loads from pinned host memory, {blocks} blocks of {_THREADS}", loads, "GB/s")
+            name = f"loads from pinned host memory, {blocks} blocks of {_THREADS}"
+            bench.figures.add(name, loads, "GB/s")
 
 
-def streams(device: Device, directory: Path, sizes: BusSizes, figures: Figures) -> None:
-    del directory
+def streams(bench: Bench) -> None:
+    device, sizes = bench.device, bench.sizes
     device.preload(_UNIT)
     kinds = {"training": [device.current_stream()]}
     kinds["other streams of gids"] = [device.new_stream() for _ in range(sizes.streams)]
     if device.torch_device.type == "cuda":
-        kinds["torch.cuda.Stream()"] = [torch.cuda.Stream(device.torch_device) for _ in range(sizes.streams)]  # type: ignore[misc]
+        kinds["torch.cuda.Stream()"] = [torch.cuda.Stream(device.torch_device) for _ in range(sizes.streams)]
     total = device.zeros(1, torch.int64)
-    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     waiting = device.new_stream()
     with pinned(device, 4096) as (memory, address):
         device.current_stream().synchronize()
         try:
             waits = device.wait_value(waiting, address, 1)
-            figures.add("a stream can wait for a word in host memory", float(waits), "")
+            bench.figures.add("a stream can wait for a word in host memory", float(waits), "")
             time.sleep(0.01)  # until it waits
-            events = {
-                kind: [_load(device, s, address, total) for s in group] for kind, group in kinds.items()
-            }
+            events = {kind: [] for kind in kinds}
+            for kind, group in kinds.items():
+                for stream in group:
+                    device.launch(stream, _UNIT, "gids_bench_load", 1, 32, address + 16, 4, total)
+                    events[kind].append(stream.record_event())
             end = time.monotonic() + sizes.wait_s
             while time.monotonic() < end and not all(e.query() for group in events.values() for e in group):
                 time.sleep(0.005)
             free = {kind: [event.query() for event in group] for kind, group in events.items()}
         finally:
             memory[0] = 1
-            waiting.synchronize()
-            for group in kinds.values():
-                for stream in group:
-                    stream.synchronize()
+            for stream in (waiting, *(stream for group in kinds.values() for stream in group)):
+                stream.synchronize()
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     for kind, went_on in free.items():
         name = f"streams that run beside one that waits, {kind}, {connections} connections"
         bar = 1.0 if kind == "training" else None
-        figures.add(name, sum(went_on) / len(went_on), "of them", bar=bar, note=f"{len(went_on)} streams")
-
-
-def _load(device: Device, stream: Stream, address: int, total: torch.Tensor) -> Event:
-    device.launch(stream, _UNIT, "gids_bench_load", 1, 32, address + 16, 4, total)
-    return stream.record_event()
+        share = sum(went_on) / len(went_on)
+        bench.figures.add(name, share, "of them", bar=bar, note=f"{len(went_on)} streams")

@@ -11,56 +11,37 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import closing, contextmanager
+from itertools import count
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
-from figures import Figures
-from gpu_cache import make_table
-from gpu_sampling import rmat, same_minibatch
-from harness import alternate, median_ratio
+from gpu_harness import Bench, assert_same_minibatch, assert_same_rows, make_table, open_cache
+from gpu_sampling import rmat, seed_order
+from harness import alternate
 
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
-from gids.io import open_engine
 from gids.sampler import Neighbor, Topology
 from gids.sampler.device import PinnedGraph
 from gids.store import Table
 
+SIZES = {
+    "table_bytes": (1 << 30, 1 << 20),
+    "ids": (16384, 16),  # rows of a minibatch
+    "staging_bytes": (256 << 20, 1 << 20),
+    "seconds": (0.8, 0.01),  # of one measurement
+    "rounds": (3, 1),
+    "side": (4096, 64),  # of the square matrices
+    "log2_nodes": (21, 8),
+    "seeds": (4096, 8),
+}
 _ROW_BYTES = 4096
 _AHEAD = 2  # planned minibatches
 BAR = 0.9
-
-
-@dataclass(frozen=True)
-class OverlapSizes:
-    """ids: rows of a minibatch. seconds: of one measurement. side: of the square matrices."""
-
-    table_bytes: int = 1 << 30
-    ids: int = 16384
-    staging_bytes: int = 256 << 20
-    seconds: float = 0.8
-    rounds: int = 3
-    side: int = 4096
-    log2_nodes: int = 21
-    seeds: int = 4096
-
-
-SMALL = OverlapSizes(
-    table_bytes=1 << 20,
-    ids=16,
-    staging_bytes=1 << 20,
-    seconds=0.01,
-    rounds=1,
-    side=64,
-    log2_nodes=8,
-    seeds=8,
-)
 
 Work = Callable[[bool], int]
 """One minibatch; True to verify it. Returns its rows or nodes."""
@@ -72,9 +53,10 @@ class Beside:
     def __init__(self, device: Device, work: Work) -> None:
         self._device, self._work = device, work
         self._stop, self._begun = threading.Event(), threading.Event()
-        self._rates: list[float] = []
         self._errors: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)
+        self.rate = 0.0
+        """Rows or nodes per second, of what was done after the first minibatch."""
 
     def __enter__(self) -> Beside:
         self._thread.start()
@@ -87,11 +69,6 @@ class Beside:
         if self._errors:
             raise self._errors[0]
 
-    @property
-    def rate(self) -> float:
-        """Rows or nodes per second, of what was done after the first minibatch."""
-        return self._rates[0]
-
     def _run(self) -> None:
         try:
             with self._device.use(self._device.new_stream()):
@@ -100,7 +77,7 @@ class Beside:
                 done, begun = 0, time.perf_counter()
                 while not done or not self._stop.is_set():
                     done += self._work(False)
-                self._rates.append(done / (time.perf_counter() - begun))
+                self.rate = done / (time.perf_counter() - begun)
                 self._work(True)
         except BaseException as error:
             self._errors.append(error)
@@ -108,146 +85,111 @@ class Beside:
             self._begun.set()
 
 
-def overlap(device: Device, directory: Path, sizes: OverlapSizes, figures: Figures) -> None:
-    table, rows = make_table(directory, _ROW_BYTES, sizes.table_bytes)
-    stream = device.current_stream()
-    factor = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device.torch_device)
-    state = torch.ones_like(factor)
+def overlap(bench: Bench) -> None:
+    table, rows = make_table(bench.directory, _ROW_BYTES, bench.sizes.table_bytes)
+    one_line, all_heats = {table.name: 1}, {table.name: np.ones(table.page_count, np.uint8)}
+    in_host = {"lines": one_line, "host_lines": {table.name: table.page_count - 1}, "heats": all_heats}
+    # They take turns, and no line outlives its minibatch: all rows are read from disk.
+    reads = {"lines": {table.name: min(table.page_count, 4 * bench.sizes.ids)}, "heats": {}}
+    caches = {
+        "reads, wait stream": reads,
+        "reads, transfer copy": {**reads, "transfer": "copy"},
+        "reads, wait warp": {**reads, "wait": "warp"},
+        "lines in host memory": {**in_host, "host_policy": "static"},
+    }
+    train = Matrices(bench)
+    for name, options in caches.items():
+        bar = BAR if name == "reads, wait stream" else None
+        with open_cache(bench.device, table, staging_bytes=bench.sizes.staging_bytes, **options) as cache:
+            _compare(bench, train, name, _minibatches(bench, cache, table, rows), "rows/s", bar)
+    with _sampling(bench) as work:
+        _compare(bench, train, "sampling", work, "nodes/s", None)
+    assert torch.isfinite(train.state).all(), "training went wrong"
 
-    def train() -> float:
-        """Steps per second."""
+
+class Matrices:
+    """A training: a chain of matrix products on the current stream. Calling it returns steps per second."""
+
+    def __init__(self, bench: Bench) -> None:
+        side = bench.sizes.side
+        self._stream, self._seconds = bench.device.current_stream(), bench.sizes.seconds
+        self._factor = torch.full((side, side), 1.0 / side, device=bench.device.torch_device)
+        self.state, self._product = torch.ones_like(self._factor), torch.empty_like(self._factor)
+        self()
+
+    def __call__(self) -> float:
         steps, begun = 0, time.perf_counter()
-        while steps == 0 or time.perf_counter() - begun < sizes.seconds:
+        while steps == 0 or time.perf_counter() - begun < self._seconds:
             for _ in range(8):
-                torch.mm(factor, state, out=product)
-                torch.mul(product, 1.0, out=state)
-            stream.synchronize()
+                torch.mm(self._factor, self.state, out=self._product)
+                torch.mul(self._product, 1.0, out=self.state)
+            self._stream.synchronize()
             steps += 8
         return steps / (time.perf_counter() - begun)
 
-    product = torch.empty_like(factor)
-    train()
-    gather = (device, table, rows, sizes)
-    for name, unit, bar, opened in (
-        ("reads, wait stream", "rows/s", BAR, lambda stack: _reads(*gather, stack)),
-        ("reads, transfer copy", "rows/s", None, lambda stack: _reads(*gather, stack, transfer="copy")),
-        ("reads, wait warp", "rows/s", None, lambda stack: _reads(*gather, stack, wait="warp")),
-        ("lines in host memory", "rows/s", None, lambda stack: _host_lines(*gather, stack)),
-        ("sampling", "nodes/s", None, lambda stack: _sampling(device, sizes, stack)),
-    ):
-        with ExitStack() as stack:
-            work = opened(stack)
 
-            def alone() -> float:
-                with Beside(device, work) as beside:  # noqa: B023
-                    time.sleep(sizes.seconds)
-                return beside.rate
+def _compare(bench: Bench, train: Matrices, name: str, work: Work, unit: str, bar: float | None) -> None:
+    def alone() -> tuple[float, float]:
+        with Beside(bench.device, work) as beside:
+            time.sleep(bench.sizes.seconds)
+        return 0.0, beside.rate
 
-            def both() -> tuple[float, float]:
-                with Beside(device, work) as beside:  # noqa: B023
-                    trained = train()
-                return trained, beside.rate
+    def together() -> tuple[float, float]:
+        with Beside(bench.device, work) as beside:
+            trained = train()
+        return trained, beside.rate
 
-            sides: dict[str, Callable[[], tuple[float, float]]] = {
-                "training": lambda: (train(), 0.0),
-                "alone": lambda: (0.0, alone()),
-                "both": both,
-            }
-            found = alternate(sides, sizes.rounds)
-        trained = [[pair[0] for pair in found[side]] for side in ("both", "training")]
-        worked = [[pair[1] for pair in found[side]] for side in ("both", "alone")]
-        figures.add(f"training beside {name}, over alone", median_ratio(*trained), "x", bar=bar)
-        figures.add(f"{name}, beside training, over alone", median_ratio(*worked), "x")
-        figures.add(f"{name}, alone", median(worked[1]), unit)
-    assert torch.isfinite(state).all(), "training went wrong"
+    sides = {"training": lambda: (train(), 0.0), "alone": alone, "together": together}
+    rates = alternate(sides, bench.sizes.rounds)
+    trained = [[steps for steps, _ in rates[side]] for side in ("together", "training")]
+    worked = [[rate for _, rate in rates[side]] for side in ("together", "alone")]
+    bench.figures.ratio(f"training beside {name}, over alone", *trained, bar=bar)
+    bench.figures.ratio(f"{name}, beside training, over alone", *worked)
+    bench.figures.add(f"{name}, alone", median(worked[1]), unit)
 
 
-def _reads(
-    device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack, **options: Any
-) -> Work:
-    """Minibatches whose rows are read from disk: they take turns, and no line outlives its minibatch."""
-    lines = min(table.page_count, 4 * sizes.ids)
-    cache = _open_cache(device, table, sizes, stack, lines={table.name: lines}, heats={}, **options)
-    return _minibatches(device, cache, table, rows, sizes)
-
-
-def _host_lines(
-    device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack
-) -> Work:
-    cache = _open_cache(
-        device,
-        table,
-        sizes,
-        stack,
-        lines={table.name: 1},
-        host_lines={table.name: table.page_count - 1},
-        heats={table.name: np.ones(table.page_count, np.uint8)},
-        host_policy="static",
-    )
-    return _minibatches(device, cache, table, rows, sizes)
-
-
-def _open_cache(
-    device: Device, table: Table, sizes: OverlapSizes, stack: ExitStack, **options: Any
-) -> DeviceFeatureCache:
-    """The stack closes it, and then its engine."""
-    engine = stack.enter_context(open_engine(table.shard_paths, max_read_bytes=table.page_bytes))
-    cache = DeviceFeatureCache(device, engine, [table], staging_bytes=sizes.staging_bytes, **options)
-    return stack.enter_context(closing(cache))
-
-
-def _minibatches(
-    device: Device, cache: DeviceFeatureCache, table: Table, rows: torch.Tensor, sizes: OverlapSizes
-) -> Work:
-    def drawn() -> Iterator[torch.Tensor]:
+def _minibatches(bench: Bench, cache: DeviceFeatureCache, table: Table, rows: torch.Tensor) -> Work:
+    def draw() -> Iterator[torch.Tensor]:
         generator = torch.Generator().manual_seed(7)
         while True:
-            yield from torch.randperm(len(rows), generator=generator).split(sizes.ids)
+            yield from torch.randperm(len(rows), generator=generator).split(bench.sizes.ids)
 
-    source, ahead, planned = drawn(), {}, 0
-
-    def plan() -> None:
-        nonlocal planned
-        ids = next(source)
-        ahead[planned] = ids
-        cache.enter(planned, {table.name: ids.to(device.torch_device)})
-        cache.plan(planned)
-        planned += 1
+    drawn, steps, ahead = draw(), count(), deque[tuple[int, torch.Tensor]]()
 
     def work(verify: bool) -> int:
         while len(ahead) < _AHEAD:
-            plan()
-        step = min(ahead)
+            step, ids = next(steps), next(drawn)
+            ahead.append((step, ids))
+            cache.enter(step, {table.name: ids.to(bench.device.torch_device)})
+            cache.plan(step)
+        step, ids = ahead.popleft()
         features, error = cache.gather(step)
         if error is not None:
             raise error
         cache.retire(step)
-        ids, found = ahead.pop(step), features[table.name]
         if verify:
-            assert torch.equal(found.view(torch.int32).cpu(), rows[ids]), "other rows than the source's"
+            assert_same_rows(features[table.name], rows[ids])
         else:
-            device.current_stream().synchronize()  # as a consumer that trains on it
+            bench.device.current_stream().synchronize()  # as a consumer that trains on it
         return len(ids)
 
     return work
 
 
-def _sampling(device: Device, sizes: OverlapSizes, stack: ExitStack) -> Work:
-    graph = rmat(device.torch_device, sizes.log2_nodes, 16, seed=4)
-    pinned = stack.enter_context(closing(PinnedGraph(graph, device, topology_on="host")))
-    sampler, on_device, on_host = Neighbor([10, 5]), Topology(pinned), Topology(graph)
-    seeds = torch.from_numpy(np.random.default_rng(5).permutation(np.flatnonzero(np.diff(graph.indptr))))
-    step = 0
+@contextmanager
+def _sampling(bench: Bench) -> Iterator[Work]:
+    graph = rmat(bench.device.torch_device, bench.sizes.log2_nodes, 16, seed=4)
+    sampler, seeds, steps = Neighbor([10, 5]), seed_order(graph), count(1)
+    with closing(PinnedGraph(graph, bench.device, topology_on="host")) as pinned:
+        on_device, on_host = Topology(pinned), Topology(graph)
 
-    def work(verify: bool) -> int:
-        nonlocal step
-        step += 1
-        chosen = seeds[torch.arange(step * sizes.seeds, (step + 1) * sizes.seeds) % len(seeds)]
-        found = sampler.sample(on_device, chosen, seed=6, step=step)
-        if verify:
-            on_cpu = sampler.sample(on_host, chosen, seed=6, step=step)
-            assert same_minibatch(on_cpu, found), "CPU and GPU sample different minibatches"
-        device.current_stream().synchronize()
-        return len(found.input_nodes)
+        def work(verify: bool) -> int:
+            step, size = next(steps), bench.sizes.seeds
+            chosen = seeds[torch.arange(step * size, (step + 1) * size) % len(seeds)]
+            minibatch = sampler.sample(on_device, chosen, seed=6, step=step)
+            if verify:
+                assert_same_minibatch(sampler.sample(on_host, chosen, seed=6, step=step), minibatch)
+            bench.device.current_stream().synchronize()
+            return len(minibatch.input_nodes)
 
-    return work
+        yield work

@@ -1,6 +1,6 @@
 // GraphBolt's newest disk feature and its cache in host memory as operators of torch, under the names that its Python
 // gives them: compiled from DGL's sources, which have them, where the released DGL does not. Built by
-// tools/graphbolt_env.sh --dgl, loaded by graphbolt_side.py.
+// tools/graphbolt_env.sh --dgl, loaded by rows_side.py.
 
 #include <torch/script.h>
 

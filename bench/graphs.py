@@ -1,17 +1,18 @@
-"""Graphs without features, owners of their nodes, and tables. Called by cooperation.py and placement.py."""
+"""Graphs without features, synthetic datasets, and owners of nodes."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from traces import rmat
 
+from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.store import Graph
+from gids.distributed.owners import HashOwners, RangeOwners
+from gids.store import FeatureStore, Graph
 from gids.store.names import RELATION
 from gids.write.row_order import community_order
 
@@ -22,6 +23,28 @@ Owners = npt.NDArray[np.uint8]
 
 GRAPHS = ("R-MAT", "clustered")
 OWNERS = ("hash", "range", "community")
+
+
+def rmat(
+    log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57
+) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a."""
+    nodes, edges = 1 << log2_nodes, degree << log2_nodes
+    src = np.zeros(edges, np.int32)
+    dst = np.zeros(edges, np.int32)
+    rest = (1 - a) / 3
+    for _ in range(log2_nodes):
+        r = rng.random(edges, np.float32)
+        src = 2 * src + (r >= a + rest)
+        dst = 2 * dst + (((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
+    shuffled = rng.permutation(nodes).astype(np.int32)
+    src, dst = shuffled[src], shuffled[dst]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=nodes))])
+    return indptr, src[np.argsort(dst, kind="stable")]
+
+
+def graph_of(indptr: Ids, indices: npt.NDArray[np.integer]) -> Graph:
+    return Graph(RELATION, len(indptr) - 1, len(indptr) - 1, indptr, indices, None)
 
 
 def make_graph(name: str, log2_nodes: int, degree: int, seed: int) -> Graph:
@@ -38,8 +61,21 @@ def make_graph(name: str, log2_nodes: int, degree: int, seed: int) -> Graph:
         return graph_of(np.load(root / "indptr.npy"), indices)
 
 
-def graph_of(indptr: Ids, indices: npt.NDArray[np.int32]) -> Graph:
-    return Graph(RELATION, len(indptr) - 1, len(indptr) - 1, indptr, indices, None)
+def convert(source: Path, *options: str) -> Path:
+    """Convert source to source.gids, beside it. options: of `gids convert`. Returns the dataset's path."""
+    path = source.with_suffix(".gids")
+    if gids_command(["convert", str(source), str(path), "--quiet", *options]) != 0:
+        raise SystemExit("the conversion failed")
+    return path
+
+
+def make_dataset(folder: Path, spec: GraphSpec, *options: str, keep_source: bool = True) -> FeatureStore:
+    """Write a synthetic graph to folder/graph and convert it to folder/graph.gids."""
+    source = write_graph(folder / "graph", spec)
+    path = convert(source, *options)
+    if not keep_source:
+        shutil.rmtree(source)
+    return FeatureStore(path)
 
 
 class OwnersOf:
@@ -51,10 +87,9 @@ class OwnersOf:
 
     def __call__(self, method: str, parts: int) -> Owners:
         count = self._graph.num_dst
-        if method == "hash":
-            return (mixed(np.arange(count, dtype=np.uint64)) % np.uint64(parts)).astype(np.uint8)
-        if method == "range":
-            return (np.arange(count) * parts // count).astype(np.uint8)
+        if method in ("hash", "range"):
+            owners = HashOwners(parts) if method == "hash" else RangeOwners(parts, count)
+            return owners.of(np.arange(count)).astype(np.uint8)
         # Communities are dealt out, the largest first, so that every part has as many hot ones.
         dealt = max(1, min(_COMMUNITY, count // parts))
         return (self.community // dealt % parts).astype(np.uint8)
@@ -72,30 +107,6 @@ def out_degrees(graph: Graph) -> npt.NDArray[np.uint32]:
     return np.bincount(graph.indices, minlength=graph.num_src).astype(np.uint32)
 
 
-def mixed(ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A hash of each id: the finaliser of splitmix64."""
-    ids = (ids ^ (ids >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    ids = (ids ^ (ids >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ids ^ (ids >> np.uint64(31))
-
-
 def seed_order(graph: Graph, seed: int) -> Ids:
     """All nodes with in-edges, in random order."""
     return np.random.default_rng([seed, 1]).permutation(np.flatnonzero(np.diff(graph.indptr)))
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table in Markdown; floats with three significant digits, numbers from 1000 on in thousands."""
-    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for row in rows:
-        print(f"| {' | '.join(map(shown, row))} |")
-
-
-def shown(value: object) -> str:
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-        return str(value)
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,.2f} M"
-    if abs(value) >= 1e3:
-        return f"{value / 1e3:,.1f} k"
-    return f"{value:d}" if isinstance(value, int | np.integer) else f"{value:.3g}"

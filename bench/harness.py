@@ -1,4 +1,4 @@
-"""Code that benchmarks share: options, alternating repeats, files with known contents, JSON files.
+"""Code that benchmarks share: options, alternating repeats, results, files with known contents.
 
 gids.measure has fresh processes, a cold page cache and memory limits; gids.bench.probe has the disk's rate.
 """
@@ -8,20 +8,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from report import number
 
 import gids.io
+from gids.measure.isolation import run_fresh
 from gids.measure.machine import this_machine, versions
+from gids.measure.memory_group import MemoryGroup
+from gids.measure.sides import why_no_limit
 from gids.write import DatasetWriter
 
 T = TypeVar("T")
@@ -36,7 +43,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": Path(tempfile.gettempdir()),
         "help": "directory on the disk to measure (default: the temporary directory)",
     },
-    "json": {"type": Path, "metavar": "FILE", "help": "write all results to FILE"},
     "keep": {"action": "store_true", "help": "keep the files for the next run"},
     "repeat": {"type": int, "default": 7, "help": "repeats of each measurement (default: 7)"},
     "rounds": {"type": int, "default": 7, "help": "rounds of alternating sides (default: 7)"},
@@ -62,12 +68,13 @@ def disk_rates(shard: Path, folder: Path) -> dict[str, float] | None:
 
 
 def make_parser(description: str | None, *options: str) -> argparse.ArgumentParser:
-    """A parser with --small and these shared options: dir, json, keep, repeat, rounds, seed."""
+    """A parser with --json, --small and these shared options: dir, keep, repeat, rounds, seed."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for option in options:
         parser.add_argument(f"--{option}", **_OPTIONS[option])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE, after each one")
     parser.add_argument("--small", action="store_true", help="small size for tests")
     return parser
 
@@ -80,16 +87,110 @@ def integers(text: str) -> list[int]:
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Run every side once per round, in reverse order every other round, so that drift affects all alike."""
     results: dict[str, list[T]] = {name: [] for name in sides}
-    for number in range(rounds):
+    for turn in range(rounds):
         names = list(sides)
-        for name in names if number % 2 == 0 else reversed(names):
+        for name in names if turn % 2 == 0 else reversed(names):
             results[name].append(sides[name]())
     return results
 
 
-def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return median(a / b for a, b in zip(above, below, strict=True))
+class Figures:
+    """The results of a benchmark: printed, and written to args.json after each one.
+
+    A killed run keeps what it wrote. bench/report.py prints such files as the tables of docs/performance.md.
+
+    args: of make_parser. Small sizes do not measure speed, so their figures are not judged by their targets.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.figures: list[dict[str, Any]] = []
+        self.tables: list[dict[str, Any]] = []
+        self._path, self._judged = args.json, not args.small
+        options = re.sub(r" --json \S+", "", " ".join(sys.argv[1:]))
+        self._run = {
+            "command": f"bench/{Path(sys.argv[0]).name} {options}".strip(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": this_machine().as_json(),
+            "versions": versions(),
+        }
+
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        bar: float | None = None,
+        most: float | None = None,
+        note: str = "",
+    ) -> None:
+        """unit: "x" for a ratio. bar: the target, the least good value; most: the greatest good value."""
+        passed = None
+        if self._judged and (bar is not None or most is not None):
+            passed = bool((bar is None or value >= bar) and (most is None or value <= most))
+        figure = {
+            "name": name,
+            "value": float(value),
+            "unit": unit,
+            "bar": bar,
+            "passed": passed,
+            "note": note,
+        }
+        self.figures.append(figure if most is None else figure | {"most": most})
+        verdict = {True: "passed", False: "FAILED", None: "not judged"}[passed]
+        limits = [
+            f"{sign} {number(limit)}" for sign, limit in ((">=", bar), ("<=", most)) if limit is not None
+        ]
+        target = f"  (target {' and '.join(limits)}: {verdict})" if limits else ""
+        print(f"{name}: {number(value)} {unit}{target}{f'  {note}' if note else ''}", flush=True)
+        self._write()
+
+    def ratio(self, name: str, above: Sequence[float], below: Sequence[float], **options: Any) -> None:
+        """Add the median of the rounds' ratios. options: of add."""
+        self.add(name, median(a / b for a, b in zip(above, below, strict=True)), "x", **options)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print rows, which all have the same columns, in Markdown: floats with three significant digits,
+        numbers from 1000 on in thousands."""
+        if not rows:
+            return
+        columns = list(rows[0])
+        print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+        for row in rows:
+            print(f"| {' | '.join(_shown(row[column]) for column in columns)} |", flush=True)
+        lines = [[_plain(row[column]) for column in columns] for row in rows]
+        self.tables.append({"title": title, "columns": columns, "rows": lines})
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            whole = {**self._run, "figures": self.figures, "tables": self.tables}
+            self._path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _shown(value: object) -> str:
+    value = _plain(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    for unit, name in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= unit:
+            return f"{value / unit:,.{2 if name == ' M' else 1}f}{name}"
+    return f"{value:d}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def run_limited(module: str, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Run a side, a module of this folder, in a fresh process. options: of run_fresh, whose errors it raises.
+
+    The process can limit its memory if "limited" is true in the config that it gets.
+    """
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    with ExitStack() as stack:
+        group = None if why_no_limit() else stack.enter_context(MemoryGroup("gids-bench"))
+        return run_fresh(module, {**config, "limited": group is not None}, group=group, **options)
 
 
 def page_contents(pages: np.ndarray, nbytes: int = PAGE_BYTES) -> np.ndarray:
@@ -146,10 +247,3 @@ def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         setting.write_text(before)
-
-
-def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Write result, with the machine and the versions, to path if one is given."""
-    if path:
-        whole = {"machine": this_machine().as_json(), "versions": versions(), **result}
-        path.write_text(json.dumps(whole, indent=2) + "\n")

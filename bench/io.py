@@ -15,23 +15,25 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import make_parser, page_contents, write_pages
+from harness import Figures, make_parser, page_contents, write_pages
 
 import gids.io
 from gids.bench.probe import aligned_rows
 
 BLOCK = 4096
 BATCH = 4096  # blocks of a minibatch
+BAR = 0.95  # of fio
 IN_FLIGHT = 3  # minibatches submitted ahead
 GROUPS = ["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", "--iodepth_batch_complete_max=256"]
 GREEDY = ["--iodepth_batch_submit=32", "--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=256"]
@@ -53,27 +55,24 @@ def draw(rng: np.random.Generator, block_count: int, reads: int) -> list[np.ndar
     return [np.sort(blocks[i : i + BATCH]) for i in range(0, reads, BATCH)]
 
 
-def run_fio(path: Path, batches: list[np.ndarray], depth: int, settings: list[str], log: Path) -> float:
+def run_fio(path: Path, batches: list[np.ndarray], depth: int, settings: list[str]) -> float:
     """Reads per second of fio, replaying the offsets or drawing as many unique ones itself."""
     count = sum(map(len, batches))
     command = ["fio", "--name=random", "--rw=randread", "--ioengine=io_uring", "--direct=1", f"--bs={BLOCK}"]
     command += [f"--iodepth={depth}", "--thread", "--readonly", "--output-format=json"]
-    if "REPLAY" in settings:
-        lines = ["fio version 2 iolog", f"{path} add", f"{path} open"]
-        lines += [f"{path} read {b * BLOCK} {BLOCK}" for batch in batches for b in batch.tolist()]
-        log.write_text("\n".join([*lines, f"{path} close", ""]))
-        command += [f"--read_iolog={log}", "--replay_no_stall=1"]
-    else:
-        seed = int(batches[0][0]) + 1
-        command += [
-            f"--filename={path}",
-            "--norandommap=0",
-            f"--io_size={count * BLOCK}",
-            f"--randseed={seed}",
-        ]
-    command += [flag for flag in settings if flag != "REPLAY"]
-    gids.io.drop_page_cache(path)
-    done = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as log:
+        if "REPLAY" in settings:
+            lines = ["fio version 2 iolog", f"{path} add", f"{path} open"]
+            lines += [f"{path} read {b * BLOCK} {BLOCK}" for batch in batches for b in batch.tolist()]
+            log.write("\n".join([*lines, f"{path} close", ""]))
+            log.flush()
+            command += [f"--read_iolog={log.name}", "--replay_no_stall=1"]
+        else:
+            command += [f"--filename={path}", "--norandommap=0", f"--io_size={count * BLOCK}"]
+            command += [f"--randseed={int(batches[0][0]) + 1}"]
+        command += [flag for flag in settings if flag != "REPLAY"]
+        gids.io.drop_page_cache(path)
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr or done.stdout}")
     read = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]
@@ -119,63 +118,63 @@ def main() -> None:
     if args.small:
         args.size_gb, args.reads, args.rounds = 0.016, 2000, 1
     block_count = int(args.size_gb * 1e9) // BLOCK
-    reads = min(args.reads, block_count)
-    path, log = args.dir / f"gids-bench-io-{block_count}.bin", args.dir / "gids-bench-io.log"
-    rng = np.random.default_rng(args.seed)
-    has_fio = shutil.which("fio") is not None
-    if not has_fio:
-        print("fio is not installed: only our own engines are measured")
+    args.reads = min(args.reads, block_count)
+    path = args.dir / f"gids-bench-io-{block_count}.bin"
     try:
         write_pages(path, block_count)
-        compare(path, log, block_count, reads, args, rng, has_fio)
+        compare(path, block_count, args)
     finally:
-        log.unlink(missing_ok=True)
         if not args.keep:
             path.unlink(missing_ok=True)
 
 
-def compare(
-    path: Path,
-    log: Path,
-    block_count: int,
-    reads: int,
-    args: argparse.Namespace,
-    rng: np.random.Generator,
-    has_fio: bool,
-) -> None:
-    found = gids.io.probe(path)
-    size = f"{block_count * BLOCK / 1e9:.2f} GB"
-    print(f"file: {size} on {found['file_system']}, alignment {found['alignment']} B")
-    print(f"{reads} unique reads of {BLOCK} B, depth {args.depth}, seed {args.seed}, {args.rounds} rounds")
-    out = aligned_rows(reads, BLOCK)
+def compare(path: Path, block_count: int, args: argparse.Namespace) -> None:
+    figures, rng = Figures(args), np.random.default_rng(args.seed)
+    disk = gids.io.probe(path)
+    print(
+        f"{args.reads} unique reads of {BLOCK} B of {block_count * BLOCK / 1e9:.2f} GB on "
+        f"{disk['file_system']}, alignment {disk['alignment']} B, depth {args.depth}, seed {args.seed}"
+    )
+    out = aligned_rows(args.reads, BLOCK)
     settings: list[str] = []
-    if has_fio:
-        trials = {}
-        for name, flags in FIO_SETTINGS.items():
-            trials[name] = run_fio(path, draw(rng, block_count, reads), args.depth, flags, log)
-            print(f"  fio {name}: {trials[name]:,.0f} reads/s")
+    if shutil.which("fio"):
+        trials = {
+            name: run_fio(path, draw(rng, block_count, args.reads), args.depth, flags)
+            for name, flags in FIO_SETTINGS.items()
+        }
+        for name, speed in trials.items():
+            print(f"  fio {name}: {speed:,.0f} reads/s")
         settings = FIO_SETTINGS[max(trials, key=lambda name: trials[name])]
-    sides = ["uring", "uring, merged", "threads"] + (["fio"] if has_fio else [])
+    else:
+        print("fio is not installed: only our own engines are measured")
+    batches: list[np.ndarray] = []
+    waits: list[str] = []
+
+    def by_engine(kind: str, merge_bytes: int) -> float:
+        speed, stats = run_engine(path, batches, out, kind, args.depth, merge_bytes)
+        if kind == "uring" and not merge_bytes:
+            waits[:] = [f"mean latency {stats['latency_s'] * 1e6:.0f} us, {stats['depth_max']} in flight"]
+        return speed
+
+    sides = {
+        "uring": lambda: by_engine("uring", 0),
+        "uring, merged": lambda: by_engine("uring", 131072),
+        "threads": lambda: by_engine("threads", 0),
+    }
+    if settings:
+        sides["fio"] = lambda: run_fio(path, batches, args.depth, settings)
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(args.rounds):
-        batches = draw(rng, block_count, reads)
-        for side in sides if turn % 2 else sides[::-1]:
-            if side == "fio":
-                speed = run_fio(path, batches, args.depth, settings, log)
-            else:
-                kind, merge = side.split(",")[0], 131072 if "merged" in side else 0
-                speed, stats = run_engine(path, batches, out, kind, args.depth, merge)
-                if side == "uring":
-                    latency, deepest = stats["latency_s"], stats["depth_max"]
-            speeds[side].append(speed)
-    for side in sides:
-        median = statistics.median(speeds[side])
-        line = f"{side:14} {median:10,.0f} reads/s {median * BLOCK / 1e6:8,.0f} MB/s"
-        if has_fio and side != "fio":
-            ratio = statistics.median(a / b for a, b in zip(speeds[side], speeds["fio"], strict=True))
-            line += f"   {ratio:.2f} of fio"
-        print(line)
-    print(f"uring: mean latency {latency * 1e6:.0f} us, at most {deepest} in flight")
+        batches = draw(rng, block_count, args.reads)
+        for side in list(sides)[:: 1 if turn % 2 else -1]:
+            speeds[side].append(sides[side]())
+    for side, rates in speeds.items():
+        figures.add(
+            f"random reads, {side}", median(rates), "reads/s", note=waits[0] if side == "uring" else ""
+        )
+        if settings and side != "fio":
+            bar = BAR if side == "uring" else None
+            figures.ratio(f"random reads, {side} over fio", rates, speeds["fio"], bar=bar)
 
 
 if __name__ == "__main__":

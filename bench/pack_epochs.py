@@ -12,45 +12,32 @@ rates that gids measured. Rows are compared with the table.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from harness import integers, make_parser, write_json
-from sage import GraphSage
+
+sys.path.insert(0, str(Path(__file__).parent))
+from graphs import make_dataset
+from harness import Figures, integers, make_parser
+from sage import Training
 
 import gids
 import gids.io
-from gids.cli import main as gids_command
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec
 from gids.measure.counters import cpu_seconds, device_bytes_read
 from gids.measure.kept_rows import KeptRows
 from gids.store import Table
 
-Train = Callable[[Any], None]
-
-
-def trainer(hidden: int, table: Table, layers: int) -> Train:
-    """Train GraphSAGE to predict the sign of each seed's first value."""
-    if not hidden:
-        return lambda minibatch: None
-    model = GraphSage([*table.shape, *[hidden] * (layers - 1), 2])
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def train(minibatch: Any) -> None:
-        rows = minibatch.features[table.name]
-        optimizer.zero_grad()
-        said = model(minibatch.blocks, rows)
-        torch.nn.functional.cross_entropy(said, (rows[: len(said), 0] > 0).long()).backward()
-        optimizer.step()
-
-    return train
+MOST_OVER_BOUND = 1.15
 
 
 def timed(minibatches: Any) -> Iterator[tuple[Any, float]]:
@@ -61,17 +48,49 @@ def timed(minibatches: Any) -> Iterator[tuple[Any, float]]:
         begun = time.perf_counter()
 
 
-def run(args: Any, path: Path, validated: int) -> list[dict[str, Any]]:
-    """Each epoch's figures. validated: minibatches of a validation."""
+def run_epoch(
+    loader: gids.NodeLoader, table: Table, batches: int, training: Training | None
+) -> dict[str, Any]:
+    """Load an epoch, and train on it. Returns its row of the table."""
+    before, read_before, cpu = loader.stats()["packs"], device_bytes_read() or 0, cpu_seconds()
+    begun, waits, kept = time.perf_counter(), [], KeptRows(batches, table)
+    for minibatch, wait in timed(loader):
+        waits.append(wait)
+        rows = minibatch.features[table.name]
+        if training is not None:  # to predict the sign of each seed's first value
+            labels = (rows[: minibatch.blocks[-1].num_dst, 0] > 0).long()
+            training.step(minibatch.blocks, rows, labels)
+        kept.add(minibatch.input_nodes, rows)
+    seconds, packs = time.perf_counter() - begun, loader.stats()["packs"]
+    written = packs["bytes_written"] - before["bytes_written"]
+    rates = loader.feature_loader._packs.rates()
+    disk_s = ((device_bytes_read() or 0) - read_before) / rates.read_bytes_per_s
+    disk_s += written / max(1.0, rates.write_bytes_per_s)
+    bound = max(disk_s, (cpu_seconds() - cpu) / (os.cpu_count() or 1))
+    return {
+        "seconds": seconds,
+        "in next()": sum(waits),
+        "first": waits[0],
+        "longest after it": max(waits[1:]),
+        "over bound": seconds / bound,
+        "by packs": packs["minibatches"] - before["minibatches"],
+        "minibatches": len(waits),
+        "wrong rows": kept.compare(table.read_rows)[1],  # its reads and CPU time do not count
+    }
+
+
+def run(args: argparse.Namespace, path: Path, validated: int) -> list[dict[str, Any]]:
+    """A row for each epoch. validated: minibatches of a validation."""
     gids.io.drop_page_cache(path)
-    found: list[dict[str, Any]] = []
     with gids.open(path) as whole:
         [ntype] = whole.store.node_types
         table = max(whole.store.tables.values(), key=lambda t: t.page_count * t.page_bytes)
         memory = int(table.row_count * table.row_bytes * Fraction(args.memory_share))
         ids = torch.randperm(whole.store.num_nodes(ntype), generator=torch.Generator().manual_seed(args.seed))
     options: dict[str, Any] = {"tables": [table.name], "batch_size": args.batch_size, "seed": args.seed}
-    train = trainer(args.hidden, table, len(args.fanouts))
+    dims = [*table.shape, *[args.hidden] * (len(args.fanouts) - 1), 2]
+    training = Training(dims, seed=args.seed, rate=0.001) if args.hidden else None
+    rows = []
     with gids.open(path, memory=memory, reads=args.reads) as source:
         seeds = ids[: args.batches * args.batch_size]
         loader = gids.NodeLoader(source, seeds, args.fanouts, shuffle=True, **options)
@@ -79,43 +98,13 @@ def run(args: Any, path: Path, validated: int) -> list[dict[str, Any]]:
         for epoch in range(args.epochs + 1):
             for _ in validation if validated else ():
                 pass
-            if epoch == args.epochs:
-                break
-            before, read_before, cpu = loader.stats()["packs"], device_bytes_read() or 0, cpu_seconds()
-            begun, waits, kept = time.perf_counter(), [], KeptRows(args.batches, table)
-            for minibatch, wait in timed(loader):
-                waits.append(wait)
-                train(minibatch)
-                kept.add(minibatch.input_nodes, minibatch.features[table.name])
-            seconds, packs = time.perf_counter() - begun, loader.stats()["packs"]
-            written = packs["bytes_written"] - before["bytes_written"]
-            rates = loader.feature_loader._packs.rates()  # type: ignore[union-attr]
-            disk_s = ((device_bytes_read() or 0) - read_before) / rates.read_bytes_per_s
-            disk_s += written / max(1.0, rates.write_bytes_per_s)
-            bound = max(disk_s, (cpu_seconds() - cpu) / (os.cpu_count() or 1))
-            _, wrong = kept.compare(table.read_rows)  # its reads and CPU time do not count
-            found.append(
-                {
-                    "seconds": seconds,
-                    "waited": sum(waits),
-                    "first": waits[0],
-                    "longest": max(waits[1:]),
-                    "over_bound": seconds / bound,
-                    "by_packs": packs["minibatches"] - before["minibatches"],
-                    "wrong": wrong,
-                }
-            )
-            print(
-                f"  epoch {epoch + 1}: {seconds:6.2f} s, of which {sum(waits):6.2f} s in next() (first "
-                f"{waits[0]:.2f}, longest after it {max(waits[1:]):.2f}), {seconds / bound:.2f} x the bound, "
-                f"{found[-1]['by_packs']} of {len(waits)} minibatches by packs, {wrong} wrong rows",
-                flush=True,
-            )
-    return found
+            if epoch < args.epochs:
+                rows.append({"epoch": epoch + 1} | run_epoch(loader, table, args.batches, training))
+    return rows
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = make_parser(__doc__, "dir", "json", "seed")
+    parser = make_parser(__doc__, "dir", "seed")
     add = parser.add_argument
     add("dataset", type=Path, nargs="?", help="default: a small synthetic graph, as with --small")
     add("--memory-share", default="1/4", help="memory, as a share of the features (default: 1/4)")
@@ -127,26 +116,23 @@ def main(argv: list[str] | None = None) -> int:
     add("--hidden", type=int, default=0, help="hidden units of GraphSAGE (default: 0, no training)")
     add("--validation", type=int, default=2, help="minibatches of a validation (default: 2)")
     args = parser.parse_args(argv)
+    figures, epochs = Figures(args), {}
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         path = args.dataset
         if path is None:
             args.batches, args.fanouts = min(args.batches, 16), [5, 5]
-            write_graph(
-                Path(folder, "graph"), GraphSpec(node_count=150_000, degree=8.0, dim=64, seed=args.seed)
-            )
-            path = Path(folder, "rows.gids")
-            if gids_command(["convert", str(Path(folder, "graph")), str(path), "--quiet"]) != 0:
-                return 1
-        result = {}
-        for validated in (0, args.validation):
-            print(
-                f"{args.epochs} epochs of {args.batches} minibatches, {validated} of validation between them"
-            )
-            result[f"validation {validated}"] = run(args, path, validated)
-    plain, validated = (sum(e["seconds"] for e in epochs) for epochs in result.values())
-    print(f"training epochs with validation take {validated / plain:.2f} x those without it")
-    write_json(args.json, result)
-    return int(any(epoch["wrong"] for epochs in result.values() for epoch in epochs))
+            spec = GraphSpec(node_count=150_000, degree=8.0, dim=64, seed=args.seed)
+            path = make_dataset(Path(folder), spec).path
+        for validated in dict.fromkeys((0, args.validation)):
+            rows = epochs[validated] = run(args, path, validated)
+            figures.table(f"{validated} minibatches of validation between epochs", rows)
+            later = [row["over bound"] for row in rows[1:]] or [rows[0]["over bound"]]
+            name = f"epochs after the first over the bound, {validated} minibatches of validation"
+            figures.add(name, median(later), "x", most=MOST_OVER_BOUND)
+    plain, *rest = (sum(row["seconds"] for row in rows) for rows in epochs.values())
+    for seconds in rest:
+        figures.add("training epochs with validation over those without it", seconds / plain, "x", most=1.05)
+    return int(any(row["wrong rows"] for rows in epochs.values() for row in rows))
 
 
 if __name__ == "__main__":

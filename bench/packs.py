@@ -18,27 +18,23 @@ seconds are then printed as a multiple of max(bytes / these rates, CPU seconds /
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import disk_rates, integers, make_parser, write_json
+from graphs import make_dataset
+from harness import Figures, disk_rates, integers, make_parser, run_limited
 
 import gids.io
-from gids.cli import main as gids_command
-from gids.convert.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
-from gids.measure.isolation import FreshProcessError, run_fresh
-from gids.measure.memory_group import MemoryGroup
+from gids.measure.isolation import FreshProcessError
 from gids.measure.sides import why_no_limit
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
@@ -46,6 +42,7 @@ from gids.store import FeatureStore, Table
 OURS = ("random", "pack", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
+MOST_OVER_BOUND = 1.25
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
 SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
 
@@ -62,6 +59,10 @@ class Setting:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return f"rows of {self.row_bytes} B, memory {self.share}, {self.batch_size} seeds"
+
     def seconds(self, side: str) -> float | None:
         """Of all minibatches. If the side loaded fewer, each of the others takes run["late_s"]."""
         run = self.runs.get(side)
@@ -69,7 +70,7 @@ class Setting:
 
     def over_bound(self, side: str) -> float | None:
         """Seconds, over the least that disk or cores take; None if the disk was not measured."""
-        run = self.runs[side]
+        run = self.runs.get(side, {})
         if not run.get("disk") or not run["written_bytes"] or run["read_bytes"] is None:
             return None
         disk_s = run["read_bytes"] / run["disk"]["read"] + run["written_bytes"] / run["disk"]["write"]
@@ -97,25 +98,23 @@ class Setting:
             return None
         return ways[self.chosen] / min(ways.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
+        """A row of the table, with "-" for what was not measured."""
+        regret = self.regret()
         return {
-            "row_bytes": self.row_bytes,
-            "memory_share": self.share,
-            "memory_bytes": self.memory_bytes,
-            "batch_size": self.batch_size,
-            "batches": self.batches,
-            "chosen": self.chosen if "auto" in self.runs else None,
-            "regret": self.regret(),
-            "seconds": {side: self.seconds(side) for side in self.runs},
-            "rows_per_s": {side: self.rows_per_s(side) for side in self.runs},
-            "over_bound": {side: self.over_bound(side) for side in self.runs},
-            "runs": self.runs,
-            "missing": self.missing,
+            "row B": self.row_bytes,
+            "memory": self.share,
+            "seeds": self.batch_size,
+            **{f"{side} s": self.seconds(side) or "-" for side in (*OURS, *PEERS)},
+            **{f"{side} rows/s": self.rows_per_s(side) or "-" for side in (*OURS, *PEERS)},
+            **{f"{side} over bound": self.over_bound(side) or "-" for side in OURS[1:]},
+            "chosen": self.chosen if "auto" in self.runs else "-",
+            "regret": "-" if regret is None else regret,
         }
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "dir", "json", "seed")
+    parser = make_parser(__doc__, "dir", "seed")
     add = parser.add_argument
     add("--dataset", type=Path, metavar="DATASET", help="use this dataset, in place of synthetic graphs")
     add("--row-bytes", type=integers, default=[128, 512, 2048, 4096], help="default: 128,512,2048,4096")
@@ -147,37 +146,23 @@ def words(text: str) -> list[str]:
     return text.split(",")
 
 
-@contextmanager
-def datasets(args: argparse.Namespace) -> Iterator[Iterator[tuple[Path, Table]]]:
+def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
     """The datasets to measure, with their tables; synthetic ones are made one by one, and removed."""
     if args.dataset is not None:
-        store = FeatureStore(args.dataset)
-        nodes = [t for t in store.tables.values() if t.kind == "node"]
-        yield iter([(args.dataset, max(nodes, key=lambda t: t.page_count * t.page_bytes))])
+        tables = [t for t in FeatureStore(args.dataset).tables.values() if t.kind == "node"]
+        yield args.dataset, max(tables, key=lambda t: t.page_count * t.page_bytes)
         return
     args.dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-packs-") as directory:
-        yield (make_dataset(args, Path(directory), row_bytes) for row_bytes in args.row_bytes)
+    for row_bytes in args.row_bytes:
+        nodes = min(args.nodes, int(args.size_gb * 1e9) // row_bytes)
+        spec = GraphSpec(node_count=nodes, degree=args.degree, dim=row_bytes // 4, seed=args.seed)
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-packs-") as directory:
+            store = make_dataset(Path(directory), spec, keep_source=False)
+            yield Path(store.path), store.table("feat")
 
 
-def make_dataset(args: argparse.Namespace, directory: Path, row_bytes: int) -> tuple[Path, Table]:
-    for old in directory.iterdir():
-        shutil.rmtree(old)
-    nodes = min(args.nodes, int(args.size_gb * 1e9) // row_bytes)
-    spec = GraphSpec(node_count=nodes, degree=args.degree, dim=row_bytes // 4, seed=args.seed)
-    write_graph(directory / "graph", spec)
-    path = directory / f"rows-{row_bytes}.gids"
-    if gids_command(["convert", str(directory / "graph"), str(path), "--quiet"]) != 0:
-        raise SystemExit("the conversion failed")
-    shutil.rmtree(directory / "graph")
-    return path, FeatureStore(path).table("feat")
-
-
-def measure(
-    args: argparse.Namespace, path: Path, table: Table, setting: Setting, save: Callable[[], None]
-) -> None:
-    """Run every side once. save: called after each."""
-    no_limit = why_no_limit()
+def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting, figures: Figures) -> None:
+    """Run every side once."""
     padded = len(table.shard_paths) > 1 or table.rows_per_page * table.row_bytes != table.page_bytes
     for side in args.sides:
         if side in PEERS and (padded or table.order is not None or table.scale is not None):
@@ -194,59 +179,47 @@ def measure(
             "seed": args.seed,
             "threads": args.threads,
             "scratch": str(args.scratch or ""),
-            "limited": not no_limit,
         }
         packed = side in ("pack", "auto")
         disk = disk_rates(Path(table.shard_paths[0]), args.scratch or path) if packed else None
         gids.io.drop_page_cache(path)
-        with ExitStack() as stack:
-            group = None if no_limit else stack.enter_context(MemoryGroup("gids-packs"))
-            try:
-                setting.runs[side] = run_fresh("packs_side", config, group=group, timeout_s=4 * 3600)
-            except FreshProcessError as error:
-                setting.missing[side] = error.reason
-                continue
-        setting.runs[side]["disk"] = disk
-        print(line(setting, side), flush=True)
-        save()  # a killed run keeps what was measured
-        if choices := setting.runs[side]["choices"]:
-            print(f"    {describe_choices(choices)}", flush=True)
+        try:
+            run = run_limited("packs_side", config, timeout_s=4 * 3600)
+        except FreshProcessError as error:
+            setting.missing[side] = error.reason
+            continue
+        setting.runs[side] = run | {"disk": disk}
+        add_run(figures, setting, side)
 
 
-def line(setting: Setting, side: str) -> str:
+def add_run(figures: Figures, setting: Setting, side: str) -> None:
     run, seconds = setting.runs[side], setting.seconds(side)
-    window = setting.seconds("random")
-    ratio = f"{window / seconds:6.2f} x" if window and seconds else " " * 8
-    read = run["read_bytes"]
-    cells = [
-        f"  {TITLES.get(side, side):<19}{seconds:9.2f} s",
-        f"{setting.rows_per_s(side):10,.0f} rows/s",
-        ratio,
-        f"{read / 1e6:10,.0f} MB read" if read is not None else " " * 18,
-        f"{run['written_bytes'] / 1e6:8,.0f} MB written",
+    notes = [
+        f"{setting.rows_per_s(side):,.0f} rows/s",
+        f"{run['read_bytes'] / 1e6:,.0f} MB read" if run["read_bytes"] is not None else "",
+        f"{run['written_bytes'] / 1e6:,.0f} MB written",
         f"first after {run['first_s']:.2f} s",
         f"CPU {run['cpu_s']:.2f} s",
+        f"extrapolated from {run['batches']} minibatches" if run["batches"] < setting.batches else "",
+        describe_choices(run["choices"]) if run["choices"] else "",
     ]
+    name = f"{setting.name}: {TITLES.get(side, side)}"
+    figures.add(name, seconds, "s", note=", ".join(filter(None, notes)))
     if bound := setting.over_bound(side):
-        cells.append(f"{bound:.2f} x the least that disk and cores take")
-    if run["batches"] < setting.batches:
-        cells.append(f"EXTRAPOLATED from {run['batches']} of {setting.batches} minibatches")
-    return "  ".join(cells)
+        figures.add(f"{name} over the least that disk and cores take", bound, "x", most=MOST_OVER_BOUND)
 
 
-def verdict(setting: Setting) -> str:
-    """One line on the choice."""
-    regret = setting.regret()
-    if regret is None:
-        return "  auto or a way was not measured, so its choice is not judged"
-    said = f"  auto chose {setting.chosen}: "
-    if regret == 1:
-        return said + "the fastest of the ways that were measured"
-    return f"{said}{regret:.2f} x the seconds of the fastest" + (" (within 10 %)" if regret <= NEAR else "")
-
-
-def check(setting: Setting) -> int:
-    """The number of wrong rows; prints what makes figures of the setting doubtful."""
+def check(figures: Figures, setting: Setting) -> int:
+    """Add the ratios and judge the choice. Returns the number of wrong rows."""
+    for ours in OURS[1:]:
+        for other in ("random", *PEERS):
+            seconds, others = setting.seconds(ours), setting.seconds(other)
+            if seconds and others:
+                name = f"{setting.name}: {ours} over {TITLES.get(other, other)}"
+                figures.add(name, others / seconds, "x")
+    if (regret := setting.regret()) is not None:
+        name = f"{setting.name}: the chosen way, {setting.chosen}, over the time of the fastest"
+        figures.add(name, regret, "x", most=NEAR)
     for side, reason in setting.missing.items():
         print(f"  {TITLES.get(side, side)}: {reason}")
     warm = max((run["cached_before"] for run in setting.runs.values()), default=0.0)
@@ -260,50 +233,38 @@ def check(setting: Setting) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the fresh processes find packs_side
+    figures = Figures(args)
     if no_limit := why_no_limit():
         print(f"MEMORY NOT LIMITED: {no_limit}")
     settings: list[Setting] = []
     wrong, failed = 0, False
-
-    def save() -> None:
-        write_json(args.json, result(args, settings))
-
-    with datasets(args) as found:
-        for path, table in found:
-            for batch_size in args.batch_sizes:
-                for share in args.memory_shares:
-                    features = table.row_count * table.row_bytes
-                    memory = max(int(features * Fraction(share)), SMALL_MEMORY_BYTES if args.small else 0)
-                    batches = min(args.batches, -(-table.row_count // batch_size))
-                    settings.append(Setting(table.row_bytes, share, memory, batch_size, batches))
-                    print(
-                        f"\n{table.row_count:,} rows of {table.row_bytes} B in pages of {table.page_bytes} B "
-                        f"({format_bytes(features)}), memory {share} ({format_bytes(memory)}), {batches} "
-                        f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
-                        flush=True,
-                    )
-                    measure(args, path, table, settings[-1], save)
-                    print(verdict(settings[-1]))
-                    wrong += check(settings[-1])
-                    failed = failed or ("auto" in args.sides and "auto" in settings[-1].missing)
-    save()
+    for path, table in datasets(args):
+        for batch_size in args.batch_sizes:
+            for share in args.memory_shares:
+                feature_bytes = table.row_count * table.row_bytes
+                memory = max(int(feature_bytes * Fraction(share)), SMALL_MEMORY_BYTES if args.small else 0)
+                batches = min(args.batches, -(-table.row_count // batch_size))
+                setting = Setting(table.row_bytes, share, memory, batch_size, batches)
+                settings.append(setting)
+                print(
+                    f"\n{table.row_count:,} rows of {table.row_bytes} B in pages of {table.page_bytes} B "
+                    f"({format_bytes(feature_bytes)}), memory {share} ({format_bytes(memory)}), {batches} "
+                    f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
+                    flush=True,
+                )
+                measure(args, path, table, setting, figures)
+                wrong += check(figures, setting)
+                failed = failed or ("auto" in args.sides and "auto" in setting.missing)
+    figures.table("all settings", [setting.row() for setting in settings])
     judged = [regret for setting in settings if (regret := setting.regret()) is not None]
     good = sum(regret <= NEAR for regret in judged)
-    print(f"\nauto chose the fastest way, or one within 10 %, in {good} of {len(judged)} settings")
+    name = "settings in which auto chose the fastest way, or one within 10 %"
+    figures.add(name, good, "", note=f"of {len(judged)}")
     if args.plot is not None:
-        from packs_plot import plot
+        from plot import draw_packs
 
-        plot(json.loads(json.dumps(result(args, settings))), args.plot)
+        draw_packs([setting.row() for setting in settings], args.plot)
     return 1 if wrong or failed else 0
-
-
-def result(args: argparse.Namespace, settings: list[Setting]) -> Mapping[str, Any]:
-    return {
-        "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
-        "memory_limited": not why_no_limit(),
-        "settings": [setting.as_json() for setting in settings],
-    }
 
 
 if __name__ == "__main__":

@@ -30,20 +30,20 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graphs import GRAPHS, Ids, Owners, OwnersOf, make_graph, print_table, seed_order
-from harness import integers, make_parser, write_json
+from graphs import GRAPHS, Ids, Owners, OwnersOf, make_graph, seed_order
+from harness import Figures, integers, make_parser
 
 from gids.distributed.place import Moved, Placement, Rule, place
 from gids.sampler import Neighbor, Topology
 from gids.store import Graph
-from gids.write.partition.metis import find_metis, metis_owners
+from gids.write.partition.owners import find_metis, metis_owners
 
 Heat = np.ndarray
 Row = dict[str, Any]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "json", "seed")
+    parser = make_parser(__doc__, "seed")
     add = parser.add_argument
     add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     add("--log2-nodes", type=int, default=22, help="size of the graphs (default: 22)")
@@ -199,12 +199,9 @@ def measure(name: str, args: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     args = parse()
-    result: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(args).items()}}
+    figures = Figures(args)
     for name in args.graphs:
-        rows = result[name] = measure(name, args)
-        print_table(f"{name}: where rows come from", list(rows[0]), [list(r.values()) for r in rows])
-        sys.stdout.flush()
-        write_json(args.json, result)
+        figures.table(f"{name}: where rows come from", measure(name, args))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""How fast does gids sample neighborhoods, compared with DGL, and with many minibatches per call?
+"""How fast does gids sample neighborhoods, compared with DGL, and with times?
 
     python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
-    python bench/sampling.py --bulk     # sample_bulk compared with sample
     python bench/sampling.py --temporal # temporal and disjoint neighbors compared with uniform ones
     python bench/sampling.py --small    # seconds; only shows that it works
 
@@ -10,15 +9,12 @@ and fanouts. Baseline: the faster of DGL's NeighborSampler in its default form (
 thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler. All sides have the same
 number of threads and run in alternating order; results are medians over the rounds.
 
-Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
-compared; it uses as many free cores as threads.
-
 Temporal: Neighbor with times compared with plain Neighbor on the same graph, by CPU time.
 Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
 checks that none of these is sampled. "disjoint": trees without times.
 
 Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py
-sampling` measures a GPU.
+sampling` measures a GPU, and `gids bench sampling --bulk` many minibatches per call.
 """
 
 from __future__ import annotations
@@ -38,15 +34,14 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, integers, make_parser, median_ratio, write_json
-from traces import rmat
+from graphs import graph_of, rmat
+from harness import Figures, alternate, integers, make_parser
 
 from gids.bench.minibatches import counts
 from gids.bench.sampling import verify
 from gids.sampler import (
     Block,
     Labor,
-    Ladies,
     Minibatch,
     Neighbor,
     Sampler,
@@ -55,19 +50,16 @@ from gids.sampler import (
     sort_by_time,
 )
 from gids.sampler.forest import AnySeeds
-from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
-from gids.store.names import RELATION
 
 BAR = 1.5
-BULK_BAR = 1.3
 TEMPORAL_BAR = 0.5
 TIMES = 1 << 30
 Rate = tuple[float, float]  # input nodes and edges per second
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "json", "seed")
+    parser = make_parser(__doc__, "seed")
     add = parser.add_argument
     add("--log2-nodes", type=int, default=20, help="size of the graph (default: 20)")
     add("--degree", type=int, default=16)
@@ -78,26 +70,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
     add("--temporal", action="store_true", help="compare temporal with uniform neighbors")
-    add("--bulk", action="store_true", help="compare sample_bulk with sample")
-    add("--window", type=int, default=16, help="minibatches per bulk call (default: 16)")
-    add(
-        "--bulk-sizes",
-        type=integers,
-        default=[16, 64, 256, 1024],
-        metavar="N,…",
-        help="seeds per minibatch in a bulk call (default: 16,64,256,1024)",
-    )
     args = parser.parse_args(argv)
     if args.small:
         args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
-        args.bulk_sizes = [8, 64]
+    args.threads = args.threads or sorted({1, torch.get_num_threads()})
     return args
 
 
 def make_graph(args: argparse.Namespace) -> Graph:
     indptr, indices = rmat(args.log2_nodes, args.degree, np.random.default_rng(args.seed))
-    nodes = len(indptr) - 1
-    return Graph(RELATION, nodes, nodes, indptr, indices.astype(np.int64), None)
+    return graph_of(indptr, indices.astype(np.int64))
 
 
 def make_seeds(args: argparse.Namespace, graph: Graph) -> list[torch.Tensor]:
@@ -145,93 +127,57 @@ def dgl_side(graph: Any, sampler: Any, seeds: list[torch.Tensor]) -> Callable[[]
     return lambda: timed(sample, seeds)
 
 
-def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
+def run_sides(
+    figures: Figures,
+    name: str,
+    sides: dict[str, Callable[[], Rate]],
+    rounds: int,
+    ratios: list[tuple[str, str]],
+    bar: float,
+) -> None:
+    """Add what each side samples, and the edges/s of one side over another, for the pairs of `ratios`."""
+    for side in sides.values():
+        side()  # memory that all of them use again
+    rates = alternate(sides, rounds)
+    for side, measured in rates.items():
+        nodes, edges = (median(rate[i] for rate in measured) / 1e6 for i in (0, 1))
+        figures.add(f"{name}, {side}", edges, "M edges/s", note=f"{nodes:.2f} M input nodes/s")
+    for side, other in ratios:
+        for unit, target in (("edges/s", bar), ("input nodes/s", None)):
+            ours, theirs = ([rate[unit == "edges/s"] for rate in rates[s]] for s in (side, other))
+            figures.ratio(f"{name}, {side} over {other}, {unit}", ours, theirs, bar=target)
+
+
+def threads_text(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"
+
+
+def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
     import gids.dgl  # noqa: F401  # isort: skip  # before dgl: makes it importable beside a current torch
     import dgl
 
     graph = make_graph(args)
     seeds = make_seeds(args, graph)
     arrays = (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices), [])
-    of_dgl = dgl.graph(("csc", arrays), num_nodes=graph.num_dst).formats("csc")
-    topology = Topology(graph)
-    results: dict[str, Any] = {}
-    print(
-        f"{graph.num_dst:,} nodes, {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds"
-    )
-    dgl_samplers = dgl.dataloading
-    all_threads = args.threads or sorted({1, torch.get_num_threads()})
-    for kind, threads in itertools.product(args.samplers, all_threads):
+    dgl_graph = dgl.graph(("csc", arrays), num_nodes=graph.num_dst).formats("csc")
+    topology, loading = Topology(graph), dgl.dataloading
+    for kind, threads in itertools.product(args.samplers, args.threads):
         torch.set_num_threads(threads)
-        sampler: Sampler
         if kind == "neighbor":
-            sampler = Neighbor(args.fanouts, threads=threads)
+            sampler: Sampler = Neighbor(args.fanouts, threads=threads)
             peers = {
-                "dgl": dgl_samplers.NeighborSampler(args.fanouts),
-                "dgl, not fused": dgl_samplers.NeighborSampler(args.fanouts, fused=False),
+                "dgl": loading.NeighborSampler(args.fanouts),
+                "dgl, not fused": loading.NeighborSampler(args.fanouts, fused=False),
             }
         else:
             sampler = Labor(args.fanouts, threads=threads)
-            peers = {"dgl": dgl_samplers.LaborSampler(args.fanouts)}
+            peers = {"dgl": loading.LaborSampler(args.fanouts)}
         for step in range(2):
             check(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
         sides = {"gids": gids_side(topology, sampler, seeds)}
-        sides |= {name: dgl_side(of_dgl, peer, seeds) for name, peer in peers.items()}
-        for side in sides.values():
-            side()  # memory that all of them use again
-        rates = alternate(sides, args.rounds)
-        peer = max(peers, key=lambda name: median(n for n, _ in rates[name]))
-        ratio = median_ratio([e for _, e in rates["gids"]], [e for _, e in rates[peer]])
-        results[f"{kind}, {threads} threads"] = {"rates": rates, "peer": peer, "ratio": ratio}
-        print(f"{kind}, {threads} thread{'s' * (threads > 1)}:")
-        for name, measured in rates.items():
-            nodes, edges = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
-            print(f"  {name:16} {nodes:7.2f} M input nodes/s  {edges:7.2f} M edges/s")
-        print(f"  {ratio:.2f} x {peer} (target: {BAR})")
-    return results
-
-
-def seconds_of(sample: Callable[[], list[Minibatch]]) -> float:
-    """For one call, which may be short."""
-    begun, calls = time.perf_counter(), 0
-    while calls == 0 or time.perf_counter() - begun < 0.05:
-        sample()
-        calls += 1
-    return (time.perf_counter() - begun) / calls
-
-
-def compare_bulk(args: argparse.Namespace) -> dict[str, Any]:
-    graph = make_graph(args)
-    topology = Topology(graph)
-    makers: dict[str, Callable[[int], LayeredSampler]] = {
-        "neighbor": lambda threads: Neighbor(args.fanouts, threads=threads),
-        "labor": lambda threads: Labor(args.fanouts, threads=threads),
-        "ladies": lambda threads: Ladies([512] * len(args.fanouts), threads=threads),
-    }
-    results: dict[str, Any] = {}
-    print(f"{graph.num_dst:,} nodes, {graph.num_edges:,} edges, {args.window} minibatches in a bulk")
-    all_threads = args.threads or sorted({1, torch.get_num_threads()})
-    for kind, threads, size in itertools.product(makers, all_threads, args.bulk_sizes):
-        alone, bulk = makers[kind](threads), makers[kind](threads)
-        order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
-        seeds = list(torch.from_numpy(np.resize(order, args.window * size)).split(size))
-
-        def one_by_one(sampler: LayeredSampler, seeds: list[torch.Tensor]) -> list[Minibatch]:
-            return [sampler.sample(topology, ids, step=step) for step, ids in enumerate(seeds)]
-
-        sides = {
-            "one by one": partial(one_by_one, alone, seeds),
-            "bulk": partial(bulk.sample_bulk, topology, seeds),
-        }
-        for one, other in zip(*(side() for side in sides.values()), strict=True):
-            assert all(map(torch.equal, one.tensors(), other.tensors()))
-        times = alternate({name: partial(seconds_of, side) for name, side in sides.items()}, args.rounds)
-        ratio = median_ratio(times["one by one"], times["bulk"])
-        name = f"{kind}, {threads} thread{'s' * (threads > 1)}, {size} seeds"
-        results[name] = {"seconds": times, "ratio": ratio}
-        each = ", ".join(f"{median(t) / args.window * 1e6:.0f} us {side}" for side, t in times.items())
-        bar = f" (target: {BULK_BAR})" if threads > 1 else ""
-        print(f"  {name:28} {each}: {ratio:.2f} x{bar}", flush=True)
-    return results
+        sides |= {name: dgl_side(dgl_graph, peer, seeds) for name, peer in peers.items()}
+        name = f"{kind}, {threads_text(threads)}"
+        run_sides(figures, name, sides, args.rounds, [("gids", peer) for peer in peers], BAR)
 
 
 def check_times(graph: Graph, sampler: Neighbor, given: TimedSeeds) -> None:
@@ -249,48 +195,30 @@ def check_times(graph: Graph, sampler: Neighbor, given: TimedSeeds) -> None:
         assert (times <= given.times[minibatch.batch[block.coo()[1]]].numpy()).all()
 
 
-def compare_temporal(args: argparse.Namespace) -> dict[str, Any]:
+def compare_temporal(args: argparse.Namespace, figures: Figures) -> None:
     rng = np.random.default_rng(args.seed + 2)
     plain = make_graph(args)
     dates = partial(rng.integers, 0, TIMES, dtype=np.int32)  # as `gids convert` stores such times
-    of_edges = sort_by_time(replace(plain, edge_times=dates(plain.num_edges)), "edges")
-    of_nodes = sort_by_time(replace(plain, src_times=dates(plain.num_src)), "nodes")
+    dated_edges = sort_by_time(replace(plain, edge_times=dates(plain.num_edges)), "edges")
+    dated_nodes = sort_by_time(replace(plain, src_times=dates(plain.num_src)), "nodes")
     seeds = make_seeds(args, plain)
     timed_seeds = [TimedSeeds(ids, torch.from_numpy(rng.integers(0, TIMES, len(ids)))) for ids in seeds]
-    results: dict[str, Any] = {}
-    print(
-        f"{plain.num_dst:,} nodes, {plain.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds"
-    )
-    for threads in args.threads or sorted({1, torch.get_num_threads()}):
+    for threads in args.threads:
         make = partial(Neighbor, args.fanouts, threads=threads)
         kinds: dict[str, tuple[Graph, Neighbor, Sequence[AnySeeds]]] = {
             "uniform": (plain, make(), seeds),
             "disjoint": (plain, make(disjoint=True), seeds),
-            "edges": (of_edges, make(temporal="edges"), timed_seeds),
-            "edges, last": (of_edges, make(temporal="edges", strategy="last"), timed_seeds),
-            "nodes": (of_nodes, make(temporal="nodes"), timed_seeds),
-            "nodes, last": (of_nodes, make(temporal="nodes", strategy="last"), timed_seeds),
+            "edges": (dated_edges, make(temporal="edges"), timed_seeds),
+            "edges, last": (dated_edges, make(temporal="edges", strategy="last"), timed_seeds),
+            "nodes": (dated_nodes, make(temporal="nodes"), timed_seeds),
+            "nodes, last": (dated_nodes, make(temporal="nodes", strategy="last"), timed_seeds),
         }
         for graph, sampler, _ in kinds.values():
             if sampler.temporal is not None:
                 check_times(graph, sampler, timed_seeds[0])
         sides = {n: partial(rate_of_cpu_time, Topology(g), s, b) for n, (g, s, b) in kinds.items()}
-        for side in sides.values():
-            side()  # memory that all of them use again
-        rates = alternate(sides, args.rounds)
-        print(f"{threads} thread{'s' * (threads > 1)}:")
-        for name, measured in rates.items():
-            nodes, edges = (
-                median_ratio([m[i] for m in measured], [m[i] for m in rates["uniform"]]) for i in (0, 1)
-            )
-            results[f"{name}, {threads} threads"] = {"rates": measured, "nodes": nodes, "edges": edges}
-            of_nodes_s, of_edges_s = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
-            bar = f" (target: {TEMPORAL_BAR})" if name != "uniform" else ""
-            print(
-                f"  {name:12} {of_nodes_s:6.2f} M input nodes/s, {nodes:.2f} x uniform; {of_edges_s:6.2f} M "
-                f"edges/s, {edges:.2f} x uniform{bar}"
-            )
-    return results
+        ratios = [(kind, "uniform") for kind in kinds if kind != "uniform"]
+        run_sides(figures, f"temporal, {threads_text(threads)}", sides, args.rounds, ratios, TEMPORAL_BAR)
 
 
 def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnySeeds]) -> Rate:
@@ -302,9 +230,8 @@ def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnyS
 
 def main() -> None:
     args = parse()
-    compare = compare_temporal if args.temporal else compare_bulk if args.bulk else compare_with_dgl
-    measured = compare(args)
-    write_json(args.json, {"arguments": {k: str(v) for k, v in vars(args).items()}, "results": measured})
+    compare = compare_temporal if args.temporal else compare_with_dgl
+    compare(args, Figures(args))
 
 
 if __name__ == "__main__":

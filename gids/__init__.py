@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         RankError,
         StorageError,
     )
-    from gids.loader import EdgeLoader, FeatureLoader, NodeLoader, Source
+    from gids.loader import EdgeLoader, FeatureLoader, NodeLoader, Source, Tuning
     from gids.loader.source import open as open
     from gids.store import FeatureStore
 
@@ -44,6 +44,7 @@ __all__ = [
     "RankError",
     "Source",
     "StorageError",
+    "Tuning",
 ]
 
 _HOMES = {
@@ -58,6 +59,7 @@ _HOMES = {
     "RankError": "gids.errors",
     "Source": "gids.loader",
     "StorageError": "gids.errors",
+    "Tuning": "gids.loader",
     "open": "gids.loader.source",
 }
 _PARTS = (

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from gids.trace.trace_file import TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.cli import main
+from gids.convert.synthetic import GraphSpec, write_graph
 
 BENCH = Path(__file__).parents[1] / "bench"
-ON_DISK = (
-    "aggregation.py",
-    "convert.py",
-    "distributed.py",
-    "dtypes.py",
-    "epoch.py",
-    "orders.py",
-    "packs.py",
-    "pack_epochs.py",
-)
-"""Scripts that take --dir."""
+IN_MEMORY = ("cooperation.py", "placement.py", "sampling.py")
+"""Scripts without --dir."""
 
 Run = Callable[..., str]
 
@@ -53,48 +44,53 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
 @pytest.mark.parametrize(
     ("name", "args", "said"),
     [
-        ("cache.py", ["hits"], "of MIN (target"),
-        ("cache.py", ["planning", "--repeat", "1"], "ns per page (target"),
-        ("cache.py", ["gather", "--repeat", "1"], "over index_select (target"),
+        ("cache.py", ["hits"], "lookahead W=20 of MIN"),
+        ("cache.py", ["planning", "--repeat", "1"], "ns per page  (target <= 100"),
+        ("cache.py", ["gather", "--repeat", "1"], "int8 per column: gather over that of float32"),
         ("cache.py", ["heat"], "static of MIN"),
-        ("cache.py", ["carry", "--repeat", "1"], "edges carried per second (target"),
-        ("aggregation.py", [], "cold aggregation over torch"),
-        ("dtypes.py", ["gather", "--repeat", "1"], "int8 per column: gather over that of float32"),
-        ("dtypes.py", ["training"], "int8 per row, points of accuracy above float32"),
-        ("convert.py", [], "peak memory of converting"),
-        ("edges.py", ["--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
-        ("orders.py", [], "R-MAT, trace"),
-        ("epoch.py", [], "speed-up over stock as it is"),
-        ("device_queue.py", [], "of Engine.read (target"),
-        ("sampling.py", [], "M edges/s"),
-        ("sampling.py", ["--bulk"], "us bulk: "),
-        ("sampling.py", ["--temporal"], "nodes, last"),
-        ("dependence.py", [], "of Neighbor"),
-        ("cooperation.py", [], "rows missed per rank"),
+        ("cache.py", ["carry", "--repeat", "1"], "edges carried"),
+        ("rows.py", ["mapped"], "mapped, 4096 B, gids over mapped, 2 threads"),
+        ("training.py", ["dtypes"], "points from float32"),
+        ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
+        ("convert.py", ["features"], "peak memory of converting"),
+        ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
+        ("epoch.py", [], "rows/s, gids over stock DGL"),
+        ("device_queue.py", [], "random pages, queue over engine"),
+        ("io.py", [], "random reads, threads"),
+        ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
+        ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
+        ("cooperation.py", [], "1.5D with adjacency rows, words of a bulk"),
         ("placement.py", [], "where rows come from"),
-        ("distributed.py", [], "| 2 | cooperative | processes |"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
-        ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "16 of 16 minibatches by packs, 0 wrong"),
+        ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path, run: Run) -> None:
-    on_disk = name in ON_DISK or args[:1] == ["gather"]
-    where = ["--dir", str(tmp_path)] if on_disk else []
-    assert said in run(name, *args, "--small", *where)
+    where = [] if name in IN_MEMORY else ["--dir", str(tmp_path)]
+    result = tmp_path / "result.json"
+    assert said in run(name, *args, "--small", "--json", str(result), *where)
+    written = json.loads(result.read_text())
+    assert written["command"].startswith(f"bench/{name}")
+    assert written["figures"] or written["tables"]
+    assert [path.name for path in tmp_path.iterdir()] == [result.name]
 
 
 def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path: Path, run: Run) -> None:
-    rng = np.random.default_rng(0)
-    heat = np.arange(200, dtype=np.uint8)
-    writer = TraceWriter(tmp_path / "t.trace", [TracedTable("feat", 200, 4096, 1, None, heat)])
-    for _ in range(40):
-        writer.enter([rng.permutation(200)[:10]])
-    writer.finish()
-    printed = run("cache.py", "hits", "--trace", str(tmp_path / "t.trace"))
-    figures = dict(line.rsplit(": ", 1) for line in printed.splitlines() if ": " in line)
-    assert 0 < float(figures["10 minibatches, pinned"]) < float(figures["10 minibatches, lookahead W=16"])
+    spec = GraphSpec(3000, degree=8.0, dim=16, train_count=200)
+    write_graph(tmp_path / "graph", spec)
+    dataset, trace = str(tmp_path / "graph.gids"), str(tmp_path / "t.trace")
+    assert main(["convert", str(tmp_path / "graph"), dataset, "--page-bytes", "512", "--quiet"]) == 0
+    sampled = ["--batch-size", "4", "--fanouts", "2,2", "--batches", "40", "--cache", "20%", "--quiet"]
+    assert main(["bench", "hit-ratio", dataset, *sampled, "--record", trace]) == 0
+    run("cache.py", "hits", "--trace", trace, "--json", str(tmp_path / "hits.json"))
+    figures = json.loads((tmp_path / "hits.json").read_text())["figures"]
+    pinned, lookahead = (
+        next(figure["value"] for figure in figures if figure["name"].endswith(side))
+        for side in ("pinned", "lookahead W=16")
+    )
+    assert 0 < pinned < lookahead < 100
 
 
 def test_cooperation_is_drawn(tmp_path: Path, run: Run) -> None:
-    run("cooperation.py", "--small", "--only", "rows", "--plot", str(tmp_path / "rows.png"))
+    run("cooperation.py", "--small", "--plot", str(tmp_path / "rows.png"))
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")

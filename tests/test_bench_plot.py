@@ -13,8 +13,8 @@ from gids.bench.report import Report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import packs
-import packs_plot
 import plot
+from harness import Figures
 
 HIT_RATIO = {"cache": "5% (1 MB)", "lines": 256}
 REPORTS: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {
@@ -105,7 +105,9 @@ def test_the_choice_is_judged_by_the_demanded_ways(
     assert found.seconds("torch") == 9.0 + 54 * 1.5  # extrapolated
     assert found.rows_per_s("torch") == 600 / 90
     assert found.seconds("dgl") is None
-    assert found.as_json()["seconds"] == {"random": 30.0, "pack": 10.0, "auto": 10.5, "torch": 90.0}
+    row = found.row()
+    assert [row[f"{side} s"] for side in ("random", "pack", "auto", "torch")] == [30.0, 10.0, 10.5, 90.0]
+    assert row["dgl s"] == row["pack over bound"] == "-"
 
 
 def test_packs_are_drawn_without_the_sides_that_failed(tmp_path: Path) -> None:
@@ -114,5 +116,7 @@ def test_packs_are_drawn_without_the_sides_that_failed(tmp_path: Path) -> None:
         setting({"random": 3.0, "auto": 3.0}, []),
     ]
     settings[1].share = "1/16"
-    packs_plot.plot({"settings": [s.as_json() for s in settings]}, tmp_path / "packs.png")
+    args = packs.parse(["--json", str(tmp_path / "packs.json")])
+    Figures(args).table("all settings", [setting.row() for setting in settings])
+    plot.main([str(tmp_path / "packs.json"), str(tmp_path / "packs.png")])
     assert (tmp_path / "packs.png").read_bytes().startswith(b"\x89PNG")

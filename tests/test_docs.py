@@ -16,13 +16,17 @@ import inspect
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import api_page
 
 import gids
 from gids import cli
@@ -145,20 +149,14 @@ def looked_up(node: ast.expr) -> Any:
         return None
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(not s.runs for s in snippets(page))], ids=name_of
-)
-def test_snippets_that_are_not_run_name_what_there_is(page: Path) -> None:
-    check_names(snippet.code for snippet in snippets(page) if not snippet.runs)
+def not_run(page: Path) -> list[str]:
+    """The code that no test runs: what the page says so of, and all of docs/internals."""
+    return [s.code for s in snippets(page) if not s.runs or page not in USER_PAGES]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p not in USER_PAGES and snippets(p)], ids=name_of)
-def test_snippets_of_internals_name_what_there_is(page: Path) -> None:
-    check_names(snippet.code for snippet in snippets(page))
-
-
-def check_names(codes: Iterator[str]) -> None:
-    for code in codes:
+@pytest.mark.parametrize("page", [page for page in PAGES if not_run(page)], ids=name_of)
+def test_snippets_that_are_not_run_name_what_exists(page: Path) -> None:
+    for code in not_run(page):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gids"):
                 module = importlib.import_module(node.module)
@@ -192,12 +190,126 @@ def test_signatures_are_those_of_the_code(page: Path) -> None:
         assert [(p.name, p.kind, p.default) for p in written] == real, name
 
 
-def test_settings_list_every_option_of_open() -> None:
-    table = re.search(r"\| option of `gids.open` .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(
+    ("head", "documented"), [("option of `gids.open`", gids.open), ("field of `gids.Tuning`", gids.Tuning)]
+)
+def test_settings_list_every_option(head: str, documented: Any) -> None:
+    table = re.search(rf"\| {head} .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
     assert table
     rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert listed == set(inspect.signature(gids.open).parameters)
+    assert listed == set(inspect.signature(documented).parameters)
+    explained = re.findall(r"^ +(\w+): ", inspect.getdoc(documented) or "", re.MULTILINE)
+    assert set(explained) == listed
+
+
+# The page of public names
+
+
+def test_page_of_public_names_is_that_of_the_code() -> None:
+    assert (ROOT / "docs/api.md").read_text() == api_page.page_of(ROOT), "run python tools/api_page.py"
+
+
+def test_page_of_public_names_follows_imports_bases_and_constants(tmp_path: Path) -> None:
+    texts = {
+        "README.md": "gids.io, gids.nothing",
+        "gids/__init__.py": """
+from gids import io as io
+from gids.io.disk import SIZE as SIZE, Disk
+__all__ = ["Disk"]
+""",
+        "gids/io/__init__.py": """
+from gids.io.disk import Disk, Shape, read
+__all__ = ["Disk", "Shape", "read"]
+""",
+        "gids/io/disk.py": """
+class _Base:
+    def __init__(self, path: str, *, size: int = SIZE): ...
+class Disk(_Base):
+    \"\"\"A disk. It spins.\"\"\"
+class Shape(NamedTuple):
+    \"\"\"Rows and columns\"\"\"
+    rows: int
+    columns: int = 1
+def read(disk, /, *ids, on_bytes=lambda _: None, **options):
+    \"\"\"Read rows
+    into memory. Blocks.\"\"\"
+SIZE = 4
+\"\"\"Bytes of a read.\"\"\"
+""",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert (
+        api_page.page_of(tmp_path)
+        == api_page.HEAD
+        + """
+## gids
+
+* `gids.Disk(path, *, size=4)`: A disk.
+* `gids.SIZE`: Bytes of a read.
+
+## gids.io
+
+* `gids.io.read(disk, *ids, on_bytes=…, **options)`: Read rows into memory.
+* `gids.io.Shape(rows, columns=1)`: Rows and columns
+* listed above: `gids.io.Disk`
+"""
+    )
+
+
+# Files and functions of the code
+
+
+FILE = re.compile(r"`((?:gids|native|tests|bench|tools|docs)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("page", PAGES[:2] + PAGES[3:], ids=name_of)  # the changelog names old files
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in FILE.findall(prose(page)):
+        assert (ROOT / name).exists(), name
+
+
+def table_below(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table below a heading."""
+    section = page.read_text().split(f"\n## {heading}\n")[1]
+    rows = section[section.index("|") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+ARCHITECTURE = ROOT / "docs/internals/architecture.md"
+
+
+def test_walk_through_the_code_is_what_a_loader_calls(datasets: Path) -> None:
+    rows = table_below(ARCHITECTURE, "The walk through the code")
+    walk = {(FILE.findall(f)[0], name) for _, f, names in rows for name in re.findall(r"`(.+?)`", names)}
+    section = ARCHITECTURE.read_text().split("\n## The walk through the code\n")[1].split("\n## ")[0]
+    assert len({file for file in FILE.findall(section) if file.endswith(".py")}) <= 8
+    installed = Path(gids.__file__).parents[1]
+    called = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(installed):
+            called.add((str(file.relative_to(installed)), frame.f_code.co_qualname))
+
+    with gids.open(datasets / "papers.gids", memory="64MB") as source:
+        sampler = gids.sampler.Neighbor([3, 3], threads=2)
+        minibatches = iter(gids.NodeLoader(source, source.split("train"), sampler, batch_size=8))
+        sys.setprofile(note)
+        try:
+            next(minibatches), next(minibatches)
+        finally:
+            sys.setprofile(None)
+    assert walk <= called
+
+
+def test_table_of_places_names_what_is_in_the_files() -> None:
+    for _, place in table_below(ARCHITECTURE, "Where is ..."):
+        assert FILE.search(place), place
+        for name, file in re.findall(r"`([\w.:]+)` (?:in|of) `([\w./]+)`", place):
+            assert re.split(r"[.:]+", name)[-1] in (ROOT / file).read_text(), place
 
 
 # Messages

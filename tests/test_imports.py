@@ -45,9 +45,8 @@ ALLOWED = {
     "trace": LOADER | {"trace"},
     "measure": MEASURE,
     "bench": MEASURE | {"convert", "bench"},
-    "quickstart": MEASURE | {"convert", "quickstart"},
     "scale": MEASURE | {"convert", "bench", "distributed", "scale"},
-    "cli": MEASURE | {"convert", "bench", "quickstart", "scale", "distributed", "cli"},
+    "cli": MEASURE | {"convert", "bench", "scale", "distributed", "cli"},
 }
 """What each folder and module of gids may import of the others."""
 PUBLIC = (

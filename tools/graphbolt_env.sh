@@ -4,7 +4,7 @@
 # DIRECTORY gets env/ (5.3 GB: PyPI's torch 2.2.1 brings CUDA's libraries, and needs no GPU) and what is built.
 # --dgl SOURCE: a checkout of DGL newer than 2.1.0, whose OnDiskNpyArray and CPUFeatureCache are built for the benchmark
 # to compare with; needs liburing, robin-map and pcg-cpp, each of which is downloaded where it is missing and apt-get
-# can. --bench: bench/graphbolt.py ARGUMENT… after the tests. PYTHON names a Python 3.11 (default: python3.11).
+# can. --bench: bench/rows.py graphbolt ARGUMENT… after the tests. PYTHON names a Python 3.11 (default: python3.11).
 set -euo pipefail
 if [[ $# -lt 1 || $1 == -* ]]; then
   sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
@@ -67,5 +67,5 @@ if [[ -n $source ]]; then
 fi
 
 if [[ ${1:-} == --bench ]]; then
-  "$python" -P "$root/bench/graphbolt.py" "${newest[@]}" "${@:2}"
+  "$python" -P "$root/bench/rows.py" graphbolt "${newest[@]}" "${@:2}"
 fi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from gids import cuda
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
-from gids.loader import FeatureLoader
+from gids.loader import FeatureLoader, Tuning
 from gids.loader.source import open as open_source
 from gids.measure.counters import cpu_seconds, device_bytes_read
 
@@ -40,24 +40,21 @@ class Run:
 
 @dataclass
 class Measured:
-    """Per iteration: seconds, bytes of rows (as stored), bytes read from the device, pages read and hit.
+    """The totals of a run. row_bytes: of the rows, as stored. device_bytes: read from the device.
 
-    For the whole run: CPU seconds, latencies of requests, lines of the cache; note: why it is warm, or "".
+    lines: of the cache. latencies: of the requests. note: why the run is warm, or "".
     """
 
-    seconds: list[float] = field(default_factory=list)
-    row_bytes: list[int] = field(default_factory=list)
-    device_bytes: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    hits: list[int] = field(default_factory=list)
+    iterations: int = 0
+    seconds: float = 0.0
     cpu_s: float = 0.0
-    latencies: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
+    row_bytes: int = 0
+    device_bytes: int = 0
+    pages: int = 0
+    hits: int = 0
     lines: int = 0
+    latencies: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
     note: str = ""
-
-    def rate(self, series: Sequence[int]) -> float:
-        """The sum of a series per second."""
-        return sum(series) / sum(self.seconds)
 
     def percentile(self, share: float) -> float | None:
         """Latency in seconds that this share of the requests did not exceed; None without requests."""
@@ -103,40 +100,36 @@ def aggregate(
         stream = loader.attach(batches, lambda ids: {table.name: ids})
         before = _counters(loader, run)
         on_device = None if run.device == "cpu" else cuda.open_device(run.device).current_stream()
-        begun = last = time.perf_counter()
-        cpu_begun = cpu_seconds()
+        begun, cpu_begun = time.perf_counter(), cpu_seconds()
         for ids, features in stream:
             del features  # the next output reuses its memory
             if on_device is not None:
                 on_device.synchronize()
-            now = time.perf_counter()
-            counters = _counters(loader, run)
-            result.seconds.append(now - last)
-            result.row_bytes.append(len(ids) * table.row_bytes)
-            result.device_bytes.append(counters["device_bytes"] - before["device_bytes"])
-            result.pages.append(counters["pages"] - before["pages"])
-            result.hits.append(counters["hits"] - before["hits"])
-            before, last = counters, now
-            if now - begun > most_seconds:
+            result.seconds = time.perf_counter() - begun
+            result.iterations += 1
+            result.row_bytes += len(ids) * table.row_bytes
+            if result.seconds > most_seconds:
                 break
         result.cpu_s = cpu_seconds() - cpu_begun
+        after = _counters(loader, run)
+        result.pages, result.hits, result.device_bytes = (
+            after[name] - before[name] for name in ("pages", "hits", "device_bytes")
+        )
+        result.lines = sum(t["lines"] for t in loader.stats()["tables"].values())
         result.latencies = loader.engine.latencies()
-        result.lines = before["lines"]
         stream.close()
     return result
 
 
 def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
-    source = open_source(
-        store,
+    tuning = Tuning(
         engine=run.engine,
         queue_depth=run.depth,
         cache=run.cache_bytes,
-        window=run.window,
         policy=run.policy,
-        threads=run.threads,
         direct=direct_works(table.shard_paths),
     )
+    source = open_source(store, window=run.window, threads=run.threads, tuning=tuning)
     return FeatureLoader(source, [table.name], device=run.device)
 
 
@@ -148,5 +141,4 @@ def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:
         "pages": stats["pages"],
         "hits": stats["hits"],
         "device_bytes": stats["bytes_read"] if device_bytes is None else device_bytes,
-        "lines": sum(t["lines"] for t in stats["tables"].values()),
     }

@@ -120,7 +120,7 @@ def add_reads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+def changed(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
     """Return the options that differ from their defaults, as `--name`."""
     return [
         f"--{name.replace('_', '-')}" for name, default in defaults.items() if getattr(args, name) != default
@@ -174,7 +174,7 @@ def add_sampling(
 
 
 def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Store the options' defaults in args.sampling_defaults, for given()."""
+    """Store the options' defaults in args.sampling_defaults, for changed()."""
     parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in names})
 
 

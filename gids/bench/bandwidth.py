@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.bench.aggregation import Run, verify
 
     engines = _engines(args.engines, report)
-    if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
+    if args.rows and (unused := arguments.changed(args, args.sampling_defaults)):
         raise ValueError(f"--rows draws uniform rows and samples nothing: remove {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args, table, report)
@@ -185,7 +185,7 @@ def _describe(
     from gids.cache.budget import available_bytes
     from gids.io.engine import probe
 
-    found = probe(table.shard_paths[0])
+    disk = probe(table.shard_paths[0])
     report.subject.update(
         dataset=str(store.path),
         table=table.name,
@@ -194,10 +194,10 @@ def _describe(
         page_bytes=table.page_bytes,
         pages=table.page_count,
         shards=len(table.shard_paths),
-        file_system=str(found["file_system"]),
+        file_system=str(disk["file_system"]),
         device=args.device,
     )
-    through_page_cache = [name for name in engines if name == "mmap" or not found["direct"]]
+    through_page_cache = [name for name in engines if name == "mmap" or not disk["direct"]]
     if through_page_cache and table.page_count * table.page_bytes < available_bytes():
         report.notes_above.append(
             f"the whole table fits into the page cache, so {' and '.join(through_page_cache)} measures "
@@ -205,9 +205,9 @@ def _describe(
             "run `systemd-run --scope -p MemoryMax=BYTES gids bench ...`. If the features fit into memory, a "
             "cache that holds all of them is fastest"
         )
-    if not found["direct"]:
+    if not disk["direct"]:
         report.note(
-            f"the file system has no direct I/O ({found['direct_note']}): reads go through the page cache"
+            f"the file system has no direct I/O ({disk['direct_note']}): reads go through the page cache"
         )
 
 
@@ -225,14 +225,14 @@ def _minibatches(
     if args.rows is None and table.kind == "node":
         try:
             graphs_of(store)
-            found = {}
+            batches = {}
             for seeds in args.batch_size:
                 sampler = make_sampler(args.sampler, args.fanouts, seeds)
                 stream = endless(store, sampler, seeds=args.seeds, batch_size=seeds, seed=args.seed)
                 first = itertools.islice(stream, args.iterations)
-                found[f"{seeds} seeds"] = [input_nodes(minibatch, str(table.type)) for minibatch in first]
+                batches[f"{seeds} seeds"] = [input_nodes(minibatch, str(table.type)) for minibatch in first]
             report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
-            return found
+            return batches
         except FormatError as error:
             report.note(f"minibatches are uniform random rows: {error}")
     rng = np.random.default_rng(args.seed)
@@ -286,30 +286,29 @@ def _measure_run(
 ) -> None:
     from gids.bench.aggregation import aggregate
 
-    found = aggregate(store, table, run, ids, most_seconds=most_seconds)
-    if found.note:
-        report.note(found.note)
-    if len(found.seconds) < len(ids):
+    totals = aggregate(store, table, run, ids, most_seconds=most_seconds)
+    if totals.note:
+        report.note(totals.note)
+    if totals.iterations < len(ids):
         report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
     figure = report.figure(
         engine=run.engine,
         batch=batch,
         depth=run.depth,
-        cache=format_bytes(found.lines * table.page_bytes),
+        cache=format_bytes(totals.lines * table.page_bytes),
         window=run.window,
-        state="warm" if found.note else "cold",
+        state="warm" if totals.note else "cold",
     )
-    device = found.rate(found.device_bytes)
-    pages, hits = sum(found.pages), sum(found.hits)
+    device = totals.device_bytes / totals.seconds
     figure.add(
-        effective_bytes_per_s=found.rate(found.row_bytes),
+        effective_bytes_per_s=totals.row_bytes / totals.seconds,
         device_bytes_per_s=device,
         reads_per_s=device / table.page_bytes,
-        of_ceiling=None if found.note else device / table.page_bytes / ceilings[run.depth],
-        hit_ratio=hits / pages if pages else 0.0,
-        latency_p50_s=found.percentile(0.5),
-        latency_p99_s=found.percentile(0.99),
-        latency_p999_s=found.percentile(0.999),
-        cpu_s_per_page=found.cpu_s / max(1, pages),
-        iterations=len(found.seconds),
+        of_ceiling=None if totals.note else device / table.page_bytes / ceilings[run.depth],
+        hit_ratio=totals.hits / totals.pages if totals.pages else 0.0,
+        latency_p50_s=totals.percentile(0.5),
+        latency_p99_s=totals.percentile(0.99),
+        latency_p999_s=totals.percentile(0.999),
+        cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
+        iterations=totals.iterations,
     )

@@ -1,74 +1,75 @@
-"""A trace of one table, replayed in caches and compared with MIN. Called by hit_ratio.py and advise.py."""
+"""A trace of one table, replayed in caches and compared with MIN: what `gids bench hit-ratio` measures.
+
+Called by hit_ratio.py and advise.py.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gids.bench.report import Report
 from gids.bench.session import Session
+from gids.bench.trace_source import Source, open_trace
+from gids.heat import choose_seeds
 from gids.sizes import format_bytes
+from gids.store import FeatureStore
 from gids.trace.optimum import Optimum
 from gids.trace.replay import replay
-from gids.trace.trace_file import Trace, TracedTable
+from gids.trace.trace_file import Trace
 
 
-@dataclass
 class Case:
     """A trace of one table and its optimum.
 
-    warm: number of minibatches before counting starts. epoch_batches: minibatches per epoch; None if unknown.
+    warm: number of minibatches before counting starts. planned: minibatches whose reads are in flight.
+    epoch_batches: minibatches per epoch; None if unknown. Describes the first trace in the report's subject.
     """
 
-    trace: Trace
-    table: int
-    traced: TracedTable
-    optimum: Optimum
-    warm: int
-    planned: int
-    seed: int
-    session: Session
-    epoch_batches: int | None
-    _best_hits: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def prepare(
-        cls, trace: Trace, table: int, args: argparse.Namespace, session: Session, report: Report, seed: int
-    ) -> Case:
-        traced = trace.tables[table]
-        warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
-        counts = trace.page_counts(table)
+    def __init__(
+        self,
+        trace: Trace,
+        table: int,
+        args: argparse.Namespace,
+        session: Session,
+        report: Report,
+        *,
+        seed: int,
+    ) -> None:
+        self.trace, self.table, self.traced = trace, table, trace.tables[table]
+        self.planned, self.epoch_batches = int(args.planned), _epoch_batches(args)
+        self._session, self._seed = session, seed
+        self._best_hits: dict[int, int] = {}
+        traced, counts = self.traced, trace.page_counts(table)
+        self.warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
         facts = {
             "table": traced.name,
             "pages": traced.page_count,
             "page_bytes": traced.page_bytes,
             "rows_per_page": traced.rows_per_page,
             "batches": trace.batch_count,
-            "warm_up_batches": warm,
+            "warm_up_batches": self.warm,
             "pages_per_batch": float(counts.mean()) if len(counts) else 0.0,
         }
         for key, value in facts.items():
-            report.subject.setdefault(key, value)  # of the first trace
-        if not int(counts[warm:].sum()):
+            report.subject.setdefault(key, value)
+        self.pages = int(counts[self.warm :].sum())
+        """Pages that the counted minibatches read."""
+        if not self.pages:
             raise ValueError(f"the trace reads no pages of table {traced.name!r}")
-        mean = counts[warm:].mean()
-        if mean > traced.page_count / 2:
+        share = counts[self.warm :].mean() / traced.page_count
+        if share > 0.5:
             report.note(
-                f"a minibatch reads {mean / traced.page_count:.0%} of all pages on average, so policies "
+                f"a minibatch reads {share:.0%} of all pages on average, so policies "
                 "differ little: try smaller minibatches (--batch-size, --fanouts)"
             )
         if traced.heat is None:
             report.note(
                 "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
             )
-        optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
-        return cls(trace, table, traced, optimum, warm, args.planned, seed, session, _epoch_batches(args))
-
-    @property
-    def pages(self) -> int:
-        """Pages that the counted minibatches read."""
-        return int(self.trace.page_counts(self.table)[self.warm :].sum())
+        self._optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
 
     def minimum(self, lines: int) -> dict[str, float]:
         """The metrics of Belady's MIN."""
@@ -76,7 +77,7 @@ class Case:
 
     def run(self, policy: str, lines: int, window: int) -> dict[str, float]:
         """The metrics of a policy."""
-        found = replay(
+        counts = replay(
             self.trace,
             self.traced.page_count,
             table=self.table,
@@ -85,21 +86,21 @@ class Case:
             window=window,
             planned=self.planned,
             heat=self.traced.heat,
-            seed=self.seed,
+            seed=self._seed,
             warm=self.warm,
-            check=self.session.check,
+            check=self._session.check,
         )
-        hits, best = int(found.hits.sum()), self._best(lines)
+        hits, best = int(counts.hits.sum()), self._best(lines)
         if hits > best:
             raise RuntimeError(f"{policy} hits {hits} pages, more than MIN's {best}: please report this bug")
         metrics = {
             **self._metrics(hits, lines),
-            "loads": int(found.loads.sum()),
-            "bypasses": int(found.bypasses.sum()),
-            "evictions": found.evictions,
+            "loads": int(counts.loads.sum()),
+            "bypasses": int(counts.bypasses.sum()),
+            "evictions": counts.evictions,
         }
-        if found.in_use is not None and lines:
-            metrics["in_use_share"] = found.in_use / lines
+        if counts.in_use is not None and lines:
+            metrics["in_use_share"] = counts.in_use / lines
         return metrics
 
     def _metrics(self, hits: int, lines: int) -> dict[str, float]:
@@ -120,7 +121,7 @@ class Case:
     def _best(self, lines: int) -> int:
         """Hits of MIN."""
         if lines not in self._best_hits:
-            hits = self.optimum.hits(lines, warm=self.warm)
+            hits = self._optimum.hits(lines, warm=self.warm)
             self._best_hits[lines] = int(hits[self.warm :].sum())
         return self._best_hits[lines]
 
@@ -128,7 +129,7 @@ class Case:
         """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
         page_count, page_bytes = self.traced.page_count, self.traced.page_bytes
         whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for text, unit, number in sizes:
             lines = int(number // page_bytes if unit == "B" else number * whole[unit])
             if lines >= page_count:
@@ -142,8 +143,27 @@ class Case:
                     f"a cache of {text} is smaller than a page of {page_bytes} B: nothing is hit{ways}"
                 )
             size = format_bytes(lines * page_bytes)
-            found.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
-        return [(name, lines) for lines, name in sorted(found.items())]
+            names.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
+        return [(name, lines) for lines, name in sorted(names.items())]
+
+
+@contextmanager
+def open_case(
+    source: Source,
+    args: argparse.Namespace,
+    session: Session,
+    report: Report,
+    *,
+    seed: int,
+    seconds: float,
+    replays: int,
+) -> Iterator[Case]:
+    """Open the trace of a source, or sample it. seconds: for sampling and this number of replays together."""
+    with open_trace(source, args, session, report, seed=seed, seconds=seconds, replays=replays) as (
+        trace,
+        table,
+    ):
+        yield Case(trace, table, args, session, report, seed=seed)
 
 
 def _epoch_batches(args: argparse.Namespace) -> int | None:
@@ -152,8 +172,5 @@ def _epoch_batches(args: argparse.Namespace) -> int | None:
         return int(args.epoch_batches)
     if args.replay is not None or args.path is None:
         return None
-    from gids.heat import choose_seeds
-    from gids.store import FeatureStore
-
     seeds = choose_seeds(FeatureStore(Path(args.path), allow_dirs=args.allow_dir), args.seeds)
     return -(-sum(map(len, seeds.values())) // int(args.batch_size))

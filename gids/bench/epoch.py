@@ -20,9 +20,8 @@ from gids.measure.choices import describe_choices, predictions
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.bench.epoch_source import EpochSource
     from gids.measure.sides import EpochConfig, EpochResult
-    from gids.store import FeatureStore
+    from gids.store import FeatureStore, Table
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
@@ -98,12 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Setting: the side."""
     import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
-    from gids.bench.epoch_source import look_at, write_links
-    from gids.measure.sides import why_no_limit
+    from gids.measure.sides import Comparison, why_no_limit
 
     store, table = arguments.open_table(args)
-    source = look_at(store, table)
-    names = _sides(args.sides, source, report)
+    check_dataset(store, table)
+    names = _sides(args.sides, table, report)
     if args.trace is not None:
         _check_trace(args.trace, names, report)
     no_limit = why_no_limit()
@@ -112,47 +110,88 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
             "cache, which it cannot if they are larger than memory"
         )
+    comparison = Comparison(limited=not no_limit)
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
-        ours = _config(args, store, source, Path(directory), report)
+        ours = _config(args, store, table, Path(directory), report)
         configs = {
             OURS: ours,
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
             PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
         }
-        headroom = 0  # measured by the first side, the same for all
-        left = session.repeat * len(names)
-        session.total(left)
-        for turn in range(session.repeat):
-            for name in names if turn % 2 == 0 else reversed(names):
-                config = replace(configs[name], headroom_bytes=headroom)
-                if args.trace is not None and turn == 0 and name == OURS:
-                    config = replace(config, timeline=str(args.trace.absolute()))
-                found = _run(config, not no_limit, name, session, left, report)
-                if found is not None:
-                    headroom = found.headroom_bytes or 0
-                    report.subject.update(headroom_bytes=headroom)
-                    _add(report, name, found, config)
-                left -= 1
-                session.done()
+        plan = [name for turn in range(session.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
+        session.total(len(plan))
+        for number, name in enumerate(plan):
+            config = configs[name]
+            if args.trace is not None and name not in comparison.results and name == OURS:
+                config = replace(config, timeline=str(args.trace.absolute()))
+            config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
+            result = comparison.run(name, config, title=f"`{name}`", timeout_s=timeout_s, say=report.note)
+            if result is not None:
+                report.subject.update(headroom_bytes=comparison.headroom_bytes)
+                _add(report, name, result, config)
+            session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
+def check_dataset(store: FeatureStore, table: Table) -> None:
+    """Raise ValueError unless the dataset has what an epoch needs."""
+    if len(store.node_types) != 1 or len(store.relations) != 1:
+        raise ValueError(f"{store.name} is heterogeneous; this comparison needs a dataset with one node type")
+    (ntype,) = store.node_types
+    labels = store.labels.get(ntype)
+    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or int(labels.min()) < 0:
+        raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
+    train = store.splits.get(ntype, {}).get("train")
+    if train is None or not len(train):
+        raise ValueError(f"{store.name} has no train split; this comparison needs one")
+    if table.kind != "node" or len(table.shape) != 1:
+        raise ValueError(
+            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; this comparison needs "
+            "a vector per node"
+        )
+
+
+def write_links(store: FeatureStore, directory: Path) -> None:
+    """Make the .npy files of topology, labels and splits in directory, as links where possible."""
+    import numpy as np
+
+    (ntype,) = store.node_types
+    graph = store.graph()
+    splits = store.splits[ntype]
+    train = splits["train"].numpy()
+    arrays = {
+        "indptr": graph.indptr,
+        "indices": graph.indices,
+        "labels": store.labels[ntype].numpy().astype(np.int64, copy=False),
+        "train_idx": train,
+        "val_idx": splits["val"].numpy() if "val" in splits else train,
+    }
+    for name, array in arrays.items():
+        file = getattr(array, "filename", None)
+        if file is not None and array.dtype == np.int64 and Path(file).suffix == ".npy":
+            (directory / f"{name}.npy").symlink_to(file)
+        else:
+            np.save(directory / f"{name}.npy", np.asarray(array, np.int64))  # DGL takes one type for all
+
+
+def _sides(names: list[str] | None, table: Table, report: Report) -> list[str]:
+    """The sides to run. Raises ValueError for an unknown one, and for stock if it cannot map the table."""
+    from gids.measure.features import why_no_array
+
     for name in names or []:
         if name not in SIDES:
             raise ValueError(f"--sides takes {', '.join(SIDES)} (got {name!r})")
     chosen = [SIDES[name] for name in SIDES if names is None or name in names]
-    if not source.why_no_stock or chosen == [OURS]:
+    reason = why_no_array(table)
+    if not reason or chosen == [OURS]:
         return chosen
     if names is not None:
-        raise ValueError(
-            f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}; use --sides gids"
-        )
-    report.note(f"only gids is measured: stock DGL cannot map the table, because {source.why_no_stock}")
+        raise ValueError(f"stock DGL cannot map table {table.name!r}: {reason}; use --sides gids")
+    report.note(f"only gids is measured: stock DGL cannot map the table, because {reason}")
     return [OURS]
 
 
@@ -167,19 +206,20 @@ def _check_trace(path: Path, names: list[str], report: Report) -> None:
 def _config(
     args: argparse.Namespace,
     store: FeatureStore,
-    source: EpochSource,
+    table: Table,
     directory: Path,
     report: Report,
 ) -> EpochConfig:
     from gids.measure.sides import EpochConfig
 
-    batches = -(-source.train_count // args.batch_size)
+    (splits,) = store.splits.values()
+    batches = -(-len(splits["train"]) // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, source)
+    memory_bytes = _memory_bytes(args, store, table)
     report.subject.update(
         dataset=str(store.path),
-        table=source.table.name,
-        feature_bytes=source.feature_bytes,
+        table=table.name,
+        feature_bytes=table.row_count * table.row_bytes,
         memory_limit_bytes=memory_bytes,
         fanouts=list(args.fanouts),
         batch_size=args.batch_size,
@@ -203,16 +243,12 @@ def _config(
         scratch=str(args.scratch.absolute()) if args.scratch else "",
         scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
-        shards=tuple(map(str, source.table.shard_paths)),
-        feature_key=source.table.key,
-        feature_file=str(source.table.shard_paths[0]),
-        feature_shape=(source.table.row_count, *source.table.shape),
-        feature_dtype=str(source.table.dtype).removeprefix("torch."),
-        plain_rows=not source.why_no_stock,
+        shards=tuple(map(str, table.shard_paths)),
+        feature_key=table.key,
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
     """--memory-limit; by default a quarter of the features, or more for large minibatches."""
     from gids.bench.minibatches import endless, input_nodes, make_sampler
 
@@ -225,61 +261,49 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         return int(args.memory_limit)
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    rows = len(input_nodes(minibatch, str(source.table.type)))
+    rows = len(input_nodes(minibatch, str(table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's minibatches take about twice the memory of ours
-    return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
+    return max(
+        table.row_count * table.row_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks
+    )
 
 
-def _run(
-    config: EpochConfig, limited: bool, name: str, session: Session, left: int, report: Report
-) -> EpochResult | None:
-    """Run a side once. Returns None if stock failed; a note in the report says why."""
-    from gids.measure.sides import run_gids, run_other
-
-    seconds = session.left_s() / left
-    timeout_s: float = 24 * 3600
-    if not math.isinf(seconds):
-        # a process needs time to start, too
-        most = max(0.1, min(seconds / 2, config.most_seconds or seconds))
-        config, timeout_s = replace(config, most_seconds=most), seconds + _START_S
-    elif config.most_seconds:
-        timeout_s = config.most_seconds + 2 * _START_S
-    if config.side == "gids":
-        return run_gids(config, say=report.note, limited=limited, timeout_s=timeout_s)
-    found = run_other(f"`{name}`", config, limited=limited, timeout_s=timeout_s)
-    if isinstance(found, str):
-        report.note(found)
-        return None
-    return found
+def _in_time(config: EpochConfig, seconds: float) -> tuple[EpochConfig, float]:
+    """(the configuration of a run that may take so many seconds, after how many it is killed)."""
+    if math.isinf(seconds):
+        return config, config.most_seconds + 2 * _START_S if config.most_seconds else 24 * 3600
+    # a process needs time to start, too
+    most = max(0.1, min(seconds / 2, config.most_seconds or seconds))
+    return replace(config, most_seconds=most), seconds + _START_S
 
 
-def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> None:
-    if found.wrong_rows:
+def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) -> None:
+    if result.wrong_rows:
         raise RuntimeError(
-            f"{found.wrong_rows} of {found.compared_rows} rows from {name} differ from the dataset"
+            f"{result.wrong_rows} of {result.compared_rows} rows from {name} differ from the dataset"
         )
-    if found.cached_before > 0.01:
-        report.note(f"results of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
-    if found.batches < config.batches:
-        message = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
-        own_limit = config.most_seconds and found.seconds >= config.most_seconds
+    if result.cached_before > 0.01:
+        report.note(f"results of {name} are WARM: {result.cached_before:.0%} of a file was in the page cache")
+    if result.batches < config.batches:
+        message = f"`{name}` was stopped after {result.batches} of {config.batches} batches: compare rows/s"
+        own_limit = config.most_seconds and result.seconds >= config.most_seconds
         (report.note if own_limit else report.cut_short)(message)
     report.figure(side=name).add(
-        epoch_s=found.seconds,
-        **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},
-        cpu_s=found.cpu_seconds,
-        batches=found.batches,
-        rows=found.rows,
-        rows_per_s=found.rows_per_s,
-        read_bytes=found.read_bytes,
-        written_bytes=found.written_bytes or None,
-        **predictions(found.choices),
-        hit_ratio=found.hit_ratio,
-        base_rss_bytes=found.base_rss_bytes,
-        peak_rss_bytes=found.peak_rss_bytes,
+        epoch_s=result.seconds,
+        **{f"{stage}_s": result.stages[stage] or None for stage in STAGES},
+        cpu_s=result.cpu_seconds,
+        batches=result.batches,
+        rows=result.rows,
+        rows_per_s=result.rows_per_s,
+        read_bytes=result.read_bytes,
+        written_bytes=result.written_bytes or None,
+        **predictions(result.choices),
+        hit_ratio=result.hit_ratio,
+        base_rss_bytes=result.base_rss_bytes,
+        peak_rss_bytes=result.peak_rss_bytes,
     )
-    if found.choices:
-        report.note(f"gids read {describe_choices(found.choices)}")
+    if result.choices:
+        report.note(f"gids read {describe_choices(result.choices)}")
     answers = []
     ours = report.figure(side=OURS).median("rows_per_s")
     for other in (ADVISED, PLAIN):

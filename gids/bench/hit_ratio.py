@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from gids.errors import FormatError
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from gids.trace.replay import Counts
+    from gids.bench.case import Case
+    from gids.bench.report import Setting
     from gids.trace.trace_file import Trace
 
 HELP = "the share of pages that a cache finds, by policy, window and size, compared with Belady's MIN"
@@ -53,7 +55,7 @@ COLUMNS = [
 ]
 WINDOWED = ("window-pin", "lookahead")
 MINIMUM = "MIN"
-_REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
+_FIRST = ("lookahead", MINIMUM, "lru")  # policies to measure first
 _SIZES = ("1%", "2%", "5%", "10%")
 _WINDOWS = (0, 4, 8, 16)
 _SAMPLING_OPTIONS = (*arguments.SAMPLING_OPTIONS, "kappa", "batches", "order", "record", "rows")
@@ -139,9 +141,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Settings: cache, lines, sampler, kappa, order, policy and window."""
     from gids.bench.advise import advise, parse_wanted
-    from gids.bench.case import Case
-    from gids.bench.trace_source import open_trace, sources
-    from gids.trace.replay import replay_as_recorded
+    from gids.bench.case import open_case
+    from gids.bench.trace_source import sources
 
     policies = _policies(args.policies)
     wanted = parse_wanted(args.advise) if args.advise is not None else None
@@ -166,29 +167,51 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     caches: list[tuple[str, int]] = []
     plan = list(itertools.product(range(1 if wanted else session.repeat), traces))
     for number, (turn, source) in enumerate(plan):
-        limits = _limits(session.left_s() / (len(plan) - number), len(rows) * len(sizes))
-        with open_trace(source, args, session, report, args.seed + turn, limits) as (trace, table):
-            case = Case.prepare(trace, table, args, session, report, args.seed + turn)
+        seconds = session.left_s() / (len(plan) - number)
+        with open_case(
+            source,
+            args,
+            session,
+            report,
+            seed=args.seed + turn,
+            seconds=seconds,
+            replays=len(rows) * len(sizes),
+        ) as case:
             if wanted:
                 advise(case, wanted, args, session, report)
                 return
-            if trace.policy is not None and turn == 0:
-                _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
+            if case.trace.policy is not None and turn == 0:
+                _check_recorded(case.trace, case.table, session, report)
             if not caches:  # the same for every trace
                 caches = case.cache_lines(sizes, report)
                 if len(traces) > 1:
                     report.note("each sampler and order has a different MIN: compare pages read, not hits")
                 session.total(len(plan) * len(caches) * len(rows))
-            try:
-                for (policy, window), (cache, lines) in itertools.product(rows, caches):
-                    figure = report.figure(
-                        cache=cache, lines=lines, **source.setting, policy=policy, window=window
-                    )
-                    minimum = policy == MINIMUM
-                    figure.add(**case.minimum(lines) if minimum else case.run(policy, lines, window or 0))
-                    session.done()
-            finally:
-                report.figures.sort(key=lambda f: f.setting["lines"])  # type: ignore[arg-type, return-value]
+            _measure_case(case, source.setting, rows, caches, session, report)
+
+
+def _measure_case(
+    case: Case,
+    setting: Setting,
+    rows: Sequence[tuple[str, int | None]],
+    caches: Sequence[tuple[str, int]],
+    session: Session,
+    report: Report,
+) -> None:
+    """Measure each (policy, window) of rows in each (name, lines) of caches, those of _FIRST first.
+
+    setting: of the case. The report's figures have the order of caches and rows, however many are measured.
+    """
+    figures = {
+        (row, lines): report.figure(cache=cache, lines=lines, **setting, policy=row[0], window=row[1])
+        for (cache, lines), row in itertools.product(caches, rows)
+    }
+    report.figures.sort(key=lambda f: f.setting["lines"])  # type: ignore[arg-type, return-value]
+    urgent = sorted(rows, key=lambda row: _FIRST.index(row[0]) if row[0] in _FIRST else len(_FIRST))
+    for (policy, window), (_, lines) in itertools.product(urgent, caches):
+        metrics = case.minimum(lines) if policy == MINIMUM else case.run(policy, lines, window or 0)
+        figures[(policy, window), lines].add(**metrics)
+        session.done()
 
 
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -197,11 +220,6 @@ def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
         if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
             del shown[name]
     return shown, COLUMNS
-
-
-def _limits(seconds: float, replays: int) -> tuple[float, float]:
-    """(seconds, pages) to sample at most, so that half of the time is left for the replays."""
-    return seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
 
 
 def _policies(names: list[str] | None) -> list[str]:
@@ -222,7 +240,7 @@ def _check_together(args: argparse.Namespace) -> None:
         if args.pages_per_s is not None:
             raise ValueError("--pages-per-s works only with --advise: remove it")
         return
-    unused = arguments.given(args, dict.fromkeys(("policies", "windows", "cache")))
+    unused = arguments.changed(args, dict.fromkeys(("policies", "windows", "cache")))
     if unused:
         raise ValueError(
             f"--advise chooses the cache and the window for lookahead: remove {', '.join(unused)}"
@@ -247,16 +265,18 @@ def _windows(windows: list[int] | None, planned: int, policies: list[str], repor
     return sorted({min(window, most) for window in windows})
 
 
-def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> None:
-    """Compare the replay of a recorded run with the run's counters."""
-    traced = trace.tables[table]
+def _check_recorded(trace: Trace, table: int, session: Session, report: Report) -> None:
+    """Replay a recorded run, and compare with the run's counters."""
+    from gids.trace.replay import replay_as_recorded
+
+    traced, counts = trace.tables[table], replay_as_recorded(trace, table, check=session.check)
     recorded: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
-    replayed = {name: int(getattr(found, name).sum()) for name in ("hits", "loads", "bypasses")}
-    replayed["evictions"] = found.evictions
+    replayed = {name: int(getattr(counts, name).sum()) for name in ("hits", "loads", "bypasses")}
+    replayed["evictions"] = counts.evictions
     report.answers.append(
         f"the recorded run ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
         f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {replayed['hits']:,} of "
-        f"{int(found.pages.sum()):,} pages, {found.hit_ratio:.2%}, warm-up included"
+        f"{int(counts.pages.sum()):,} pages, {counts.hit_ratio:.2%}, warm-up included"
     )
     if recorded.get("failures"):
         report.note(
@@ -274,6 +294,6 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
                 f"{trace.path} is damaged: its replay counts {replayed}, the recorded run counted {recorded}"
             )
         report.note(
-            f"the run was recorded by gids {trace.gids_version or 'before 0.3'}, which chooses other "
+            f"the run was recorded by gids {trace.gids_version}, which chooses other "
             f"victims: it hit {recorded.get('hits', 0):,} pages"
         )

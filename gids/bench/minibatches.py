@@ -1,9 +1,14 @@
-"""Minibatches as gids.NodeLoader samples them, without features. Called by the commands."""
+"""Samplers by name, and minibatches as gids.NodeLoader samples them, without features.
+
+Called by the commands and by gids.scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids import cuda
@@ -46,12 +51,25 @@ def check_sampler(name: str) -> None:
         raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)} (got {name!r})")
 
 
-def seeds_of(store: FeatureStore, which: str) -> PerType:
-    """The seeds of a split, or of "all", as NodeLoader takes them. Raises ValueError for an empty split."""
-    seeds = {ntype: torch.from_numpy(ids) for ntype, ids in choose_seeds(store, which).items()}
-    if len(store.node_types) == 1 and len(store.relations) == 1:
-        return next(iter(seeds.values()))
-    return seeds
+class SeedOrder:
+    """The seeds of choose_seeds in random order, over all types, epoch after epoch."""
+
+    def __init__(self, seeds: Mapping[str, npt.NDArray[np.int64]], *, homogeneous: bool, seed: int) -> None:
+        self._homogeneous, self._names = homogeneous, list(seeds)
+        types = np.repeat(np.arange(len(seeds)), [len(ids) for ids in seeds.values()])
+        order = np.random.default_rng(seed).permutation(len(types))
+        self._ids, self._types = np.concatenate(list(seeds.values()))[order], types[order]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def take(self, first: int, count: int) -> PerType:
+        """`count` seeds from a position of the endless order on; all seeds, if there are fewer."""
+        chosen = np.arange(first, first + min(count, len(self))) % len(self)
+        ids, types = self._ids[chosen], self._types[chosen]
+        if self._homogeneous:
+            return torch.from_numpy(ids)
+        return {name: torch.from_numpy(ids[types == i]) for i, name in enumerate(self._names)}
 
 
 def endless(
@@ -61,9 +79,11 @@ def endless(
 
     Raises FormatError for a dataset without topology, ValueError, IndexError.
     """
+    ids = choose_seeds(store, seeds)
+    homogeneous = len(store.node_types) == 1 and len(store.relations) == 1
     loader = NodeLoader(
         store,
-        seeds_of(store, seeds),
+        torch.from_numpy(*ids.values()) if homogeneous else {t: torch.from_numpy(ids[t]) for t in ids},
         sampler,
         tables=[],
         batch_size=batch_size,

@@ -56,13 +56,13 @@ def random_reads(
         raise ValueError(f"{paths[0]} is smaller than one page of {page_bytes} B: there is nothing to read")
     note = why_warm(paths)
     rings, most = ring_count(paths), ring_count(paths, reads_per_s=math.inf)
-    best = found = _random_reads(paths, sizes, page_bytes, seconds, depth, rings, seed)
-    while found.reads_per_s > _RING_LIMIT * RING_READS_PER_S * rings and rings < most:
+    best = reads = _random_reads(paths, sizes, page_bytes, seconds, depth, rings, seed)
+    while reads.reads_per_s > _RING_LIMIT * RING_READS_PER_S * rings and rings < most:
         rings = min(2 * rings, most)
-        found = _random_reads(paths, sizes, page_bytes, seconds, depth, rings, seed)
-        if found.reads_per_s < _FASTER * best.reads_per_s:
+        reads = _random_reads(paths, sizes, page_bytes, seconds, depth, rings, seed)
+        if reads.reads_per_s < _FASTER * best.reads_per_s:
             break
-        best = found
+        best = reads
     return replace(best, note=note)
 
 

@@ -35,8 +35,8 @@ class Figure:
                 self.values.setdefault(name, []).append(float(value))
 
     def median(self, metric: str) -> float | None:
-        found = self.values.get(metric)
-        return median(found) if found else None
+        values = self.values.get(metric)
+        return median(values) if values else None
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Report:
 
     def figure(self, **setting: str | int | float | bool | None) -> Figure:
         """Return the figure of a setting; add it if it is new."""
-        for found in self.figures:
-            if found.setting == setting:
-                return found
+        for figure in self.figures:
+            if figure.setting == setting:
+                return figure
         self.figures.append(Figure(setting))
         return self.figures[-1]
 

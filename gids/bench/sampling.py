@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from gids.bench.report import Figure, Report
 from gids.bench.session import Session
 
 if TYPE_CHECKING:
-    import torch
-
     from gids.sampler import Minibatch, Sampler, Topology
     from gids.store import FeatureStore
 
@@ -81,7 +78,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     import torch
 
     from gids import cuda
-    from gids.bench.minibatches import check_sampler, make_sampler, seeds_of
+    from gids.bench.minibatches import SeedOrder, check_sampler, make_sampler
+    from gids.heat import choose_seeds
     from gids.sampler import Topology
     from gids.sampler.device import PinnedGraph
     from gids.store import FeatureStore, graphs_of
@@ -95,16 +93,17 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "gids bench", "measure with the whole dataset")
     graphs = graphs_of(store)
-    seeds = seeds_of(store, args.seeds)
+    homogeneous = len(graphs) == 1 and len(store.node_types) == 1
+    seeds = SeedOrder(choose_seeds(store, args.seeds), homogeneous=homogeneous, seed=args.seed)
     _describe(store, args, report)
     threads = args.threads or sorted({1, torch.get_num_threads()})
     if not on_cpu:
         device, threads = cuda.open_device(args.device), [None]
         pinned = [PinnedGraph(graph, device) for graph in graphs]
-        topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
+        topology = Topology(pinned[0] if homogeneous else pinned)
         report.subject.update(device=device.name)
     else:
-        topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
+        topology = Topology(graphs[0] if homogeneous else graphs)
     plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads, args.bulk))
     session.total(len(plans) * session.repeat)
     for _ in range(session.repeat):
@@ -117,7 +116,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                 threads=count,
                 at_once=at_once,
             )
-            batches = list(itertools.islice(_seed_batches(seeds, batch_size, args.seed), args.batches))
+            batches = [seeds.take(step * batch_size, batch_size) for step in range(args.batches)]
             if not figure.values:
                 for step in range(min(_VERIFIED, len(batches))):
                     verify(sampler.sample(topology, batches[step], step=step))
@@ -143,8 +142,8 @@ def verify(minibatch: Minibatch) -> None:
 
     def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
         nodes = minibatch.input_nodes
-        found = nodes[ntype] if isinstance(nodes, dict) else nodes
-        return np.asarray(cuda.on_host(found).numpy())
+        ids = nodes[ntype] if isinstance(nodes, dict) else nodes
+        return np.asarray(cuda.on_host(ids).numpy())
 
     for block in blocks_of(minibatch):
         source, _, destination = block.relation
@@ -177,23 +176,6 @@ def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> 
     )
 
 
-def _seed_batches(seeds: Any, batch_size: int, seed: int) -> Iterator[Any]:
-    """Yield random seeds without end; of several types, each in proportion to its number of nodes."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(ids: torch.Tensor, count: int) -> torch.Tensor:
-        return ids[torch.randperm(len(ids), generator=generator)[:count]]
-
-    while True:
-        if isinstance(seeds, torch.Tensor):
-            yield draw(seeds, batch_size)
-        else:
-            total = sum(map(len, seeds.values()))
-            yield {t: draw(ids, -(-batch_size * len(ids) // total)) for t, ids in seeds.items()}
-
-
 def _measure_run(
     figure: Figure,
     sampler: Sampler,
@@ -217,8 +199,8 @@ def _measure_run(
     begun = time.perf_counter()
     for first in range(0, len(batches), at_once):
         for minibatch in sample(first):
-            found = counts(minibatch)
-            nodes, edges, done = nodes + found[0], edges + found[1], done + 1
+            node_count, edge_count = counts(minibatch)
+            nodes, edges, done = nodes + node_count, edges + edge_count, done + 1
         if session.left_s() <= 0:
             break
     if device is not None:

@@ -1,4 +1,7 @@
-"""The table of a bench command: one line per setting. Called by gids.cli.bench."""
+"""Tables of text: aligned columns, and the figures of a bench command, one line per setting.
+
+Called by gids.cli.bench, the quickstart and `gids scale`.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,12 @@ def seconds(value: float) -> str:
 
 def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, object]:
     """The settings, except the first one, that have the same value in all figures."""
-    found: dict[str, object] = {}
+    same: dict[str, object] = {}
     for key in list(settings)[1:]:
         values = {f.setting.get(key) for f in figures if f.values} - {None}
         if len(values) == 1:
-            found[key] = values.pop()
-    return found
+            same[key] = values.pop()
+    return same
 
 
 def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column]) -> str:
@@ -60,7 +63,7 @@ def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Seque
     shown = [figure for figure in figures if figure.values]
     used = [c for c in columns if any(c.metric in f.values for f in shown)]
     keys = [k for k in settings if any(f.setting.get(k) is not None for f in shown)]
-    rows = [[settings[k] for k in keys] + [c.title for c in used]]
+    rows: list[Sequence[str]] = [[settings[k] for k in keys] + [c.title for c in used]]
     group: object = None
     for figure in shown:
         cells = [_setting(figure.setting.get(k)) for k in keys]
@@ -69,15 +72,26 @@ def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Seque
         else:
             group = cells[0]
         rows.append(cells + [_cell(figure, column) for column in used])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return aligned(rows, left=len(keys))
+
+
+def aligned(rows: Sequence[Sequence[str] | None], *, left: int = 0) -> str:
+    """A table. The first row has the titles, with a rule below them; a row that is None is a rule, too.
+
+    left: number of columns that are aligned to the left, the others are to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*filter(None, rows), strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        left = [cell.ljust(w) for cell, w in zip(row[: len(keys)], widths, strict=False)]
-        right = [cell.rjust(w) for cell, w in zip(row[len(keys) :], widths[len(keys) :], strict=True)]
-        return "   ".join(left + right).rstrip()
+        cells = [
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "   ".join(cells).rstrip()
 
-    lines = [line(row) for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    lines = [line(row) if row is not None else None for row in (rows[0], None, *rows[1:])]
+    rule = "-" * max(len(text) for text in lines if text is not None)
+    return "\n".join(rule if text is None else text for text in lines)
 
 
 def _setting(value: object) -> str:

@@ -25,9 +25,6 @@ GROWTH = 1.25
 GROWTHS = (GROWTH, 1.0625, 1.03, 1.015, 1.0)
 """The factors to try, in this order, where memory is short."""
 
-CHEAP = 16
-"""A window is not shortened if it takes less than a sixteenth of the bytes of the lines."""
-
 REACH = 3
 """A window is useful while its minibatches read at most about three times what the lines hold.
 
@@ -141,14 +138,11 @@ def _pays(plan: MemoryPlan) -> bool:
     """Whether the window is worth its memory, which a shorter one would leave to the lines."""
     window, lines = plan.purposes["window"], plan.purposes["lines"]
     reach = plan.sizes.window_batches * plan.sizes.page_bytes
-    return CHEAP * window <= lines or (window <= lines and reach <= REACH * lines)
+    return window <= lines and reach <= REACH * lines
 
 
 SMALL = 16
 """More minibatches are planned while all outputs take at most a sixteenth of the memory."""
-
-SCARCE = 1 / 12
-"""Outputs are reserved early only if the lines take at least a twelfth of their bytes."""
 
 _MERGED_BYTES = 32 << 10
 """Neighboring pages without a line are read into the bounce pool by one request of up to this size."""
@@ -292,7 +286,7 @@ class HostBudget(Budget):
         least = sizes.with_planned(sizes.least_planned_batches)
         ways = [
             Way(self._more_planned(sizes.grown(roomy)), self._early, least_lines=1),
-            Way(sizes.grown(tight[0]), self._early, least_lines=SCARCE),
+            Way(sizes.grown(tight[0]), self._early),
             Way(sizes.grown(tight[0]), self._late),
             *(Way(least.grown(growth), self._late) for growth in tight),
             Way(least.grown(tight[-1]), self._early),

@@ -57,6 +57,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="stop after about S seconds and report what was measured so far (default: 0, no limit)",
     )
     add("--json", type=Path, metavar="FILE", help="write the results, the machine and the command to FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw the results to FILE, as PNG")
     add("--quiet", action="store_true", help="print errors only")
 
 
@@ -65,8 +66,13 @@ def run(args: argparse.Namespace) -> int:
     from gids.bench.session import Session, TimeIsUp
     from gids.cli.progress import Progress
 
-    if args.json is not None:
-        check_writable(args.json)
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(path)
+    if args.plot is not None:
+        from gids.bench.plot import check_plotting
+
+        check_plotting()
     module = importlib.import_module(f"gids.bench.{QUESTIONS[args.question]}")
     report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed, repeat=args.repeat)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
@@ -82,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
-    """Print the table; write the file."""
+    """Print the table; write the files."""
     measured = [figure for figure in report.figures if figure.values]
     try:
         if args.json is not None:
@@ -96,11 +102,20 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
             f"gids bench {report.question}: PARTIAL: {reason}; number of results: {len(measured)}",
             file=sys.stderr,
         )
-    if args.quiet:
-        return
-    _print(module, report, measured)
-    if args.json is not None:
-        print(f"written: {args.json}")
+    written = [] if args.json is None else [args.json]
+    if not args.quiet:
+        _print(module, report, measured)
+    if args.plot is not None:
+        from gids.bench.plot import plot_report
+
+        settings, columns = module.columns(report)
+        if plot_report(report, settings, columns, args.plot):
+            written.append(args.plot)
+        else:
+            print(f"gids bench {report.question}: no results to draw to {args.plot}", file=sys.stderr)
+    if not args.quiet:
+        for path in written:
+            print(f"written: {path}")
 
 
 def _print(module: Any, report: Any, measured: list[Any]) -> None:

@@ -255,7 +255,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
             "--order trace needs a file: --order trace:FILE. `gids bench hit-ratio --record FILE --rows` or "
             "gids.trace.record(loader, FILE, rows=True) writes it"
         )
-    from gids.trace.row_trace import RowTrace
+    from gids.trace.trace_file import RowTrace
 
     return RowTrace(trace).minibatches
 

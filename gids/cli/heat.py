@@ -1,4 +1,4 @@
-"""`gids heat PATH --method …`: compute the heat of each node and store it in the dataset."""
+"""`gids heat PATH`: compute the heat of each node and store it in the dataset."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def add_parser(subparsers: Any) -> None:
     add("path", metavar="PATH", type=Path, help="a dataset")
     add(
         "--method",
-        required=True,
         choices=list(_OPTIONS),
+        default="reverse-pagerank",
         help="reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
-        "sampled: sample minibatches and count those that read each node",
+        "sampled: sample minibatches and count those that read each node (default: reverse-pagerank)",
     )
     add(
         "--seeds",

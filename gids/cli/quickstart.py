@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench.arguments import READS, numbers, positive, seconds, window
-from gids.quickstart.steps import Step
+from gids.bench.session import Step
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.synthetic import GraphSpec
-    from gids.measure.sides import EpochConfig
-    from gids.quickstart.comparison import Comparison
+    from gids.measure.sides import Comparison, EpochConfig
 
 SECONDS, TOTAL_SECONDS = 60.0, 150.0  # time limits of training on each side, and of the command
 HIDDEN = 64  # width of the hidden layers
@@ -110,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
         args.nodes = _nodes_by_write_speed(args)
     with Step("starting"):
         import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
+        from gids.bench.quickstart import compare
         from gids.convert.synthetic import GraphSpec, write_graph
         from gids.measure.sides import why_no_limit
-        from gids.quickstart.comparison import compare
 
     classes = min(16, args.nodes)
     val_count = max(classes, min(args.nodes // 10, 4 * args.batch_size))
@@ -259,7 +258,7 @@ def _convert(source: Path, dataset: Path) -> None:
 def _as_text(
     args: argparse.Namespace, spec: GraphSpec, no_limit: str, directory: Path, comparison: Comparison
 ) -> str:
-    from gids.quickstart.report import column_title, example, table, verdict
+    from gids.bench.quickstart import column_title, example, table, verdict
 
     total = -(-spec.train_count // args.batch_size)
     columns = [(column_title(side, run, total), run) for side, run in comparison.results.items()]
@@ -314,7 +313,7 @@ def _share(cached: float) -> str:
 def _as_json(
     args: argparse.Namespace, spec: GraphSpec, no_limit: str, comparison: Comparison
 ) -> dict[str, Any]:
-    from gids.quickstart.report import speed_up
+    from gids.bench.quickstart import speed_up
 
     options = {
         name: value for name, value in vars(args).items() if name not in ("command", "dir", "keep", "json")

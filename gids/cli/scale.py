@@ -99,10 +99,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.bench.plot import check_plotting
     from gids.scale.curves import Setting, measure
     from gids.scale.cut import Cut
     from gids.scale.model import Model, Plan, predict_all
-    from gids.scale.plot import check_plotting, draw
+    from gids.scale.plot import draw
     from gids.store import FeatureStore, graphs_of
     from gids.store.part import refuse_part
 
@@ -142,25 +143,25 @@ def run(args: argparse.Namespace) -> int:
         else {n: share / (1 - 1 / n) for n, share in shares[args.owners].items() if n > 1}
     )
     plan, model = Plan(cache_bytes, cut, args.memory), Model(args.hidden, _classes(store))
-    found = predict_all(curves, rates, plan, model, ranks)
+    predictions = predict_all(curves, rates, plan, model, ranks)
     from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
 
-    advice = recommend(found)
+    advice = recommend(predictions)
     if args.json is not None:
         args.json.write_text(
-            json.dumps(_json(args, curves, rates, plan, shares, found, advice), indent=2) + "\n"
+            json.dumps(_json(args, curves, rates, plan, shares, predictions, advice), indent=2) + "\n"
         )
     if args.plot is not None:
-        draw(args.plot, store.name, curves, found)
+        draw(args.plot, store.name, curves, predictions)
     if args.quiet:
         return 0
     print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")
     print(f"cache of a rank: {format_bytes(int(cache_bytes))}, {args.policy}; {rates_line(rates, where)}")
     print(f"\nminibatches by size; nodes and edges by layer, from the seeds on\n\n{curves_table(curves)}")
     print(f"\nedges between ranks, by owners\n\n{cut_table(shares)}")
-    for title, table in prediction_tables(found):
+    for title, table in prediction_tables(predictions):
         print(f"\n{title}\n\n{table}")
-    if any(p.extrapolated for p in found):
+    if any(p.extrapolated for p in predictions):
         print(f"\n~: extrapolated from minibatches of at most {curves.largest:,} seeds")
     print(f"\n{advice}")
     return 0
@@ -190,16 +191,16 @@ def _rates(args: argparse.Namespace, store: FeatureStore) -> tuple[Rates, str, b
         rates = rates.with_network_of_group()
         is_first = dist.get_rank() == 0
         dist.destroy_process_group()
-    given = {
+    options = {
         field: getattr(args, name) * unit
         for name, (field, unit, _) in _RATES.items()
         if getattr(args, name) is not None
     }
     where = ""
-    if is_first and not {"storage", "reads_per_s"} <= given.keys():
+    if is_first and not {"storage", "reads_per_s"} <= options.keys():
         rates = rates.with_storage_of([t for t in store.tables.values() if isinstance(t.type, str)])
-        where = " (measured)" if not {"storage", "reads_per_s"} & given.keys() else " (partly measured)"
-    return replace(rates, **given), where, is_first
+        where = " (measured)" if not {"storage", "reads_per_s"} & options.keys() else " (partly measured)"
+    return replace(rates, **options), where, is_first
 
 
 def _classes(store: FeatureStore) -> int:
@@ -219,7 +220,7 @@ def _json(
     rates: Rates,
     plan: Any,
     shares: Any,
-    found: Any,
+    predictions: Any,
     advice: str,
 ) -> dict[str, Any]:
     points = [
@@ -243,7 +244,9 @@ def _json(
         "rates": vars(rates),
         "cache_bytes": plan.cache_bytes,
         "curves": points,
-        "cut": {method: {str(n): share for n, share in of.items()} for method, of in shares.items()},
-        "predictions": [p.to_json() for p in found],
+        "cut": {
+            method: {str(n): share for n, share in by_ranks.items()} for method, by_ranks in shares.items()
+        },
+        "predictions": [p.to_json() for p in predictions],
         "recommendation": advice,
     }

@@ -16,7 +16,7 @@ from dgl.utils import recursive_apply, recursive_apply_pair
 
 from gids.dgl.columns import SampledMinibatch
 from gids.loader import FeatureLoader
-from gids.loader.framework_epoch import FrameworkEpoch
+from gids.loader.framework_epoch import FrameworkEpoch, prefetch_factor
 
 
 class Epoch(Iterator[Any]):
@@ -53,4 +53,6 @@ def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     def without_served_columns(batch: Any) -> SampledMinibatch:
         return SampledMinibatch(recursive_apply(batch, stock.restore_parent_storage_columns, graph), tables)
 
+    if loader.num_workers:
+        loader.prefetch_factor = prefetch_factor(loader.num_workers, loader.prefetch_factor)
     return map(without_served_columns, torch.utils.data.DataLoader.__iter__(loader))

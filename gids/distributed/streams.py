@@ -55,7 +55,7 @@ class LockstepStream(EpochStream[T], ABC):
     Before rows are sent, the ranks have compared where they are, when they sampled or without that.
     """
 
-    first_alone = False  # the other ranks hear of its error first
+    first_alone = closes_itself = False  # the other ranks hear of its error, and of its end, first
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Compute the heat of nodes: how often training is expected to read them. See docs/internals/heat.md."""
+"""Compute the heat of nodes: how often training is expected to read them. See docs/internals/cache.md."""
 
 from gids.heat.expectation import expected_visits, reverse_pagerank
 from gids.heat.hottest import hottest_nodes

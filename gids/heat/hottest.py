@@ -22,18 +22,18 @@ def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: 
     Raises MissingError for an unknown table or heat, ValueError for a table of edges or a negative size.
     """
     refuse_part(store, "gids.heat.hottest_nodes")
-    found = store.table(table)
-    if not isinstance(found.type, str):
+    stored = store.table(table)
+    if not isinstance(stored.type, str):
         raise ValueError(f"{table} is a table of edges, which have no heat: give a table of nodes")
     if cache_bytes < 0:
         raise ValueError(f"cache_bytes={cache_bytes}; it must be 0 or more")
-    methods = store.heat_methods(found.type)
+    methods = store.heat_methods(stored.type)
     heat = page_heat(
-        store.heat(methods[0] if method == "auto" and methods else method, found.type),
-        found.rows_per_page,
-        found.order,
+        store.heat(methods[0] if method == "auto" and methods else method, stored.type),
+        stored.rows_per_page,
+        stored.order,
     )
-    fit = cache_bytes // (found.page_bytes + _core.LINE_METADATA_BYTES)
+    fit = cache_bytes // (stored.page_bytes + _core.LINE_METADATA_BYTES)
     held = np.zeros(len(heat), np.bool_)
     held[np.argsort(255 - heat, kind="stable")[:fit]] = True
-    return torch.from_numpy(found.rows_of_pages(held))
+    return torch.from_numpy(stored.rows_of_pages(held))

@@ -6,7 +6,7 @@ from gids.loader.epoch_stream import EpochStream
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
 from gids.loader.observer import Observer
-from gids.loader.options import Options
+from gids.loader.options import Options, Tuning
 from gids.loader.source import Source
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "Options",
     "SampledEpoch",
     "Source",
+    "Tuning",
 ]

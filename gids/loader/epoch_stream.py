@@ -68,11 +68,13 @@ class Sampled(Iterator[T]):
     Calls ``next`` with a default, because an exception keeps the frames that it passed through, and workers
     of a framework stop only when the last reference to their iterator is dropped.
 
-    goes_on: there are more minibatches after any error. Default: only after a StorageError.
+    goes_on: whether there are more minibatches after an error. After a StorageError there always are.
     Attributes: count: of the minibatches so far; ended: whether there are no more.
     """
 
-    def __init__(self, minibatches: Iterable[T], *, goes_on: bool = False) -> None:
+    def __init__(
+        self, minibatches: Iterable[T], *, goes_on: Callable[[Exception], bool] = lambda _: False
+    ) -> None:
         self._minibatches: Iterator[T] = iter(minibatches)
         self._goes_on = goes_on
         self._first: list[object] = []
@@ -117,7 +119,7 @@ class Sampled(Iterator[T]):
         try:
             return next(self._minibatches, _END)
         except Exception as error:
-            if not self._goes_on and not isinstance(error, StorageError):
+            if not isinstance(error, StorageError) and not self._goes_on(error):
                 self._minibatches = iter(())
             return Failed(error.with_traceback(_frames_elsewhere(error)))
 
@@ -137,6 +139,9 @@ class Switch(Protocol):
     def after(self, stream: EpochStream[Any], *, returned: bool) -> None:
         """Called after each minibatch, or its error."""
 
+    def may_wait(self) -> bool:
+        """Whether the stream may go on without lookahead for a while, without losing much."""
+
     def close(self) -> None: ...
 
 
@@ -145,14 +150,18 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     It goes on after an error of the source, as far as the source does, and after a StorageError; any other
     error ends it. close() waits for a next() in another thread. After close() there are no more minibatches.
+    It closes itself when it returns the last minibatch: nobody has to ask for one more.
 
-    ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. ended: called
-    with the number of minibatches at their end. on_close: called once, when nothing is open. seconds: gets
-    what sampling takes, as "sample".
+    ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
+    before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
+    reader without lookahead.
     """
 
     first_alone = True
     """Whether the error of the first minibatch is raised before anything is opened."""
+
+    closes_itself = True
+    """Whether it closes when it returns the last minibatch."""
 
     def __init__(
         self,
@@ -161,28 +170,73 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         ids_of: IdsOf[T] = lambda _: {},
         *,
         count: int | None = None,
-        ended: Callable[[int], None] = lambda _: None,
-        on_close: Callable[[], None] = lambda: None,
-        seconds: dict[str, float] | None = None,
-        observers: Observers | None = None,
-        switch: Switch | None = None,
+        begin: Callable[[EpochStream[T]], None] | None = None,
+        aside: Callable[[], Reader] = Reader,
     ) -> None:
-        self._source, self._ids_of, self._count, self._ended = source, ids_of, count, ended
-        self._seconds = {"sample": 0.0} if seconds is None else seconds
-        self._observers = observers = observers or Observers()
-        self._switch = switch
+        self._source, self._ids_of, self._count = source, ids_of, count
+        self._find_window, self._aside, self.has_window = begin, aside, False
+        self._ended: Callable[[int], None] = lambda _: None
+        self._seconds = {"sample": 0.0}
+        self._observers = Observers()
+        self._switch: Switch | None = None
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
         self._closed = self._cut_short = False
         self._lock = threading.RLock()
         # The finalizer must not keep the stream itself alive.
-        self._opened: list[Any] = [] if switch is None else switch.opened
-        self._finalizer = weakref.finalize(
-            self, close_parts, os.getpid(), self._opened, observers.end, on_close
-        )
+        self._opened: list[Any] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self.read(reader, source)
+
+    def use(
+        self,
+        source: Sampled[T],
+        ids_of: IdsOf[T],
+        switch: Switch | None,
+        seconds: dict[str, float],
+        ended: Callable[[int], None],
+    ) -> None:
+        """Take the minibatches of this source. Before the first one only.
+
+        seconds: gets what sampling takes, as "sample". ended: called with the number of minibatches at their
+        end.
+        """
+        self._source, self._ids_of, self._switch = source, ids_of, switch
+        self._minibatches = iter(source)
+        self._seconds, self._ended = seconds, ended
+        if switch is not None:
+            switch.opened = self._opened
+
+    def take_window(self, reader: Reader, observers: Observers, on_close: Callable[[], None]) -> None:
+        """Go on by a reader with lookahead. on_close: called once, when the window is free again."""
+        self._go_on_by(reader)
+        self._observers, self.has_window = observers, True
+        self._at_end += [observers.end, on_close]
+
+    def set_aside(self) -> bool:
+        """Go on without lookahead, for another stream. False if another thread uses this one, or by packs."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._switch is not None and not self._switch.may_wait():
+                return False
+            self._go_on_by(self._aside())
+            for function in self._at_end:
+                function()
+            self._at_end.clear()
+            self._observers, self.has_window = Observers(), False
+            return True
+        finally:
+            self._lock.release()
+
+    def _go_on_by(self, reader: Reader) -> None:
+        """By another reader, with the same minibatches."""
+        minibatches, end, index = self._minibatches, self._end, self.index
+        self.read(reader, then(self.take_back(), minibatches, end))
+        self._gathered_before = index
 
     def read(self, reader: Reader, minibatches: Iterable[T], *, reads_ahead: bool = True) -> None:
         """Go on by another reader, with these minibatches. reads_ahead: plan those that are not due."""
@@ -190,7 +244,18 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._reader, self._minibatches, self.reads_ahead = reader, iter(minibatches), reads_ahead
         self._opened.append(reader)
         self._entered = self._planned = self.gathered = 0  # minibatches of this reader
+        self._gathered_before = 0
         self._end: BaseException | None = None  # the error that ended the source
+
+    @property
+    def index(self) -> int:
+        """Number of minibatches that were gathered since read() was called."""
+        return self._gathered_before + self.gathered
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no minibatch was asked for."""
+        return not self._returned and not self._held
 
     @property
     def ahead(self) -> int:
@@ -234,6 +299,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 )
             if self._closed:
                 raise StopIteration
+            if not self.has_window and self._find_window is not None:
+                try:
+                    self._find_window(self)
+                except BaseException:
+                    self.close()
+                    raise
             if self.first_alone and (failed := self._source.failed_first()) is not None:
                 self._returned += 1
                 self._raise(failed)
@@ -261,12 +332,15 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     raise error
                 if isinstance(minibatch, Failed):
                     self._raise(minibatch)
+                if self.closes_itself and self._exhausted():
+                    self.close()
+                    self._ended(self._returned)
                 return minibatch, features
             finally:
                 error = None  # it refers to this frame, and so to this stream
 
     def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window from now on. Logs the reason, if the window is longer."""
+        """Limit the window from now on; 0: hold the minibatch that is due only. Logs the reason."""
         if batches < self._window:
             log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
             self._most_window = max(0, batches)
@@ -283,6 +357,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._finalizer()
                 self._reader, self._minibatches = Reader(), iter(())
                 self._source.close()
+                self._find_window = None
 
     def _take(self) -> tuple[T, Features, Exception | None]:
         """The minibatch that is due, with its features, and an error if some could not be read."""
@@ -322,12 +397,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _fill(self) -> None:
         """Plan as far ahead as allowed, entering the window first."""
         if not self._entered:
-            self._enter_until(1)  # only then are the sizes of minibatches known
+            self._enter(0)  # only then are the sizes of minibatches known
         warm = self.gathered + 1  # 1 for the first minibatch
-        ahead = min(self._reader.planned, warm) if self.reads_ahead else 1
+        ahead = min(self._reader.planned, warm) if self.reads_ahead and self._most_window != 0 else 1
         while self._planned < self.gathered + ahead:
             t = self._planned
-            self._enter_until(t + 1 + min(self._window, t))
+            self._enter(t)
             if self._entered == t:
                 return  # the source is exhausted
             with self._observers.stage("plan"):
@@ -335,8 +410,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self._observers.planned()
             self._planned += 1
 
-    def _enter_until(self, end: int) -> None:
-        while self._entered < end and self._end is None:
+    def _enter(self, t: int) -> None:
+        """Enter the window of minibatch t. It may become shorter meanwhile."""
+        while self._entered < t + 1 + min(self._window, t) and self._end is None:
             try:
                 minibatch, ids = self._sample()
                 with self._observers.stage("enter"):
@@ -373,6 +449,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._failed = self._failed or not isinstance(failed.error, StorageError)
         failed.raise_error()
 
+    def _exhausted(self) -> bool:
+        """Whether the last minibatch was returned."""
+        if self._returned == self._count and self._switch is None and not self._source.ended:
+            self._fill()  # the source may have more
+        return self._source.ended and not self.ahead and not self._lost()
+
     def _lost(self) -> str:
         """What is missing at the end of the epoch."""
         if not self._source.ended or self.ahead:
@@ -390,7 +472,16 @@ def _frames_elsewhere(error: Exception) -> TracebackType | None:
     return traceback
 
 
-def close_parts(pid: int, parts: list[Any], *then: Callable[[], None]) -> None:
+def then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
+    """Some minibatches, then those of a source, or its end: an error, or StopIteration."""
+    yield from first
+    if end is None:
+        yield from source
+    elif not isinstance(end, StopIteration):
+        raise end
+
+
+def close_parts(pid: int, parts: list[Any], then: Sequence[Callable[[], None]] = ()) -> None:
     """Close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory

@@ -315,8 +315,10 @@ class FeatureLoader(Closing):
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
 
-        One stream at a time uses the window. While it is open, other streams read through the cache without
-        lookahead. A stream closes at its end, by close(), or when it is dropped.
+        One stream at a time has the window: the one that began last. A stream begins with its first
+        minibatch. One that began before goes on without lookahead, until the other one ends. While a stream
+        reads by packs, it keeps the window. A stream ends with its last minibatch, by close(), or when it is
+        dropped.
 
         Raises, when the minibatch is due: IndexError for an id out of range, StorageError for a page that
         cannot be read (the next minibatch is unaffected), MemoryBudgetError if it does not fit in memory, or
@@ -333,45 +335,58 @@ class FeatureLoader(Closing):
         def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
             return self._cache_for(ids, nbytes(minibatch), growth, source_bytes, first)
 
-        def source_of(minibatches: Iterable[T]) -> Sampled[T]:
-            return minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
+        def reader() -> CacheReader:
+            return CacheReader(cache_for, lambda: self._window, lambda: self._planned)
 
-        with self._lock:
-            if self.has_open_epoch:
-                log.warning(
-                    "another stream of this loader is open, so this one reads through the cache without "
-                    "lookahead: end the loop of the other, or close() it, before the next epoch"
-                )
-                if learned is not None and learned.next_epoch is not None:
-                    learned.drop_next()  # it may have begun to sample these minibatches
-                through = EpochStream(source_of(minibatches), ThroughReader(cache_for), ids_of)
-                self._streams.add(through)
-                return through
-            self._adapt_planned()
-            self._largest = 0
+        def through() -> ThroughReader:
+            return ThroughReader(cache_for)
+
+        source = minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
+
+        mine = self._learned if learned is None else learned
+        told = False
+
+        def begin(stream: EpochStream[T]) -> None:
+            nonlocal told
+            with self._lock:
+                other = None if self._windowed is None else self._windowed()
+                if other is None or (stream.fresh and other.set_aside()):
+                    take_window(stream)
+                elif not told:
+                    told = True
+                    log.warning(
+                        "another iterator of %s is open, so this one reads through the cache without "
+                        "lookahead: end the loop of the other, or close() it",
+                        "this loader" if self._packs.learned is mine else "another loader of this source",
+                    )
+                    mine.drop_next()  # it may have begun to sample these minibatches
+
+        def take_window(stream: EpochStream[T]) -> None:
+            self._packs.learned = mine
+            if stream.fresh:
+                self._adapt_planned()
+                self._largest = 0
+                choose_reads(stream)
+            else:
+                self._packs.release()
             self._waiting = self._given_waiting = waiting_batches
             if self._most_waiting is not None:
                 self._waiting = min(waiting_batches, self._most_waiting)
-            me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
+            self._windowed = own = weakref.ref(stream)
+            ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
+            stream.take_window(reader(), self._observers, ended)
 
-            def reader() -> CacheReader:
-                return CacheReader(cache_for, lambda: self._window, lambda: self._planned)
-
-            own: list[object] = []  # the weak reference to this stream
-
-            def ended() -> None:
-                _stream_ended(me, own, before, begun)
-
-            switch: PackSwitch[T] | None = None
-            self._packs.learned = learned = self._learned if learned is None else learned
-            prepared = self._packs.prepared(minibatches)
-            if together is not None and self.may_use_packs(learned, count):
-                source = source_of(minibatches) if prepared is None else prepared.source
+        def choose_reads(stream: EpochStream[T]) -> None:
+            packs, sampled, switch, ids_there = self._packs, source, None, ids_of
+            prepared = packs.prepared(minibatches)
+            if together is not None and self.may_use_packs(mine, count):
+                sampled = source if prepared is None else prepared.source
                 alone = together is _ALONE and self._packs_on is None
-                ids_of = ids_of if self._packs_on is None else self._packs_on.ids_of(ids_of)
+                if self._packs_on is not None:
+                    ids_there = self._packs_on.ids_of(ids_of)
                 switch = PackSwitch(
-                    source,
-                    ids_of,
+                    sampled,
+                    ids_there,
                     nbytes,
                     PackHost(
                         sampler_bytes=lambda: source_bytes(self._waiting),
@@ -382,34 +397,24 @@ class FeatureLoader(Closing):
                         free_cache=partial(self._free_cache, source_bytes),
                         together=together,
                     ),
-                    self._packs,
+                    packs,
                     count=count,
                     seconds=self._seconds,
                     observers=self._observers,
                     prepared=prepared,
-                    following=following if alone and learned.longest else None,
+                    following=following if alone and mine.longest else None,
                 )
             else:
                 if prepared is not None:
                     prepared.close()
-                source = source_of(minibatches)
-                self._packs.release()  # the memory is the cache's now
-            stream = EpochStream(
-                source,
-                reader(),
-                ids_of,
-                # Together, a stream ends with its superbatch.
-                count=count if together is _ALONE else None,
-                ended=self._packs.learned.ended,
-                on_close=ended,
-                seconds=self._seconds,
-                observers=self._observers,
-                switch=switch,
-            )
-            self._windowed = weakref.ref(stream)
-            own.append(self._windowed)
-            self._streams.add(stream)
-            return stream
+                packs.release()  # the memory is the cache's now
+            stream.use(sampled, ids_there, switch, self._seconds, mine.ended)
+
+        # Together, a stream ends with its superbatch.
+        known = count if together is _ALONE else None
+        stream = EpochStream(source, through(), ids_of, count=known, begin=begin, aside=through)
+        self._streams.add(stream)
+        return stream
 
     def stats(self) -> dict[str, Any]:
         """Counters since construction. After close(), as they were then.
@@ -678,12 +683,15 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
 
 
 def _stream_ended(
-    loader: weakref.ref[FeatureLoader], own: list[object], before: dict[str, Any], begun: float
+    loader: weakref.ref[FeatureLoader],
+    own: weakref.ref[EpochStream[Any]],
+    before: dict[str, Any],
+    begun: float,
 ) -> None:
     me = loader()
     if me is None:
         return
-    if me._windowed in own:  # another thread may have begun the next epoch, once this one was dropped
+    if me._windowed is own:  # another thread may have begun the next epoch, once this one was dropped
         me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
         line = epoch_summary(before, me.stats(), time.perf_counter() - begun)

@@ -7,8 +7,10 @@ Headroom measures that. DGL and GraphBolt alone hold few minibatches.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,9 @@ from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.pack_reads import Learned
 from gids.loader.readers import Features, Ids
+
+T = TypeVar("T")
+log = logging.getLogger("gids")
 
 
 def raise_descriptor_limit() -> None:
@@ -36,6 +41,30 @@ def _free_descriptors() -> int:
 def _free_shared_bytes() -> int:
     stat = os.statvfs("/dev/shm")
     return stat.f_bavail * stat.f_frsize
+
+
+_DESCRIPTORS = 16
+"""Tensors of a minibatch: each takes a file descriptor."""
+
+
+def prefetch_factor(workers: int, factor: int) -> int:
+    """Minibatches that each worker may have ready: as many as asked for, or fewer for want of descriptors."""
+    free = _free_descriptors()
+    most = max(1, (free // _DESCRIPTORS - 2) // workers)
+    if factor > most:
+        log.warning(
+            "prefetch_factor lowered from %d to %d for %d workers: there are %d free file descriptors; raise "
+            "`ulimit -n`",
+            factor,
+            most,
+            workers,
+            free,
+        )
+    return min(factor, most)
+
+
+_FEW = 4
+"""Where so many minibatches do not fit twice, none is held beside the one that is due."""
 
 
 @dataclass
@@ -71,17 +100,21 @@ class Headroom:
                     f"{held} minibatches from worker processes left {free} of {kind.free_at_start} "
                     f"{kind.name}; {kind.cure}"
                 )
-                return max(1, held // 2), reason
+                return held // 2 if held >= _FEW else 0, reason
         return None
 
 
-T = TypeVar("T")
+def _of_a_worker(error: Exception) -> bool:
+    """Whether PyTorch brought this error from a worker. After any other one, a minibatch is lost on its way
+    from there, and PyTorch would wait for it for ever."""
+    return "DataLoader worker process" in str(error)
 
 
 class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}). After an error it continues with the next minibatch.
 
-    If sampling a minibatch fails, the error is raised when that minibatch is due.
+    If sampling a minibatch fails, the error is raised when that minibatch is due. An error between the
+    workers and this process, such as too many open files, ends the epoch.
 
     ids_of: returns the rows of each table that a minibatch reads, on any device. bytes_of: returns the memory
     of a minibatch. in_workers: minibatches come from worker processes. If this process cannot hold a window
@@ -99,22 +132,27 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
         learned: Learned,
     ) -> None:
         self._headroom = Headroom() if in_workers else None
+        me = weakref.ref(self)  # the stream, which has ids_there, must end when this is dropped
         on_cpu = feature_loader.device.type == "cpu"
 
         def ids_there(minibatch: T) -> Ids:
             ids = ids_of(minibatch)
+            if (epoch := me()) is not None:
+                epoch._keep_headroom()
             return on_host(ids) if on_cpu else ids
 
-        source = Sampled(minibatches, goes_on=True)
+        source = Sampled(minibatches, goes_on=_of_a_worker if in_workers else lambda _: True)
         self._stream = feature_loader.attach(source, ids_there, bytes_of=bytes_of, learned=learned)
 
-    def __next__(self) -> tuple[T, Features]:
-        minibatch, features = next(self._stream)
+    def _keep_headroom(self) -> None:
+        """Called for each sampled minibatch."""
         if self._headroom is not None:
             limit = self._headroom.window_limit(self._stream.ahead)
             if limit is not None:
                 self._stream.limit_window(*limit)
-        return minibatch, features
+
+    def __next__(self) -> tuple[T, Features]:
+        return next(self._stream)
 
     def close(self) -> None:
         """End the epoch: reads finish, workers stop. Idempotent. Its end, and dropping it, do the same."""

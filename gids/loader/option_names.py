@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import ParamSpec, TypeVar
 
-from gids.loader.options import Options
+from gids.loader.options import Options, Tuning
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPTIONS = (*(f.name for f in fields(Options)), "allow_dirs")
-"""Keyword arguments of gids.open()."""
+TUNING = tuple(f.name for f in fields(Tuning))
+OPTIONS = (*(f.name for f in fields(Options) if f.name not in TUNING), "allow_dirs", "tuning")
+"""Keyword arguments of gids.open(); those of gids.Tuning apart."""
 
 
 def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -27,16 +28,20 @@ def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None
     for name in given:
         if name in known:
             continue
+        if name in TUNING:
+            raise TypeError(
+                f"{caller} has no argument {name!r}: write gids.open(PATH, tuning=gids.Tuning({name}=...))"
+            )
         if name in OPTIONS:
             raise TypeError(
                 f"{caller} has no argument {name!r}: it is an option of gids.open(). Give this loader "
                 f"gids.open(PATH, {name}=...) instead of the path"
             )
-        close = difflib.get_close_matches(name, [*known, *OPTIONS], n=1)
+        close = difflib.get_close_matches(name, [*known, *OPTIONS, *TUNING], n=1)
         if not close:
             raise TypeError(f"{caller} has no argument {name!r} (it has {', '.join(known)})")
-        of_open = "" if close[0] in known else " of gids.open()"
-        raise TypeError(f"{caller} has no argument {name!r}; did you mean {close[0]!r}{of_open}?")
+        home = "" if close[0] in known else " of gids.open()" if close[0] in OPTIONS else " of gids.Tuning()"
+        raise TypeError(f"{caller} has no argument {name!r}; did you mean {close[0]!r}{home}?")
 
 
 def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

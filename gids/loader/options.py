@@ -1,13 +1,15 @@
-"""The options of gids.open(), checked. Only gids.open makes them, and it has the defaults."""
+"""The options of gids.open(): Tuning, which users make, and all of them together, checked."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from gids import _core
 from gids.cache import POLICIES
+from gids.io import QUEUE_DEPTH
+from gids.sizes import parse_bytes
 from gids.store.names import HEAT_ROLES
 
 MAX_PLANNED = 8
@@ -25,48 +27,68 @@ _KNOWN = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the loaders of a source read. The fields are the arguments of gids.open(); sizes are bytes."""
+Size = int | float | str
+"""Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
 
-    memory: int | None
-    device_memory: int | None
-    cache: int | None
-    window: int
-    planned: int | None
-    policy: str
-    heat: str
-    engine: str
-    queue_depth: int
-    io_threads: int | None
-    reads_per_s: float | None
-    direct: bool
-    check_crc: bool
-    reads: Reads
-    scratch: str | None
-    scratch_bytes: int | None
-    threads: int | None
-    host_policy: Literal["lookahead", "static"]
-    wait: Literal["stream", "warp"]
-    transfer: Literal["kernel", "copy"]
-    staging: int
-    rounds: int
-    pairs: int
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Options of gids.open() that rarely need another value: ``gids.open(path, tuning=gids.Tuning(…))``.
+
+    Args:
+        policy: how the cache chooses the pages that it keeps: ``"lookahead"`` (default), ``"window-pin"``,
+            ``"random"``, ``"lru"`` (not on CUDA), ``"static"``.
+        planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
+            the smallest number whose missing pages cover twice the queue depth. window + planned is at most
+            24.
+        cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
+        engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
+        queue_depth: requests in flight at the device (default 256).
+        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
+            of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
+            queue_depth; with ``"mmap"``, one per core.
+        reads_per_s: random reads per second that the SSDs reach together, as ``gids bench bandwidth``
+            measures them. Default: unknown.
+        direct: read past the page cache with O_DIRECT (default True).
+        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
+            like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
+        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
+            or ``"warp"`` (warps poll, as in BaM).
+        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
+        staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
+        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
+            round holds staging / rounds bytes of pages of one table; there are at least two per table.
+        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
+
+    Raises ValueError for a value out of its range.
+    """
+
+    policy: str = "lookahead"
+    planned: int | None = None
+    cache: Size | None = None
+    engine: str = "auto"
+    queue_depth: int = QUEUE_DEPTH
+    io_threads: int | None = None
+    reads_per_s: float | None = None
+    direct: bool = True
+    host_policy: Literal["lookahead", "static"] = "lookahead"
+    wait: Literal["stream", "warp"] = "stream"
+    transfer: Literal["kernel", "copy"] = "kernel"
+    staging: Size = "256MiB"
+    rounds: int = 4
+    pairs: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("cache", "staging"):
+            if (size := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse_bytes(size, name))
+        for field in fields(self):
+            value, known = getattr(self, field.name), _KNOWN.get(field.name)
+            if known is not None and value not in known:
+                raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
             raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
-        if self.window < 0:
-            raise ValueError(f"window must be 0 or more (got {self.window}); 0 turns lookahead off")
-        live, most = self.window + (self.planned or 1), _core.USE_BITS
-        if live > most:
-            raise ValueError(
-                f"window + planned must be at most {most} (got {self.window} + {self.planned or 1}): lower "
-                "one of them"
-            )
-        for name, known in _KNOWN.items():
-            if (given := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)} (got {given!r})")
         if not 1 <= self.queue_depth <= _MAX_DEPTH:
             raise ValueError(f"queue_depth must be 1 to {_MAX_DEPTH} (got {self.queue_depth})")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
@@ -78,5 +100,33 @@ class Options:
         most_rounds = _core.QUEUE_DOORBELLS * self.pairs
         if not 1 <= self.rounds <= most_rounds:
             raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Tuning):
+    """How the loaders of a source read: the arguments of gids.open() and of Tuning. Sizes are bytes."""
+
+    memory: int | None
+    device_memory: int | None
+    window: int
+    heat: str
+    check_crc: bool
+    reads: Reads
+    scratch: str | None
+    scratch_bytes: int | None
+    threads: int | None
+    cache: int | None
+    staging: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 0:
+            raise ValueError(f"window must be 0 or more (got {self.window}); 0 turns lookahead off")
+        live, most = self.window + (self.planned or 1), _core.USE_BITS
+        if live > most:
+            raise ValueError(
+                f"window + planned must be at most {most} (got {self.window} + {self.planned or 1}): lower "
+                "one of them"
+            )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {self.threads})")

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from gids.errors import StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
+from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, then
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
 from gids.loader.pack_reads import (
@@ -128,6 +128,8 @@ class PackSwitch(Generic[T]):
             self._consumed(self._asked_at - self._returned_at)
         if not self._begun:
             self._begin(stream)
+        if not stream.has_window:
+            return
         if self._racing:
             self._race(stream)
         while not self._at_random:
@@ -164,11 +166,21 @@ class PackSwitch(Generic[T]):
             now = time.perf_counter()
             self._choice["actual_s"] += now - self._returned_at - (self._seconds["sample"] - sampled_s)
             self._returned_at = now
-        elif self._waits is not None:
+        elif self._waits is not None and stream.has_window:
             self._judge(stream, self._waits, took_s)
 
+    def may_wait(self) -> bool:
+        """See Switch. What was swept would be lost."""
+        return self._at_random and self._next is None
+
     def close(self) -> None:
-        """Forget what is prepared. The stream closes all that is in `opened`."""
+        """End what is prepared. The stream closes all that is in `opened`."""
+        for superbatch in (self._superbatch, self._next):
+            if superbatch is not None:
+                self._drop(superbatch)
+        for sampled in (self._sampled, self._ahead):
+            if sampled is not None:
+                self._count_spool(sampled)
         self._superbatch = self._sampled = self._next = self._ahead = None
         self._racing, self._coming, self._packs.beside_bytes = False, None, 0
 
@@ -233,7 +245,7 @@ class PackSwitch(Generic[T]):
         except OSError as error:
             self._give_up(error)
         if self._sampled is None:
-            self._read_at_random(stream, _then(held, self._source, None))
+            self._read_at_random(stream, then(held, self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
             self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
@@ -270,7 +282,7 @@ class PackSwitch(Generic[T]):
                 self._due_at = time.perf_counter()
 
     def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        self._judged, sampled.done = True, stream.gathered
+        self._judged, sampled.done = True, stream.index
         sampled.settle()
         left = self._left(sampled)
         if not sampled.full and self._packs.choose_early(sampled, self._host, left, overlap=False):
@@ -279,7 +291,7 @@ class PackSwitch(Generic[T]):
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
         packs, begun, layout = self._packs, time.perf_counter(), None
-        sampled.done = index = stream.gathered
+        sampled.done = index = stream.index
         if index < len(sampled.spool):
             with self._observers.stage("plan"):
                 layout = packs.choose(sampled, self._host, self._left(sampled))
@@ -301,7 +313,7 @@ class PackSwitch(Generic[T]):
 
     def _hand_over(self, stream: EpochStream[T], superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
         """Read by packs from now on, in place of random reads."""
-        packs, index = self._packs, stream.gathered
+        packs, index = self._packs, stream.index
         try:
             superbatch.finish_sweep()
         except OSError as error:
@@ -318,7 +330,7 @@ class PackSwitch(Generic[T]):
         """End random reads, and free their memory."""
         self._racing = self._at_random = False
         self._packs.beside_bytes = 0
-        after = len(sampled.spool) - stream.gathered
+        after = len(sampled.spool) - stream.index
         sampled.put_back(stream.take_back()[after:])
         self._host.free_cache()
 
@@ -617,9 +629,7 @@ class PackSwitch(Generic[T]):
         """All minibatches in the spool were returned: what comes after them."""
         sampled, self._sampled = self._sampled, None
         assert sampled is not None
-        counters = self._packs.counters
-        counters["bytes_read"] += sampled.spool.bytes_read
-        counters["bytes_written"] += sampled.spool.bytes_written
+        self._count_spool(sampled)
         sampled.close()
         self.opened.remove(sampled)
         end, sampled.end = sampled.end, None  # its frames refer to the stream
@@ -627,9 +637,14 @@ class PackSwitch(Generic[T]):
             self._give_up(sampled.reason)
         if end is not None:
             self._at_random = True
-            stream.read(Reader(), _then((), iter(()), end))
+            stream.read(Reader(), then((), iter(()), end))
         elif self._only_random:
             self._go_on(stream, *self._after(sampled))
+
+    def _count_spool(self, sampled: SampledAhead[T]) -> None:
+        counters = self._packs.counters
+        counters["bytes_read"] += sampled.spool.bytes_read
+        counters["bytes_written"] += sampled.spool.bytes_written
 
     def _random(self, stream: EpochStream[T], first: int) -> None:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
@@ -650,18 +665,10 @@ class PackSwitch(Generic[T]):
         minibatches = self._packs.settled(minibatches)
         if self._packs.choices:
             self._choice = self._packs.random_choice(len(self._sampled.spool) if self._sampled else 0)
-        self._read_at_random(stream, _then(minibatches, self._source, end))
+        self._read_at_random(stream, then(minibatches, self._source, end))
 
     def _read_at_random(
         self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
     ) -> None:
         self._at_random = True
         stream.read(self._host.reader(), minibatches, reads_ahead=reads_ahead)
-
-
-def _then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
-    yield from first
-    if end is None:
-        yield from source
-    elif not isinstance(end, StopIteration):
-        raise end

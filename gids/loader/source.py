@@ -9,16 +9,15 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from gids import cuda
 from gids.closing import Closing
-from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
-from gids.loader.options import Options, Reads
+from gids.loader.options import Options, Reads, Size, Tuning
 from gids.loader.ranks import Ranks, find_ranks
 from gids.loader.sampling import sample_steps
 from gids.loader.tables import Tables, chosen_tables
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
 Dataset = FeatureStore | str | os.PathLike[str]
-Size = int | float | str
-"""Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
 
 
 class Source(Closing):
@@ -164,28 +161,15 @@ def open(
     *,
     memory: Size | None = None,
     device_memory: Size | None = None,
-    cache: Size | None = None,
     window: int = 16,
-    planned: int | None = None,
-    policy: str = "lookahead",
-    heat: str = "auto",
-    engine: str = "auto",
-    queue_depth: int = QUEUE_DEPTH,
-    io_threads: int | None = None,
-    reads_per_s: float | None = None,
-    direct: bool = True,
-    check_crc: bool = False,
     reads: Reads = "auto",
     scratch: str | os.PathLike[str] | None = None,
     scratch_bytes: Size | None = None,
+    heat: str = "auto",
     threads: int | None = None,
-    host_policy: Literal["lookahead", "static"] = "lookahead",
-    wait: Literal["stream", "warp"] = "stream",
-    transfer: Literal["kernel", "copy"] = "kernel",
-    staging: Size = "256MiB",
-    rounds: int = 4,
-    pairs: int = 1,
+    check_crc: bool = False,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
+    tuning: Tuning | None = None,
 ) -> Source:
     """Open a dataset for loading, with the options and the memory that its loaders share.
 
@@ -200,28 +184,8 @@ def open(
             tier); with ``reads="pack"`` all that packs need on the host.
         device_memory: memory for loaders on a GPU, of each GPU that has some. Default: half of what is free
             there.
-        cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
             useful as cache lines: ``stats()["window"]`` reports it.
-        planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
-            the smallest number whose missing pages cover twice the queue depth. window + planned is at most
-            24.
-        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA),
-            ``"static"``.
-        heat: the stored heat of nodes, by which the policy ranks pages that the window does not use:
-            ``"out-degree"`` (stored by conversion), ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids
-            heat``), or ``"none"``. ``"auto"`` (default) takes, for each table, the first that is stored of
-            reverse-pagerank, sampled, out-degree. Only tables of the main dataset's nodes have heat.
-        engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight at the device (default 256).
-        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
-            of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
-            queue_depth; with ``"mmap"``, one per core.
-        reads_per_s: random reads per second that the SSDs reach together, as ``gids bench bandwidth``
-            measures them. Default: unknown.
-        direct: read past the page cache with O_DIRECT (default True).
-        check_crc: compare every page that is read, and the orders of tables, with their checksums (default
-            False). Orders then take 4 or 8 bytes of memory per row.
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
             (rows of many minibatches by one sequential pass, through a scratch file), or ``"auto"``: the one
             with the lower predicted time (default). On CUDA ``"auto"`` is ``"random"``.
@@ -229,18 +193,15 @@ def open(
             The files have no names, so nothing is left behind.
         scratch_bytes: limit of all scratch files together. Default: half of the free space, divided by the
             number of ranks on this machine.
+        heat: the stored heat of nodes, by which the policy ranks pages that the window does not use:
+            ``"out-degree"`` (stored by conversion), ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids
+            heat``), or ``"none"``. ``"auto"`` (default) takes, for each table, the first that is stored of
+            reverse-pagerank, sampled, out-degree. Only tables of the main dataset's nodes have heat.
         threads: threads that copy rows and sample. Default: torch's number.
-        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
-            like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
-        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
-            or ``"warp"`` (warps poll, as in BaM).
-        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
-            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
-        staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
-        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
-            round holds staging / rounds bytes of pages of one table; there are at least two per table.
-        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
+        check_crc: compare every page that is read, and the orders of tables, with their checksums (default
+            False). Orders then take 4 or 8 bytes of memory per row.
         allow_dirs: directories outside the dataset that may hold its shards.
+        tuning: a gids.Tuning, for what rarely needs another value.
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
     of its range, TypeError for an argument that does not exist, StorageError for a scratch directory that
@@ -252,27 +213,14 @@ def open(
     options = Options(
         memory=_bytes("memory", memory),
         device_memory=_bytes("device_memory", device_memory),
-        cache=_bytes("cache", cache),
         window=window,
-        planned=planned,
-        policy=policy,
-        heat=heat,
-        engine=engine,
-        queue_depth=queue_depth,
-        io_threads=io_threads,
-        reads_per_s=reads_per_s,
-        direct=direct,
-        check_crc=check_crc,
         reads=reads,
         scratch=None if scratch is None else os.fspath(scratch),
         scratch_bytes=_bytes("scratch_bytes", scratch_bytes),
+        heat=heat,
         threads=threads,
-        host_policy=host_policy,
-        wait=wait,
-        transfer=transfer,
-        staging=_bytes("staging", staging) or 0,
-        rounds=rounds,
-        pairs=pairs,
+        check_crc=check_crc,
+        **vars(tuning or Tuning()),
     )
     if options.scratch is not None and options.reads != "random":
         find_scratch(options.scratch, options.scratch_bytes, ())

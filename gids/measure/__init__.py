@@ -1,7 +1,8 @@
 """Measured training: one epoch, through gids or through stock DGL, in a fresh process with bounded memory.
 
-    sides.py         the configuration and the result of one side, and how to run it
+    sides.py         the configuration and the result of a side, how to run it, and a Comparison of sides
     epoch.py         one side in its process; model.py has the model, kept_rows.py checks features
+    features.py      the features as stock DGL maps them
     choices.py       how gids chose to read the epoch
     isolation.py     fresh processes with a cold page cache; launcher.py starts them
     memory_group.py  memory control groups

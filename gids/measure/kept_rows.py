@@ -48,7 +48,7 @@ class KeptRows:
         """
         begun = time.perf_counter()
 
-        def wrong_of(place: slice) -> tuple[int, int]:
+        def differing(place: slice) -> tuple[int, int]:
             if place.start and time.perf_counter() - begun > seconds:
                 return 0, 0
             rows, right = self._rows[place], source(self._ids[place])
@@ -60,5 +60,5 @@ class KeptRows:
             slice(start, min(start + _KEPT_ROWS, self._count)) for start in range(0, self._count, _KEPT_ROWS)
         ]
         with ThreadPoolExecutor(_THREADS) as pool:  # for page faults in parallel
-            found = list(pool.map(wrong_of, places))
-        return sum(compared for compared, _ in found), sum(wrong for _, wrong in found)
+            counts = list(pool.map(differing, places))
+        return sum(compared for compared, _ in counts), sum(wrong for _, wrong in counts)

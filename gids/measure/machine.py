@@ -83,7 +83,7 @@ def package_version(name: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the installed packages."""
-    installed = {name: found for name in PACKAGES if (found := package_version(name))}
+    installed = {name: number for name in PACKAGES if (number := package_version(name))}
     return {"python": platform.python_version(), **installed}
 
 

@@ -1,4 +1,4 @@
-"""One side of a comparison: its configuration, its result, and how to run it.
+"""The sides of a comparison: the configuration and result of one, how to run it, and a Comparison of several.
 
 ``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by the
 quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller needs little memory.
@@ -33,19 +33,17 @@ _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too sma
 class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
-    side: "gids" or "stock". source: the directory of .npy files. dataset: the same data, converted by gids.
-    batches: minibatches to train on. val_nodes: nodes of the validation split to validate on, with full
-    neighborhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
-    included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
-    besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
-    gids_memory_bytes, window, reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults.
-    random_access: map stock's features with MADV_RANDOM,
-    without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after
-    the minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
+    side: "gids" or "stock". source: the directory of .npy files; without a feat.npy, stock maps the table's
+    shard. dataset: the same data, converted by gids. batches: minibatches to train on. val_nodes: nodes of
+    the validation split to validate on, with full neighborhoods, read from the dataset on both sides.
+    memory_bytes: memory for features, page cache included; 0: no limit. headroom_bytes: memory for everything
+    else from the opening of the features on, besides what is in use then; 0: as much as a trial training
+    needs. spare_bytes: added to the headroom. gids_memory_bytes, window, reads, scratch, scratch_bytes: for
+    gids.open(); "" and 0: its defaults. random_access: map stock's features with MADV_RANDOM, without
+    read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after the
+    minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
     allow_dirs, shards: the allowed directories and the shards outside the dataset. feature_key: the features'
-    name in the dataset. feature_file, feature_shape, feature_dtype: a file of plain rows to use instead of
-    the source's feat.npy, such as the only shard of a table. plain_rows: False if there is neither; then only
-    gids can run, and its rows are compared with the table.
+    name in the dataset.
     """
 
     side: str
@@ -73,10 +71,6 @@ class EpochConfig:
     allow_dirs: tuple[str, ...] = ()
     shards: tuple[str, ...] = ()
     feature_key: str = "feat"
-    feature_file: str = ""
-    feature_shape: tuple[int, ...] = ()
-    feature_dtype: str = "float32"
-    plain_rows: bool = True
 
 
 @dataclass
@@ -179,6 +173,49 @@ def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | s
         return f"{name} {error.reason}"
     except OSError as error:  # no memory control group
         return f"{name} could not be started: {error.strerror or error}"
+
+
+class Comparison:
+    """Runs sides one after the other, all with the headroom that the first one measured.
+
+    Only gids must succeed: a failure of another side is part of the result. limited: whether memory is
+    limited. results: the last result of each side, by name. missing: why a side has none, as a sentence.
+    """
+
+    def __init__(self, *, limited: bool) -> None:
+        self.results: dict[str, EpochResult] = {}
+        self.missing: dict[str, str] = {}
+        self.headroom_bytes = 0
+        self._limited = limited
+
+    def run(
+        self,
+        name: str,
+        config: EpochConfig,
+        *,
+        title: str,
+        timeout_s: float,
+        say: Callable[[str], None],
+        progress: Callable[[float], None] | None = None,
+    ) -> EpochResult | None:
+        """Run a side. Returns None if it failed. Blocks.
+
+        say(sentence) is called if gids runs again, and with the failure of another side, which is named by
+        title. The other options are those of run_side. Raises FreshProcessError if gids fails.
+        """
+        config = replace(config, headroom_bytes=self.headroom_bytes)
+        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s, "progress": progress}
+        if config.side == "gids":
+            outcome: EpochResult | str = run_gids(config, say=say, **options)
+        else:
+            outcome = run_other(title, config, **options)
+        if isinstance(outcome, str):
+            self.missing[name] = outcome
+            say(outcome)
+            return None
+        self.results[name] = outcome
+        self.headroom_bytes = self.headroom_bytes or outcome.headroom_bytes or 0
+        return outcome
 
 
 def why_no_limit() -> str:

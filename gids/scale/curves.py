@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from gids.bench.minibatches import blocks_of, input_nodes, make_sampler
+from gids.bench.minibatches import SeedOrder, blocks_of, input_nodes, make_sampler
 from gids.heat import choose_seeds
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.scale.misses import LeastRecent, Misses, Static, pages_in, rank_of_pages
@@ -128,11 +128,12 @@ def measure(
     topology, ValueError for a wrong setting.
     """
     graphs = graphs_of(store)
-    topology = Topology(graphs[0] if len(graphs) == 1 and _homogeneous(store) else graphs)
+    homogeneous = len(graphs) == 1 and len(store.node_types) == 1
+    topology = Topology(graphs[0] if homogeneous else graphs)
     sampler = make_sampler(
         setting.sampler, setting.fanouts, setting.batch_size, threads=setting.threads, kappa=setting.kappa
     )
-    seeds = _Seeds(choose_seeds(store, setting.seeds), topology, setting.seed)
+    seeds = SeedOrder(choose_seeds(store, setting.seeds), homogeneous=homogeneous, seed=setting.seed)
     if not len(seeds):
         raise ValueError(f"{store.name} has no nodes, so there are no seeds: give another dataset")
     tables = {t.name: t for t in store.tables.values() if isinstance(t.type, str)}
@@ -157,10 +158,6 @@ def measure(
     )
 
 
-def _homogeneous(store: FeatureStore) -> bool:
-    return len(store.node_types) == 1
-
-
 def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
     """Sizes that double, from batch_size to `most`; smaller ones where ranks share fewer seeds than that."""
     first, sizes = batch_size, []
@@ -172,26 +169,14 @@ def _sizes(batch_size: int, most: int, largest: int) -> list[int]:
     return [*sizes, most]
 
 
-class _Seeds:
-    """The seeds of an epoch in random order, epoch after epoch."""
+class _Counts(NamedTuple):
+    """Of a minibatch: nodes and edges by layer, input nodes by type, layers_of()'s users, pages by table."""
 
-    def __init__(self, seeds: Mapping[str, np.ndarray], topology: Topology, seed: int) -> None:
-        self._topology = topology
-        self._ids = np.concatenate([seeds[t] for t in seeds])
-        self._types = np.repeat(np.arange(len(seeds)), [len(ids) for ids in seeds.values()])
-        self._names = list(seeds)
-        order = np.random.default_rng(seed).permutation(len(self._ids))
-        self._ids, self._types = self._ids[order], self._types[order]
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def take(self, first: int, count: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        chosen = np.arange(first, first + count) % len(self)
-        ids, types = self._ids[chosen], self._types[chosen]
-        if self._topology.homogeneous:
-            return torch.from_numpy(ids)
-        return {name: torch.from_numpy(ids[types == i]) for i, name in enumerate(self._names)}
+    nodes: list[int]
+    edges: list[int]
+    rows: dict[str, int]
+    users: list[dict[str, npt.NDArray[np.int64]]]
+    pages: dict[str, int]
 
 
 class _Measurement:
@@ -204,7 +189,7 @@ class _Measurement:
         sampler: Sampler,
         tables: Mapping[str, Table],
         ranks: Mapping[str, npt.NDArray[np.int64]],
-        seeds: _Seeds,
+        seeds: SeedOrder,
         size: int,
     ) -> None:
         self._topology, self._sampler, self._tables = topology, sampler, tables
@@ -218,48 +203,44 @@ class _Measurement:
         size, count = self._size, 1
         if size < len(self._seeds):
             count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(self._seeds) // size)
-        found = [self._of(number) for number in range(count)]
+        minibatches = [self._sample(number) for number in range(count)]
         for cache in self._caches.values():
             # Caches that keep the rows used last need minibatches to begin with.
             number = count
             while cache.needs_more(number):
-                self._of(number)
+                self._sample(number)
                 number += 1
-        layers = len(found[0][1])
-        types = self._topology.node_types
+        layers, types = len(minibatches[0].edges), self._topology.node_types
         return Point(
             size,
             count,
-            np.mean([f[0] for f in found], axis=0),
-            np.mean([f[1] for f in found], axis=0),
-            {t: float(np.mean([f[2][t] for f in found])) for t in types},
-            [{t: _mean_users([f[3][i][t] for f in found]) for t in types} for i in range(layers)],
-            {name: float(np.mean([f[4][name] for f in found])) for name in self._tables},
+            np.mean([m.nodes for m in minibatches], axis=0),
+            np.mean([m.edges for m in minibatches], axis=0),
+            {t: float(np.mean([m.rows[t] for m in minibatches])) for t in types},
+            [{t: _mean_users([m.users[i][t] for m in minibatches]) for t in types} for i in range(layers)],
+            {name: float(np.mean([m.pages[name] for m in minibatches])) for name in self._tables},
             {name: cache.misses() for name, cache in self._caches.items()},
         )
 
-    def _of(
-        self, number: int
-    ) -> tuple[list[int], list[int], dict[str, int], list[dict[str, npt.NDArray[np.int64]]], dict[str, int]]:
-        """(nodes, edges, input nodes, edges of each source, pages) of a minibatch, and its pages to the
-        caches."""
+    def _sample(self, number: int) -> _Counts:
+        """The counts of a minibatch. Gives its pages to the caches."""
         first = number * self._size
-        made = self._sampler.sample(
+        minibatch = self._sampler.sample(
             self._topology,
             self._seeds.take(first, self._size),
             seed=self._setting.seed,
             epoch=first // len(self._seeds),
             step=number,
         )
-        rows = {t: len(input_nodes(made, t)) for t in self._topology.node_types}
-        pages = {}
+        rows = {t: len(input_nodes(minibatch, t)) for t in self._topology.node_types}
+        page_counts = {}
         for name, table in self._tables.items():
-            assert isinstance(table.type, str)
-            found = pages_in(table, input_nodes(made, table.type).numpy())
-            self._caches[name].add(found)
-            pages[name] = len(found)
-        nodes, edges, users = layers_of(made)
-        return [*nodes, sum(rows.values())], edges, rows, [self._padded(u) for u in users], pages
+            pages = pages_in(table, input_nodes(minibatch, str(table.type)).numpy())
+            self._caches[name].add(pages)
+            page_counts[name] = len(pages)
+        nodes, edges, users = layers_of(minibatch)
+        users = [self._padded(by_type) for by_type in users]
+        return _Counts([*nodes, sum(rows.values())], edges, rows, users, page_counts)
 
     def _padded(self, users: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.int64]]:
         none = np.zeros(0, np.int64)

@@ -24,8 +24,8 @@ class InOrder:
         self.count, self._positions = count, positions
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._positions[ids].astype(np.int64) * self.count // len(self._positions)
-        return found
+        owners: np.ndarray = self._positions[ids].astype(np.int64) * self.count // len(self._positions)
+        return owners
 
 
 class Cut:

@@ -115,16 +115,16 @@ def predict_all(
     curves: Curves, rates: Rates, plan: Plan, model: Model, ranks: Sequence[int]
 ) -> list[Prediction]:
     """Every mode on each number of ranks; of 1.5D the number of copies that takes least time."""
-    found = []
+    predictions = []
     for count in ranks:
         copies = [1 << i for i in range(1, count.bit_length()) if count % (1 << i) == 0 and 1 << i < count]
         for mode in MODES:
             if mode != "1.5D":
-                found.append(predict(curves, rates, plan, model, mode, count))
+                predictions.append(predict(curves, rates, plan, model, mode, count))
             elif copies:
                 tried = [predict(curves, rates, plan, model, mode, count, c) for c in copies]
-                found.append(min(tried, key=lambda p: (not p.fits, p.seconds)))
-    return found
+                predictions.append(min(tried, key=lambda p: (not p.fits, p.seconds)))
+    return predictions
 
 
 def predict(

@@ -36,7 +36,7 @@ class Rates:
     def with_storage_of(self, tables: Sequence[Table]) -> Rates:
         """The same with the rates of the disks of these tables, measured in less than a second."""
         paths = [path for table in tables for path in table.shard_paths]
-        found = measure_rates(
+        disk = measure_rates(
             paths,
             None,
             page_bytes=max(t.page_bytes for t in tables),
@@ -44,7 +44,7 @@ class Rates:
             direct=direct_works(paths),
             engine="auto",
         )
-        return replace(self, storage=found.read_bytes_per_s, reads_per_s=found.random_reads_per_s)
+        return replace(self, storage=disk.read_bytes_per_s, reads_per_s=disk.random_reads_per_s)
 
     def with_network_of_group(self) -> Rates:
         """The same with the network of the process group, measured by exchanges of all ranks. Collective."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gids.bench.text import count, seconds
+from gids.bench.text import aligned, count, seconds
 from gids.scale.curves import Curves
 from gids.scale.model import MODES, Prediction
 from gids.scale.rates import Rates
@@ -46,20 +46,20 @@ def cut_table(shares: Mapping[str, Mapping[int, float]]) -> str:
     return aligned([["ranks", *(f"{name} %" for name in shares)], *rows])
 
 
-def prediction_tables(found: Sequence[Prediction]) -> list[tuple[str, str]]:
+def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """(title, table) of seconds, bytes and memory."""
     return [
-        ("seconds per epoch, and the bottleneck", _by_mode(found, _time)),
-        ("read from storage / sent, by all ranks per epoch", _by_mode(found, _volume)),
-        ("memory per rank", _by_mode(found, _memory)),
+        ("seconds per epoch, and the bottleneck", _by_mode(predictions, _time)),
+        ("read from storage / sent, by all ranks per epoch", _by_mode(predictions, _volume)),
+        ("memory per rank", _by_mode(predictions, _memory)),
     ]
 
 
-def recommend(found: Sequence[Prediction]) -> str:
+def recommend(predictions: Sequence[Prediction]) -> str:
     """One sentence: how many ranks, and which mode."""
-    fitting = [p for p in found if p.fits]
+    fitting = [p for p in predictions if p.fits]
     if not fitting:
-        least = min(found, key=lambda p: p.rank_bytes)
+        least = min(predictions, key=lambda p: p.rank_bytes)
         return (
             f"No mode fits: the smallest, {least.mode} on {least.ranks} ranks, needs "
             f"{format_bytes(int(least.rank_bytes))} per rank."
@@ -87,16 +87,9 @@ def recommend(found: Sequence[Prediction]) -> str:
     return f"{text}; the bottleneck is {chosen.bottleneck}{more}."
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the titles."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["   ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def _by_mode(found: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
-    by_key = {(p.ranks, p.mode): p for p in found}
-    ranks = sorted({p.ranks for p in found})
+def _by_mode(predictions: Sequence[Prediction], show: Callable[[Prediction], str]) -> str:
+    by_key = {(p.ranks, p.mode): p for p in predictions}
+    ranks = sorted({p.ranks for p in predictions})
     rows = [[str(n), *(show(by_key[n, m]) if (n, m) in by_key else "-" for m in MODES)] for n in ranks]
     return aligned([["ranks", *MODES], *rows])
 

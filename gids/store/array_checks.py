@@ -28,12 +28,12 @@ def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarr
 
 def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
     """Integers (from position start of `what`) as int64. Raises FormatError for 2^63 or more."""
-    found = values.to(torch.int64)
-    if values.dtype == torch.uint64 and bool((found < 0).any()):
-        row = int(torch.nonzero((found < 0).reshape(-1))[0])
+    whole = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((whole < 0).any()):
+        row = int(torch.nonzero((whole < 0).reshape(-1))[0])
         value = int(values.reshape(-1)[row].item())
         raise FormatError(f"{what} is {value} near position {start + row}; it must be less than 2^63")
-    return found
+    return whole
 
 
 def check_whole(rows: Rows, what: str) -> None:

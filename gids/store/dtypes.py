@@ -47,8 +47,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     for name, known in TABLE_DTYPES.items():
         if known == dtype:
             return name
-    found = str(dtype).removeprefix("torch.")
-    raise FormatError(f"tables cannot hold {found}: cast it (--dtype) to one of {', '.join(TABLE_DTYPES)}")
+    name = str(dtype).removeprefix("torch.")
+    raise FormatError(f"tables cannot hold {name}: cast it (--dtype) to one of {', '.join(TABLE_DTYPES)}")
 
 
 def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
@@ -59,8 +59,8 @@ def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
     # torch before 2.3 has no uint16, uint32 and uint64.
-    found = getattr(torch, dtype.newbyteorder("=").name, None)
-    return found if isinstance(found, torch.dtype) else None
+    known = getattr(torch, dtype.newbyteorder("=").name, None)
+    return known if isinstance(known, torch.dtype) else None
 
 
 def is_whole(dtype: torch.dtype) -> bool:

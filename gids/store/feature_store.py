@@ -65,16 +65,18 @@ class FeatureStore:
         # Names and checksums. Copies may have other paths and shards.
         edges = [(str(r.type), role, a.crc32c) for r in manifest.relations for role, a in r.arrays.items()]
         nodes = [(n.type, role, a.crc32c) for n in manifest.nodes for role, a in n.arrays.items()]
-        self.owners_crc = zlib.crc32(str(sorted(of for of in nodes if of[1] == OWNER)).encode())
+        self.owners_crc = zlib.crc32(str(sorted(array for array in nodes if array[1] == OWNER)).encode())
         rows = [(t.name, t.kind, t.content_crc) for t in tables]
         self.content_crc = zlib.crc32(str(sorted(edges + nodes + rows)).encode())
-        labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
-        split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
         self.labels: Mapping[str, torch.Tensor] = _Loaded(
-            f"{self.name} has no labels", labelled, self._load_label, self._describe_label
+            f"{self.name} has no labels",
+            {n.type: n.arrays["label"].describe() for n in manifest.nodes if "label" in n.arrays},
+            lambda ntype: self._load(self._nodes[ntype].arrays["label"]),
         )
         self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(
-            f"{self.name} has no splits", split, self._load_splits, self._describe_splits
+            f"{self.name} has no splits",
+            {ntype: _described(arrays) for ntype in self._nodes if (arrays := self._split_entries(ntype))},
+            lambda ntype: {s: self._load(a) for s, a in self._split_entries(ntype).items()},
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
@@ -104,12 +106,12 @@ class FeatureStore:
         """The table with this name, or with this key if only one table has it. Raises MissingError."""
         if name in self.tables:
             return self.tables[name]
-        found = [t for t in self.tables.values() if t.key == name]
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(repr(t.name) for t in found or self.tables.values())
-        if found:
-            raise MissingError(f"{len(found)} tables of {self.name} have key {name!r}: say which ({names})")
+        matches = [t for t in self.tables.values() if t.key == name]
+        if len(matches) == 1:
+            return matches[0]
+        names = ", ".join(repr(t.name) for t in matches or self.tables.values())
+        if matches:
+            raise MissingError(f"{len(matches)} tables of {self.name} have key {name!r}: say which ({names})")
         raise MissingError(f"no table {name!r} in {self.name} (has {names or 'none'})")
 
     def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
@@ -192,13 +194,13 @@ class FeatureStore:
         ntype: optional if exactly one node type has this split. Raises MissingError, a KeyError,
         that lists the splits of the dataset.
         """
-        found = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
-        if len(found) == 1:
-            return self.splits[found[0]][name]
-        if found:
-            types = ", ".join(map(repr, found))
+        ntypes = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
+        if len(ntypes) == 1:
+            return self.splits[ntypes[0]][name]
+        if ntypes:
+            types = ", ".join(map(repr, ntypes))
             raise MissingError(
-                f"{len(found)} node types of {self.name} have a split {name!r}: say which ({types})"
+                f"{len(ntypes)} node types of {self.name} have a split {name!r}: say which ({types})"
             )
         if ntype is not None:
             self._nodes_entry(ntype)
@@ -241,15 +243,15 @@ class FeatureStore:
     def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
         """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
         types: list[str | Relation] = [*self._nodes, *self._relations]
-        found = [t for t in types if name.startswith(table_name(t, ""))]
-        if not found and "." not in name:
+        matches = [t for t in types if name.startswith(table_name(t, ""))]
+        if not matches and "." not in name:
             return self._nodes_entry(None).type, name
-        if not found:
+        if not matches:
             listed = ", ".join(map(describe_type, types))
             raise MissingError(
                 f"table name {name!r} has no type of {self.name} ({listed}): use TYPE.KEY, or give type_="
             )
-        type_ = max(found, key=lambda t: len(table_name(t, "")))
+        type_ = max(matches, key=lambda t: len(table_name(t, "")))
         return type_, name.removeprefix(table_name(type_, ""))
 
     def _table(self, entry: TableEntry) -> Table:
@@ -288,54 +290,44 @@ class FeatureStore:
             )
         return next(iter(items.values()))
 
-    def _load_label(self, ntype: str) -> torch.Tensor:
-        entry = self._nodes[ntype].arrays["label"]
+    def _load(self, entry: ArrayEntry) -> torch.Tensor:
         return torch.from_numpy(load_array(self.locate.array(entry), entry))
-
-    def _describe_label(self, ntype: str) -> str:
-        return self._nodes[ntype].arrays["label"].describe()
 
     def _split_entries(self, ntype: str) -> dict[str, ArrayEntry]:
         arrays = self._nodes[ntype].arrays
         return {s: arrays[f"{s}_idx"] for s in SPLITS if f"{s}_idx" in arrays}
 
-    def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
-        found = self._split_entries(ntype)
-        return {s: torch.from_numpy(load_array(self.locate.array(a), a)) for s, a in found.items()}
 
-    def _describe_splits(self, ntype: str) -> str:
-        found = (f"{s!r}: {a.describe()}" for s, a in self._split_entries(ntype).items())
-        return "{" + ", ".join(found) + "}"
+def _described(arrays: Mapping[str, ArrayEntry]) -> str:
+    return "{" + ", ".join(f"{name!r}: {array.describe()}" for name, array in arrays.items()) + "}"
 
 
 class _Loaded(Mapping[str, T]):
-    """Values that are read from files when first used, and kept. describe: for repr, without reading.
+    """Values that are read from files when first used, and kept.
 
-    missing: the beginning of the error for a node type without a value.
+    missing: the beginning of the error for a node type without a value. described: of each type, for repr.
     """
 
-    def __init__(
-        self, missing: str, keys: Sequence[str], load: Callable[[str], T], describe: Callable[[str], str]
-    ) -> None:
-        self._missing, self._keys, self._load, self._describe = missing, tuple(keys), load, describe
+    def __init__(self, missing: str, described: Mapping[str, str], load: Callable[[str], T]) -> None:
+        self._missing, self._described, self._load = missing, described, load
         self._values: dict[str, T] = {}
 
     def __getitem__(self, key: str) -> T:
-        if key not in self._keys:
-            known = f" (only for {', '.join(map(repr, self._keys))})" if self._keys else ""
+        if key not in self._described:
+            known = f" (only for {', '.join(map(repr, self._described))})" if self._described else ""
             raise MissingError(f"{self._missing} for node type {key!r}{known}")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
+        return iter(self._described)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._described)
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{key!r}: {self._describe(key)}" for key in self._keys) + "}"
+        return "{" + ", ".join(f"{key!r}: {text}" for key, text in self._described.items()) + "}"
 
 
 def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack) -> FeatureStore:

@@ -48,7 +48,7 @@ def best_page_bytes(row_bytes: int, *, alignment: int) -> int:
     """The page size with the fewest reads through a cache, for rows that are read at random.
 
     alignment: of direct I/O, in bytes. A disk reads 512 B and 4096 B equally often per second, so fewer pages
-    to read is all that counts. Replayed epochs (docs/performance-hits.md) read as many pages as
+    to read is all that counts. Replayed epochs (docs/performance.md#cache) read as many pages as
     sqrt(page_bytes / rows_per_page) * rows_per_page ** (1/8), relative to each other: the first factor is the
     memory that a row takes, the second the unwanted rows beside it. Rows of more than 2048 B get
     DEFAULT_PAGE_BYTES, for which table_page_bytes makes long pages.

@@ -7,13 +7,14 @@ docs/internals/format.md describes every field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -31,8 +32,9 @@ MAX_MANIFEST_BYTES = 16 << 20
 MAX_PARTS = 4096
 OWNER = "owner"
 """The array of a node type that names the part of each node."""
+NODE_ARRAYS = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), "time", OWNER)
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
-_OF = re.compile(r"crc32c:[0-9a-f]{8}\Z")
+_CRC_TEXT = re.compile(r"crc32c:[0-9a-f]{8}\Z")
 _BLANK = b"00000000"
 
 
@@ -40,10 +42,10 @@ _BLANK = b"00000000"
 class ArrayEntry:
     """One array in one file: `.npy`, or raw for checksums. path: relative to the dataset."""
 
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    crc32c: int
+    path: Annotated[str, _path]
+    dtype: Annotated[str, _among(ARRAY_DTYPES)]
+    shape: Annotated[tuple[int, ...], _shape]
+    crc32c: Annotated[int, _up_to((1 << 32) - 1)]
 
     def describe(self) -> str:
         """Such as `int64[20000]`."""
@@ -58,11 +60,11 @@ class Part:
     divided: "range", "hash", "community" or "metis". topology: the topology_crc of the whole dataset.
     """
 
-    index: int
-    count: int
-    of: str
-    method: str
-    topology: str
+    index: Annotated[int, _up_to(MAX_PARTS - 1)]
+    count: Annotated[int, _up_to(MAX_PARTS, least=1)]
+    of: Annotated[str, _crc_text]
+    method: Annotated[str, check_name]
+    topology: Annotated[str, _crc_text]
 
     def __str__(self) -> str:
         return f"part {self.index} of {self.count}"
@@ -75,10 +77,10 @@ class NodesEntry:
     held: in a part, the number of nodes that it owns; count is that of the whole dataset.
     """
 
-    type: str
-    count: int
-    arrays: Mapping[str, ArrayEntry]
-    held: int | None = None
+    type: Annotated[str, check_name]
+    count: Annotated[int, _up_to(MAX_ROWS)]
+    arrays: Annotated[Mapping[str, ArrayEntry], _arrays_of(*NODE_ARRAYS)]
+    held: Annotated[int, _up_to(MAX_ROWS)] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,11 @@ class RelationEntry:
     sources. held: in a part, the number of edges to nodes that it owns; count is that of the whole dataset.
     """
 
-    type: Relation
-    count: int
-    arrays: Mapping[str, ArrayEntry]
-    sorted_by: str | None = None
-    held: int | None = None
+    type: Annotated[Relation, _relation_type]
+    count: Annotated[int, _up_to(MAX_ROWS)]
+    arrays: Annotated[Mapping[str, ArrayEntry], _arrays_of("indptr", "indices", "edge_ids", "time")]
+    sorted_by: Annotated[str, _among(("edges", "nodes"))] | None = None
+    held: Annotated[int, _up_to(MAX_ROWS)] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class ScaleEntry:
     columns: the scales per column, float32[*shape of a row].
     """
 
-    per: str
+    per: Annotated[str, check_scale]
     columns: ArrayEntry | None = None
 
 
@@ -111,14 +113,14 @@ class ScaleEntry:
 class TableEntry:
     """One table: the rows of one node or edge type."""
 
-    kind: str
-    type: str | Relation
-    key: str
-    shape: tuple[int, ...]
-    dtype: str
-    page_bytes: int
-    row_count: int
-    shards: tuple[str, ...]
+    kind: Annotated[str, _among(("node", "edge"))]
+    type: Annotated[str | Relation, _type]
+    key: Annotated[str, check_name]
+    shape: Annotated[tuple[int, ...], _shape]
+    dtype: Annotated[str, _among(TABLE_DTYPES)]
+    page_bytes: Annotated[int, _up_to(1 << 40)]
+    row_count: Annotated[int, _up_to(MAX_ROWS)]
+    shards: tuple[Annotated[str, _shard], ...]
     checksums: ArrayEntry
     scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
@@ -190,10 +192,10 @@ def entry_json(value: Any) -> Any:
     """An entry, or a collection of entries, as in manifest.json: all fields that are not None."""
     if dataclasses.is_dataclass(value):
         fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: entry_json(found) for name, found in fields if found is not None}
+        return {name: entry_json(item) for name, item in fields if item is not None}
     if isinstance(value, Mapping):
-        return {key: entry_json(found) for key, found in value.items()}
-    return [entry_json(found) for found in value] if isinstance(value, (tuple, list)) else value
+        return {key: entry_json(item) for key, item in value.items()}
+    return [entry_json(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _without_heat(nodes: NodesEntry) -> NodesEntry:
@@ -218,9 +220,9 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 def manifest_checksum(manifest: Manifest) -> str:
     """The checksum in a manifest's file, such as "crc32c:0123abcd". Parts name the whole dataset by it."""
-    found = _CHECKSUM.search(dump_manifest(manifest))
-    assert found is not None
-    return f"crc32c:{found[1].decode()}"
+    checksum = _CHECKSUM.search(dump_manifest(manifest))
+    assert checksum is not None
+    return f"crc32c:{checksum[1].decode()}"
 
 
 def load_manifest(data: bytes) -> Manifest:
@@ -238,13 +240,13 @@ def load_manifest(data: bytes) -> Manifest:
             f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
             "use the gids that wrote it, or convert the source again"
         )
-    found = _CHECKSUM.search(data)
-    if found is None:
+    checksum = _CHECKSUM.search(data)
+    if checksum is None:
         raise FormatError("has no checksum at its end; the file is damaged: convert the source again")
-    actual = _checksum(data[: found.start(1)] + _BLANK + data[found.end(1) :])
-    if actual != found[1]:
+    actual = _checksum(data[: checksum.start(1)] + _BLANK + data[checksum.end(1) :])
+    if actual != checksum[1]:
         raise FormatError(
-            f"its checksum is {found[1].decode()}, but its bytes have {actual.decode()}; "
+            f"its checksum is {checksum[1].decode()}, but its bytes have {actual.decode()}; "
             "the file was changed or damaged: convert the source again"
         )
     del fields["checksum"]
@@ -260,42 +262,33 @@ def validate(fields: object) -> Manifest:
 
     Returns the manifest. Raises FormatError with the field, what was found and what was expected.
     """
-    top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"), ("part",))
-    part = _part(top["part"]) if "part" in top else None
-    nodes = tuple(_nodes(n, f"nodes[{i}]", part) for i, n in enumerate(_list(top["nodes"], "nodes")))
-    counts = {n.type: n.count for n in nodes}
-    _distinct([n.type for n in nodes], "node type")
-    relations = tuple(
-        _relation(r, f"relations[{i}]", counts, {n.type for n in nodes if "time" in n.arrays}, part)
-        for i, r in enumerate(_list(top["relations"], "relations"))
-    )
-    _distinct([r.type for r in relations], "relation")
-    rows = {n.type: n.count if n.held is None else n.held for n in nodes}
-    edge_rows = {r.type: r.count if r.held is None else r.held for r in relations}
-    tables = tuple(
-        _table(t, f"tables[{i}]", rows, edge_rows) for i, t in enumerate(_list(top["tables"], "tables"))
-    )
-    _distinct([t.name for t in tables], "table")
-    manifest = Manifest(nodes, relations, tables, part)
-    paths = [a.path for a in manifest.arrays()] + [s for t in tables for s in t.shards]
-    _distinct([MANIFEST, *(str(PurePosixPath(p)) for p in paths)], "path")
+    if isinstance(fields, dict):
+        fields = {name: value for name, value in fields.items() if name not in ("format", "version")}
+    manifest: Manifest = _entry(Manifest, fields, "")
+    if manifest.part is not None:
+        _integer(manifest.part.index, "part.index", manifest.part.count - 1)
+    counts = {n.type: n.count for n in manifest.nodes}
+    _distinct([n.type for n in manifest.nodes], "node type")
+    for i, nodes in enumerate(manifest.nodes):
+        _check_nodes(nodes, f"nodes[{i}]", manifest.part)
+    timed = {n.type for n in manifest.nodes if "time" in n.arrays}
+    for i, relation in enumerate(manifest.relations):
+        _check_relation(relation, f"relations[{i}]", counts, timed, manifest.part)
+    _distinct([r.type for r in manifest.relations], "relation")
+    entries: tuple[NodesEntry | RelationEntry, ...] = (*manifest.nodes, *manifest.relations)
+    rows = {entry.type: entry.count if entry.held is None else entry.held for entry in entries}
+    for i, table in enumerate(manifest.tables):
+        _check_table(table, f"tables[{i}]", rows)
+    _distinct([t.name for t in manifest.tables], "table")
+    paths = [a.path for a in manifest.arrays()] + [s for t in manifest.tables for s in t.shards]
+    _distinct([MANIFEST, *paths], "path")
     return manifest
 
 
-def _part(value: object) -> Part:
-    fields = _fields(value, "part", ("index", "count", "of", "method", "topology"))
-    count = _integer(fields["count"], "part.count", MAX_PARTS)
-    if not count:
-        raise FormatError(f"part.count must be an integer from 1 to {MAX_PARTS}, not 0")
-    for name, what in (("of", "a manifest"), ("topology", "edges and times")):
-        checksum = fields[name]
-        if not isinstance(checksum, str) or not _OF.match(checksum):
-            raise FormatError(
-                f"part.{name} is {str(checksum)[:80]!r}; it must be the checksum of {what}, crc32c:xxxxxxxx"
-            )
-    index = _integer(fields["index"], "part.index", count - 1)
-    method = check_name(fields["method"], "part.method")
-    return Part(index, count, fields["of"], method, fields["topology"])
+def array_entry(fields: object) -> ArrayEntry:
+    """The entry that entry_json made these fields of. Raises FormatError."""
+    entry: ArrayEntry = _entry(ArrayEntry, fields, "array")
+    return entry
 
 
 def owner_dtype(part_count: int) -> str:
@@ -303,147 +296,9 @@ def owner_dtype(part_count: int) -> str:
     return "uint8" if part_count <= 256 else "uint16"
 
 
-def _held(fields: dict[str, Any], where: str, count: int, part: Part | None) -> int | None:
-    return None if part is None else _integer(fields["held"], f"{where}.held", count)
-
-
-def _nodes(value: object, where: str, part: Part | None) -> NodesEntry:
-    fields = _fields(value, where, ("type", "count", "arrays", *["held"] * (part is not None)))
-    count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
-    held = _held(fields, where, count, part)
-    arrays: dict[str, ArrayEntry] = {}
-    known = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), "time")
-    for role, array in _roles(fields, where, (*known, *[OWNER] * (part is not None))):
-        entry = arrays[role] = _array(array, f"{where}.arrays.{role}")
-        if role == "label":
-            if entry.dtype == "uint16":
-                raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
-            _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
-        elif role == "time":
-            _expect_array(entry, where, "times", (count,), "int32", "int64")
-        elif role == OWNER:
-            assert part is not None
-            _expect_array(entry, where, "owners", (count,), owner_dtype(part.count))
-        elif role in HEAT_ROLES.values():
-            _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
-        else:
-            _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
-    if part is not None and OWNER not in arrays:
-        raise FormatError(f"{where} is of a part of a dataset, and has no array {OWNER}")
-    return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays, held)
-
-
 def heat_dtype(role: str) -> str:
     """The element type of an array of heat."""
     return "uint32" if role == "out_degree" else "float32"
-
-
-def _relation(
-    value: object,
-    where: str,
-    counts: Mapping[str, int],
-    timed: Container[str],
-    part: Part | None,
-) -> RelationEntry:
-    """timed: the node types that have times."""
-    names = ("type", "count", "arrays", *["held"] * (part is not None))
-    fields = _fields(value, where, names, ("sorted_by",))
-    type_ = _relation_type(fields["type"], f"{where}.type")
-    count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
-    held = _held(fields, where, count, part)
-    for end in (type_[0], type_[2]):
-        if end not in counts:
-            raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
-    arrays = {
-        r: _array(a, f"{where}.arrays.{r}")
-        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids", "time"))
-    }
-    sorted_by = fields.get("sorted_by")
-    if sorted_by is not None or "time" in arrays:
-        if sorted_by not in ("edges", "nodes") or (sorted_by == "edges") != ("time" in arrays) or not arrays:
-            raise FormatError(
-                f"{where}.sorted_by is {sorted_by!r}; it must be 'edges' with an array time, or 'nodes'"
-            )
-        if sorted_by == "nodes" and type_[0] not in timed:
-            raise FormatError(f"{where} is sorted by the times of {type_[0]!r} nodes, which have none")
-    if part is not None and "edge_ids" not in arrays:
-        raise FormatError(f"{where} is of a part of a dataset, and has no array edge_ids")
-    if not arrays:
-        return RelationEntry(type_, count, arrays)
-    if "indptr" not in arrays or "indices" not in arrays:
-        raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
-    edges = count if held is None else held
-    _expect_array(arrays["indptr"], where, "indptr", (counts[type_[2]] + 1,), "int64")
-    if "time" in arrays:
-        _expect_array(arrays["time"], where, "times", (edges,), "int32", "int64")
-    limits = {"indices": (counts[type_[0]], "source nodes"), "edge_ids": (count, "edges")}
-    for role, (limit, what) in limits.items():
-        if role in arrays:
-            _expect_array(arrays[role], where, role, (edges,), "int32", "int64")
-            if arrays[role].dtype == "int32" and limit > 1 << 31:
-                raise FormatError(f"{where}: int32 {role} cannot name {limit} {what}")
-    return RelationEntry(type_, count, arrays, sorted_by, held)
-
-
-def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int]) -> TableEntry:
-    fields = _fields(
-        value,
-        where,
-        ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
-        optional=("scale", "order"),
-    )
-    kind = fields["kind"]
-    type_: str | Relation
-    if kind == "node":
-        type_ = check_name(fields["type"], f"{where}.type")
-        count = nodes.get(type_)
-    elif kind == "edge":
-        type_ = _relation_type(fields["type"], f"{where}.type")
-        count = edges.get(type_)
-    else:
-        raise FormatError(f"{where}.kind is {kind!r}; it must be 'node' or 'edge'")
-    if count is None:
-        raise FormatError(f"{where} belongs to {describe_type(type_)}, which is not in the manifest")
-    if fields["dtype"] not in list(TABLE_DTYPES):  # a list: the value may not be hashable
-        raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
-    shards = tuple(
-        _path(s, f"{where}.shards[{i}]", True)
-        for i, s in enumerate(_list(fields["shards"], f"{where}.shards"))
-    )
-    if not 1 <= len(shards) <= MAX_SHARDS:
-        raise FormatError(f"{where} has {len(shards)} shards; it must have 1 to {MAX_SHARDS}")
-    table = TableEntry(
-        kind=kind,
-        type=type_,
-        key=check_name(fields["key"], f"{where}.key"),
-        shape=_shape(fields["shape"], f"{where}.shape"),
-        dtype=fields["dtype"],
-        page_bytes=_integer(fields["page_bytes"], f"{where}.page_bytes", 1 << 40),
-        row_count=_integer(fields["row_count"], f"{where}.row_count", MAX_ROWS),
-        shards=shards,
-        checksums=_array(fields["checksums"], f"{where}.checksums"),
-        scale=_scale(fields["scale"], f"{where}.scale") if "scale" in fields else None,
-        order=_array(fields["order"], f"{where}.order") if "order" in fields else None,
-    )
-    if table.scale is not None:
-        _check_scale_fits(table, where)
-    if table.row_count != count:
-        raise FormatError(
-            f"{where} ({table.name}) has {table.row_count} rows for {count} of {describe_type(type_)}"
-        )
-    layout = table.geometry
-    try:
-        page_bytes = table_page_bytes(layout.row_bytes, table.page_bytes)
-    except FormatError as error:
-        raise FormatError(f"{where} ({table.name}): {error}") from None
-    if page_bytes != table.page_bytes:
-        raise FormatError(
-            f"{where} ({table.name}): rows of {layout.row_bytes} bytes in pages of {table.page_bytes}"
-        )
-    _expect_array(table.checksums, where, "checksums", (layout.page_count,), "uint32")
-    if table.order is not None:
-        _expect_array(table.order, where, "positions", (count,), position_dtype(count))
-    return table
 
 
 def position_dtype(row_count: int) -> str:
@@ -451,31 +306,107 @@ def position_dtype(row_count: int) -> str:
     return "int32" if row_count <= 1 << 31 else "int64"
 
 
-def _scale(value: object, where: str) -> ScaleEntry:
-    per = check_scale(_fields(value, where, ("per",), optional=("columns",))["per"], f"{where}.per")
-    fields = _fields(value, where, ("per", "columns") if per == "column" else ("per",))
-    return ScaleEntry(per, _array(fields["columns"], f"{where}.columns") if per == "column" else None)
+# How the fields of entries agree
 
 
-def _check_scale_fits(table: TableEntry, where: str) -> None:
-    if table.dtype != "int8":
-        raise FormatError(f"{where} ({table.name}) is {table.dtype} with a scale; only int8 has one")
-    if table.scale is not None and table.scale.columns is not None:
-        _expect_array(table.scale.columns, where, "scales of columns", table.shape, "float32")
+def _check_nodes(nodes: NodesEntry, where: str, part: Part | None) -> None:
+    _check_part(nodes, where, part, OWNER)
+    count = nodes.count
+    for role, entry in nodes.arrays.items():
+        if role == "label":
+            if entry.dtype == "uint16":
+                raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
+            _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
+        elif role == "time":
+            _expect_array(entry, where, "times", (count,), "int32", "int64")
+        elif role == OWNER:
+            if part is None:
+                raise FormatError(f"{where}.arrays has unknown {OWNER!r}, which only a part has")
+            _expect_array(entry, where, "owners", (count,), owner_dtype(part.count))
+        elif role in HEAT_ROLES.values():
+            _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
+        else:
+            _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
 
 
-def _array(value: object, where: str) -> ArrayEntry:
-    fields = _fields(value, where, ("path", "dtype", "shape", "crc32c"))
-    if fields["dtype"] not in list(ARRAY_DTYPES):
-        raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(ARRAY_DTYPES)}")
-    crc = _integer(fields["crc32c"], f"{where}.crc32c", (1 << 32) - 1)
-    path = _path(fields["path"], f"{where}.path", False)
-    return ArrayEntry(path, fields["dtype"], _shape(fields["shape"], f"{where}.shape"), crc)
+def _check_relation(
+    relation: RelationEntry, where: str, counts: Mapping[str, int], timed: Container[str], part: Part | None
+) -> None:
+    """counts: of the nodes of each type. timed: the node types that have times."""
+    source, _, destination = relation.type
+    for end in (source, destination):
+        if end not in counts:
+            raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
+    _check_part(relation, where, part, "edge_ids")
+    arrays, sorted_by = relation.arrays, relation.sorted_by
+    if sorted_by is not None or "time" in arrays:
+        if sorted_by is None or (sorted_by == "edges") != ("time" in arrays) or not arrays:
+            raise FormatError(
+                f"{where}.sorted_by is {sorted_by!r}; it must be 'edges' with an array time, or 'nodes'"
+            )
+        if sorted_by == "nodes" and source not in timed:
+            raise FormatError(f"{where} is sorted by the times of {source!r} nodes, which have none")
+    if not arrays:
+        return
+    if "indptr" not in arrays or "indices" not in arrays:
+        raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
+    _expect_array(arrays["indptr"], where, "indptr", (counts[destination] + 1,), "int64")
+    edges = relation.count if relation.held is None else relation.held
+    for role in arrays.keys() - {"indptr"}:
+        _expect_array(arrays[role], where, "times" if role == "time" else role, (edges,), "int32", "int64")
+    limits = {"indices": (counts[source], "source nodes"), "edge_ids": (relation.count, "edges")}
+    for role, (limit, what) in limits.items():
+        if role in arrays and arrays[role].dtype == "int32" and limit > 1 << 31:
+            raise FormatError(f"{where}: int32 {role} cannot name {limit} {what}")
+
+
+def _check_part(entry: NodesEntry | RelationEntry, where: str, part: Part | None, role: str) -> None:
+    """role: of an array that a part has."""
+    if part is None:
+        if entry.held is not None:
+            raise FormatError(f"{where} has unknown fields ['held'], which only a part has")
+        return
+    if entry.held is None:
+        raise FormatError(f"{where} lacks ['held']")
+    _integer(entry.held, f"{where}.held", entry.count)
+    if role not in entry.arrays:
+        raise FormatError(f"{where} is of a part of a dataset, and has no array {role}")
+
+
+def _check_table(table: TableEntry, where: str, rows: Mapping[str | Relation, int]) -> None:
+    """rows: the number of rows of each node type and relation."""
+    if table.kind != ("node" if isinstance(table.type, str) else "edge"):
+        raise FormatError(f"{where}.kind is {table.kind!r}, but its type is {describe_type(table.type)}")
+    if table.type not in rows:
+        raise FormatError(f"{where} belongs to {describe_type(table.type)}, which is not in the manifest")
+    name, count = f"{where} ({table.name})", rows[table.type]
+    if not 1 <= len(table.shards) <= MAX_SHARDS:
+        raise FormatError(f"{where} has {len(table.shards)} shards; it must have 1 to {MAX_SHARDS}")
+    if table.scale is not None:
+        if table.dtype != "int8":
+            raise FormatError(f"{name} is {table.dtype} with a scale; only int8 has one")
+        columns = table.scale.columns
+        if (columns is not None) != (table.scale.per == "column"):
+            raise FormatError(f"{where}.scale is per {table.scale.per}; 'column' has columns, 'row' has none")
+        if columns is not None:
+            _expect_array(columns, where, "scales of columns", table.shape, "float32")
+    if table.row_count != count:
+        raise FormatError(f"{name} has {table.row_count} rows for {count} of {describe_type(table.type)}")
+    layout = table.geometry
+    try:
+        page_bytes = table_page_bytes(layout.row_bytes, table.page_bytes)
+    except FormatError as error:
+        raise FormatError(f"{name}: {error}") from None
+    if page_bytes != table.page_bytes:
+        raise FormatError(f"{name}: rows of {layout.row_bytes} bytes in pages of {table.page_bytes}")
+    _expect_array(table.checksums, where, "checksums", (layout.page_count,), "uint32")
+    if table.order is not None:
+        _expect_array(table.order, where, "positions", (count,), position_dtype(count))
 
 
 def _expect(holds: bool, where: str, expected: str, entry: ArrayEntry) -> None:
     if not holds:
-        raise FormatError(f"{where}: {entry.path} is {entry.dtype}{list(entry.shape)}; expected {expected}")
+        raise FormatError(f"{where}: {entry.path} is {entry.describe()}; expected {expected}")
 
 
 def _expect_array(entry: ArrayEntry, where: str, what: str, shape: tuple[int, ...], *dtypes: str) -> None:
@@ -483,40 +414,93 @@ def _expect_array(entry: ArrayEntry, where: str, what: str, shape: tuple[int, ..
     _expect(entry.shape == shape and entry.dtype in dtypes, where, f"{dtype}{list(shape)} {what}", entry)
 
 
-def _fields(
-    value: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise FormatError(f"{where} must be an object, not {_kind(value)}")
-    missing = [n for n in names if n not in value]
-    extra = [n for n in value if n not in names and n not in optional]
-    if missing or extra:
-        raise FormatError(
-            f"{where} lacks {missing}" if missing else f"{where} has unknown fields {extra[:4]}"
-        )
+def _distinct(items: list[Any], what: str) -> None:
+    seen = set()
+    for item in items:
+        if item in seen:
+            raise FormatError(f"{what} {describe_type(item)} occurs twice")
+        seen.add(item)
+
+
+# Entries from JSON. A reader converts one field, or raises FormatError with its name.
+
+Reader = Callable[[object, str], Any]
+
+
+@functools.cache
+def _readers(kind: type[Any]) -> dict[str, Reader]:
+    """The readers of the fields of an entry, from their annotations."""
+    return {name: _reader(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def _reader(hint: Any) -> Reader:
+    if isinstance(hint, type):
+        return functools.partial(_entry, hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        reader: Reader = arguments[1]
+        return reader
+    item = _reader(arguments[0])
+    if origin is tuple:
+        return lambda value, where: tuple(item(v, f"{where}[{i}]") for i, v in enumerate(_list(value, where)))
+    return item  # or None: the field is optional
+
+
+def _entry(kind: type[Any], value: object, where: str) -> Any:
+    """The entry of a kind with these fields. where: its name, "" for the manifest."""
+    fields, what = _object(value, where or "manifest"), where or "manifest"
+    readers = _readers(kind)  # type: ignore[arg-type]
+    optional = {f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
+    if missing := [name for name in readers if name not in fields and name not in optional]:
+        raise FormatError(f"{what} lacks {missing}")
+    if extra := [name for name in fields if name not in readers]:
+        raise FormatError(f"{what} has unknown fields {extra[:4]}")
+    prefix = f"{where}." if where else ""
+    return kind(**{name: readers[name](fields[name], prefix + name) for name in readers if name in fields})
+
+
+def _arrays_of(*roles: str) -> Reader:
+    def read(value: object, where: str) -> dict[str, ArrayEntry]:
+        fields = _object(value, where)
+        for role in fields:
+            if role not in roles:
+                raise FormatError(f"{where} has unknown {role!r} (known: {', '.join(roles)})")
+        return {role: _entry(ArrayEntry, array, f"{where}.{role}") for role, array in fields.items()}
+
+    return read
+
+
+def _among(known: Iterable[str]) -> Reader:
+    names = list(known)  # the value may not be hashable
+
+    def read(value: object, where: str) -> object:
+        if value not in names:
+            raise FormatError(f"{where} is {str(value)[:80]!r}; it must be {', '.join(map(repr, names))}")
+        return value
+
+    return read
+
+
+def _up_to(most: int, least: int = 0) -> Reader:
+    return lambda value, where: _integer(value, where, most, least)
+
+
+def _integer(value: object, where: str, most: int, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= most:
+        described = value if type(value) is int else _kind(value)
+        raise FormatError(f"{where} must be an integer from {least} to {most}, not {described}")
     return value
 
 
-def _roles(fields: dict[str, Any], where: str, known: tuple[str, ...]) -> list[tuple[str, object]]:
-    arrays = fields["arrays"]
-    if not isinstance(arrays, dict):
-        raise FormatError(f"{where}.arrays must be an object, not {_kind(arrays)}")
-    for role in arrays:
-        if role not in known:
-            raise FormatError(f"{where}.arrays has unknown {role!r} (known: {', '.join(known)})")
-    return list(arrays.items())
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} must be an object, not {_kind(value)}")
+    return value
 
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise FormatError(f"{where} must be a list, not {_kind(value)}")
-    return value
-
-
-def _integer(value: object, where: str, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        found = value if type(value) is int else _kind(value)
-        raise FormatError(f"{where} must be an integer from 0 to {most}, not {found}")
     return value
 
 
@@ -536,21 +520,31 @@ def _relation_type(value: object, where: str) -> Relation:
     return check_name(names[0], where), check_name(names[1], where), check_name(names[2], where)
 
 
-def _path(value: object, where: str, may_be_absolute: bool) -> str:
+def _type(value: object, where: str) -> str | Relation:
+    return _relation_type(value, where) if isinstance(value, list) else check_name(value, where)
+
+
+def _path(value: object, where: str) -> str:
+    path = _shard(value, where)
+    if PurePosixPath(path).is_absolute():
+        raise FormatError(f"{where} is {path!r}; only shards may be outside the dataset")
+    return path
+
+
+def _shard(value: object, where: str) -> str:
     path = PurePosixPath(value) if isinstance(value, str) and value and "\0" not in value else None
     if path is None or ".." in path.parts or str(path) in (".", "/"):
         raise FormatError(f"{where} is {str(value)[:80]!r}; it must be a path without '..'")
-    if path.is_absolute() and not may_be_absolute:
-        raise FormatError(f"{where} is {str(path)!r}; only shards may be outside the dataset")
     return str(path)
 
 
-def _distinct(items: list[Any], what: str) -> None:
-    seen = set()
-    for item in items:
-        if item in seen:
-            raise FormatError(f"{what} {describe_type(item)} occurs twice")
-        seen.add(item)
+def _crc_text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not _CRC_TEXT.match(value):
+        what = "a manifest" if where.endswith("of") else "edges and times"
+        raise FormatError(
+            f"{where} is {str(value)[:80]!r}; it must be the checksum of {what}, crc32c:xxxxxxxx"
+        )
+    return value
 
 
 def _kind(value: object) -> str:

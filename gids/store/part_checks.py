@@ -35,14 +35,16 @@ def owner_faults(nodes: NodesEntry, part: Part, locate: Locator) -> Iterator[str
         yield f"{path}: {held} nodes belong to part {part.index}, but the manifest says {nodes.held}"
 
 
-def edge_faults(relation: RelationEntry, of: NodesEntry, part: Part, locate: Locator) -> Iterator[str]:
+def edge_faults(
+    relation: RelationEntry, destinations: NodesEntry, part: Part, locate: Locator
+) -> Iterator[str]:
     """Yield a line if the part has edges to a node of another part, and one if an edge id is repeated.
 
-    of: the destination's nodes. The values of indptr and edge_ids are in range.
+    destinations: the entry of the destinations' type. The values of indptr and edge_ids are in range.
     """
     arrays = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
-    owners = map_array(locate.array(of.arrays[OWNER]), of.arrays[OWNER])
-    for first in range(0, of.count, _BLOCK):
+    owners = map_array(locate.array(destinations.arrays[OWNER]), destinations.arrays[OWNER])
+    for first in range(0, destinations.count, _BLOCK):
         degrees = np.diff(arrays["indptr"][first : first + _BLOCK + 1])
         foreign = np.flatnonzero((degrees > 0) & (owners[first : first + _BLOCK] != part.index))
         if len(foreign):
@@ -81,18 +83,18 @@ def directory_faults(paths: Sequence[Path]) -> Iterator[str]:
     first_path, first = next(iter(manifests.items()))
     assert first.part is not None
     count = first.part.count
-    found = {path.name for path in paths}
+    names = {path.name for path in paths}
     yield from (
         f"{first_path.parent} has no {part_name(i)}, part {i} of {count}: copy it there"
         for i in range(count)
-        if part_name(i) not in found
+        if part_name(i) not in names
     )
     for path, manifest in manifests.items():
         assert manifest.part is not None
         if path.name != part_name(manifest.part.index):
             yield f"{path} is {manifest.part}: its name must be {part_name(manifest.part.index)}"
-        for what, of in _SAME.items():
-            if of(manifest) != of(first):
+        for what, property_of in _SAME.items():
+            if property_of(manifest) != property_of(first):
                 yield f"{path} and {first_path} differ in {what}: they are not parts of one dataset"
                 return
     if len(manifests) != count:

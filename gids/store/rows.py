@@ -95,9 +95,9 @@ class FileRows:
         self._byte_swapped = byte_swapped
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         needed = offset + math.prod(shape) * dtype.itemsize
-        found = file_status(path).st_size
-        if found < needed:
-            raise FormatError(f"{path} is truncated: {found} bytes, but {shape} {dtype} needs {needed}")
+        size_bytes = file_status(path).st_size
+        if size_bytes < needed:
+            raise FormatError(f"{path} is truncated: {size_bytes} bytes, but {shape} {dtype} needs {needed}")
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         data = byte_view(out)

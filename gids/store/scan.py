@@ -1,86 +1,96 @@
-"""Reads a table from the first row to the last, one block at a time, with read-ahead. Called by Table.scan.
-
-Reads page-aligned extents of every shard, without the memory map, and drops them from the page cache. Memory:
-two blocks. restripe uses `read_pages`.
+"""Reads the pages of a table from the first to the last, without the memory map and the page cache. Called by
+Table.scan, `verify`, restripe and `gids partition`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import TypeVar
 
 import numpy as np
-import torch
 
+from gids import _core
+from gids.errors import StorageError
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
 from gids.stored_file import AnyFile, open_descriptor
 
+Block = TypeVar("Block")
 
-def scan(
-    layout: Geometry,
-    shards: Sequence[AnyFile],
-    decode: Callable[[np.ndarray], torch.Tensor],
-    rows_per_block: int,
-    starts: Sequence[int],
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (first row, rows) of the blocks that begin at starts, in that order. Reads one block ahead.
 
-    decode: turns bytes, uint8[n, row_bytes], a view of a buffer, into rows.
+class PageReader:
+    """The open shards of a table. Use as a context manager, which closes them. Any thread may read.
+
+    sums: the checksums of all pages, uint32[page_count]; None: they are not compared. name: of the table, for
+    errors.
     """
-    with ExitStack() as stack:
-        fds = [open_file(stack, path) for path in shards]
-        pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
 
-        def read(start: int) -> torch.Tensor:
-            count = min(rows_per_block, layout.row_count - start)
-            return decode(_read(layout, fds, shards, start, count))
+    def __init__(
+        self, layout: Geometry, shards: Sequence[AnyFile], sums: np.ndarray | None = None, name: str = ""
+    ) -> None:
+        self.layout, self._shards, self._sums, self._name = layout, shards, sums, name
+        self._fds: list[int] = []
+        self._open = ExitStack()
+        with ExitStack() as on_error:
+            on_error.callback(self._open.close)
+            for shard in shards:
+                self._fds.append(open_descriptor(shard))
+                self._open.callback(os.close, self._fds[-1])
+            on_error.pop_all()
 
+    def __enter__(self) -> PageReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def rows(self, start: int, count: int) -> np.ndarray:
+        """Rows start … start + count, or to the end, as they are stored: uint8[n, row_bytes]. See pages."""
+        layout = self.layout
+        count = min(count, layout.row_count - start)
+        first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
+        pages = self.pages(first, last - first)
+        rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
+        skipped = start - first * layout.rows_per_page
+        return rows[skipped : skipped + count]
+
+    def pages(self, first: int, count: int) -> np.ndarray:
+        """Pages first … first + count, or to the end: uint8[n, page_bytes], with one read per shard.
+
+        Raises StorageError for a page that cannot be read or has another checksum.
+        """
+        count = min(count, self.layout.page_count - first)
+        pages = np.empty((count, self.layout.page_bytes), np.uint8)
+        for shard, fd in enumerate(self._fds):
+            skipped = (shard - first) % len(self._fds)
+            mine = pages[skipped :: len(self._fds)]
+            if not len(mine):
+                continue
+            _, offset = self.layout.page_location(first + skipped)
+            # The pages of one of several shards are read together, then copied to their positions.
+            extent = mine if len(self._fds) == 1 else np.empty(mine.shape, np.uint8)
+            read_exactly(fd, extent.reshape(-1), offset, self._shards[shard])
+            os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)
+            if extent is not mine:
+                mine[:] = extent
+        if self._sums is not None:
+            wrong = np.flatnonzero(_core.crc32c(pages) != self._sums[first : first + count])
+            if len(wrong):
+                shard, offset = self.layout.page_location(first + int(wrong[0]))
+                what = f"page {first + wrong[0]} of {self._name!r} fails its CRC32C: see `gids verify`"
+                raise StorageError(errno.EBADMSG, what, self._shards[shard], int(offset))
+        return pages
+
+
+def read_ahead(read: Callable[[int], Block], starts: Sequence[int]) -> Iterator[tuple[int, Block]]:
+    """Yield (start, read(start)) of all starts, in order. The next block is read while one is used."""
+    with ThreadPoolExecutor(1, "gids-scan") as pool:
         ahead = None
         for index, start in enumerate(starts):
             future = ahead or pool.submit(read, start)
             ahead = pool.submit(read, starts[index + 1]) if index + 1 < len(starts) else None
             yield start, future.result()
-
-
-def open_file(stack: ExitStack, path: AnyFile) -> int:
-    """Open a file for reading until the stack closes."""
-    fd = open_descriptor(path)
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _read(
-    layout: Geometry,
-    fds: Sequence[int],
-    shards: Sequence[AnyFile],
-    start: int,
-    count: int,
-) -> np.ndarray:
-    first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
-    pages = read_pages(layout, fds, shards, first, last - first)
-    rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
-    skipped = start - first * layout.rows_per_page
-    return rows[skipped : skipped + count]
-
-
-def read_pages(
-    layout: Geometry, fds: Sequence[int], shards: Sequence[AnyFile], first: int, count: int
-) -> np.ndarray:
-    """Read pages first … first + count, uint8[count, page_bytes], with one read per shard."""
-    pages = np.empty((count, layout.page_bytes), np.uint8)
-    for shard, fd in enumerate(fds):
-        mine = pages[(shard - first) % len(fds) :: len(fds)]
-        if not len(mine):
-            continue
-        page = first + (shard - first) % len(fds)
-        _, offset = layout.page_location(page)
-        # The pages of one of several shards are read together, then copied to their positions.
-        extent = mine if len(fds) == 1 else np.empty(mine.shape, np.uint8)
-        read_exactly(fd, extent.reshape(-1), offset, shards[shard])
-        os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)
-        if extent is not mine:
-            mine[:] = extent
-    return pages

@@ -26,7 +26,7 @@ from gids.store.manifest import TableEntry
 from gids.store.names import Relation
 from gids.store.part import Held
 from gids.store.quantize import unpack_rows
-from gids.store.scan import scan
+from gids.store.scan import PageReader, read_ahead
 from gids.stored_file import StoredFile, opened
 
 
@@ -252,7 +252,11 @@ class Table:
         decode = _bytes_of if stored else self.decode
         if self._order is not None:
             return self._gathered(starts, rows_per_block, decode)
-        return scan(self._layout, self.shards, decode, rows_per_block, starts)
+        return self._scanned(starts, rows_per_block, decode)
+
+    def open_pages(self, *, check_crc: bool) -> PageReader:
+        """The pages, read without the memory map. check_crc: compare each with its checksum. Close it."""
+        return PageReader(self._layout, self.shards, self.checksums() if check_crc else None, self.name)
 
     def decode(self, data: np.ndarray) -> torch.Tensor:
         """Decode rows from their bytes on disk, uint8[n, row_bytes], to a new dtype[n, *shape]."""
@@ -261,6 +265,12 @@ class Table:
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)
         byte_view(out).reshape(data.shape)[:] = data
         return make_bools_proper(out)
+
+    def _scanned(
+        self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        with self.open_pages(check_crc=False) as reader:
+            yield from read_ahead(lambda start: decode(reader.rows(start, rows_per_block)), starts)
 
     def _gathered(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]

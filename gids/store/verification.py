@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -30,7 +29,7 @@ from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths
 from gids.store.part_checks import directory_faults, edge_faults, owner_faults
 from gids.store.rows import FileRows, Rows, blocks
-from gids.store.scan import open_file, read_pages
+from gids.store.scan import PageReader
 from gids.stored_file import StoredFile, replaced
 
 _BLOCK_BYTES = 8 << 20
@@ -255,12 +254,10 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
     if layout.page_count < 16 * _SAMPLED_PAGES:
         return
     sums = map_array(locate.array(table.checksums), table.checksums)
-    paths = shard_files(table, locate)
-    with contextlib.ExitStack() as stack:
-        fds = [open_file(stack, path) for path in paths]
+    with PageReader(layout, shard_files(table, locate)) as reader:
         for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
             try:
-                page = read_pages(layout, fds, paths, number, 1)
+                page = reader.pages(number, 1)
             except StorageError:
                 return  # the full pass reports the position
             wrong += int(_core.crc32c(page)[0] != sums[number])
@@ -280,22 +277,21 @@ def _table_faults(
     paths = shard_files(table, locate)
     sums = map_array(locate.array(table.checksums), table.checksums)
     step = max(1, _BLOCK_BYTES // table.page_bytes)
-    with contextlib.ExitStack() as stack:
-        fds = [open_file(stack, path) for path in paths]
+    with PageReader(layout, paths) as reader:
 
         def check(first: int) -> list[str]:
             count = min(step, layout.page_count - first)
             on_bytes(count * table.page_bytes)
             try:
-                pages = read_pages(layout, fds, paths, first, count)
+                pages = reader.pages(first, count)
             except StorageError as error:
                 return [str(error)]
-            found = {"fails its CRC32C check": _core.crc32c(pages) != sums[first : first + count]}
+            faulty = {"fails its CRC32C check": _core.crc32c(pages) != sums[first : first + count]}
             if table.dtype == "bool":
-                found[f"has bytes other than 0 and 1; {_BOOLS}"] = pages.max(1) > 1
+                faulty[f"has bytes other than 0 and 1; {_BOOLS}"] = pages.max(1) > 1
             return [
                 _page_fault(table, first + page, paths, fault)
-                for fault, wrong in found.items()
+                for fault, wrong in faulty.items()
                 for page in np.flatnonzero(wrong).tolist()
             ]
 

@@ -19,8 +19,7 @@ from gids import _core
 from gids.cuda import on_host
 from gids.loader import FeatureLoader, Observer
 from gids.store.table import positions_of
-from gids.trace.trace_file import Pages, TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.trace.trace_file import Pages, TracedTable, TraceWriter
 
 if TYPE_CHECKING:
     from gids.loader.readers import Cache, Ids
@@ -68,6 +67,31 @@ def record(
         recorder.finish()
 
 
+class TouchedPages:
+    """Turns ids of rows into the distinct pages that hold them, with a mark of 4 B per page.
+
+    positions: of each row in the table; None: in the order of the ids.
+    """
+
+    def __init__(self, page_count: int, rows_per_page: int, positions: npt.NDArray[Any] | None) -> None:
+        self._rows_per_page, self._positions = rows_per_page, positions
+        self._marks = np.zeros(page_count, np.uint32)
+        self._mark = 0
+
+    def of(self, ids: npt.NDArray[np.int64]) -> Pages:
+        """The pages of these rows, in the order of first use: int64[n]."""
+        self._mark += 1
+        if self._mark == 1 << 32:
+            self._mark = 1
+            self._marks[:] = 0
+        rows = ids if self._positions is None else positions_of(ids, self._positions)
+        pages = np.empty(len(rows), np.int64)
+        count = _core.unique_pages(
+            np.ascontiguousarray(rows), self._rows_per_page, self._marks, self._mark, pages
+        )
+        return pages[:count]
+
+
 class _Recorder(Observer):
     """Writes a trace of a loader's cache, or of the rows that it loads."""
 
@@ -75,49 +99,49 @@ class _Recorder(Observer):
         self._loader = loader
         self._path, self._rows_only = path, rows
         self.of_cache = not rows
-        self._orders = [None if rows else t.order for t in loader.tables]  # positions of each table's rows
-        self._tables: list[TracedTable] = []
-        self._marks: list[npt.NDArray[np.uint32]] = []
-        self._mark = 0
+        self._touched: dict[str, TouchedPages] = {}  # by table
         self._writer: TraceWriter | None = None
 
     def cache_opened(self, cache: Cache) -> None:
         if self._rows_only:
             return
-        loader = self._loader
-        stats, caches = loader.stats(), cache.stats()
-        tables = [
-            TracedTable(
-                t.name,
-                t.page_count,
-                t.page_bytes,
-                t.rows_per_page,
-                caches[t.name].get("lines"),
-                loader.table_heat(t),
-            )
-            for t in loader.tables
-        ]
+        stats, caches = self._loader.stats(), cache.stats()
         self._begin(
-            tables,
+            [
+                TracedTable(
+                    t.name,
+                    t.page_count,
+                    t.page_bytes,
+                    t.rows_per_page,
+                    caches[t.name].get("lines"),
+                    self._loader.table_heat(t),
+                )
+                for t in self._loader.tables
+            ],
             policy=stats["policy"],
             window_batches=stats["window"],
             planned_batches=stats["planned"],
-            device=loader.device.type,
+            device=self._loader.device.type,
         )
 
     def _begin(self, tables: list[TracedTable], **about_cache: Any) -> None:
-        self._tables, self._writer = tables, TraceWriter(self._path, tables, **about_cache)
-        self._marks = [np.zeros(t.page_count, np.uint32) for t in tables]
+        self._writer = TraceWriter(self._path, tables, **about_cache)
+        for traced, table in zip(tables, self._loader.tables, strict=True):
+            positions = None if self._rows_only else table.order
+            self._touched[traced.name] = TouchedPages(traced.page_count, traced.rows_per_page, positions)
 
     def entered(self, step: int, ids: Ids) -> None:
-        if self._rows_only and not self._tables:
+        if self._rows_only and not self._touched:
             self._begin(
                 [
-                    TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True)
+                    TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, rows=True)
                     for t in self._loader.tables
                 ]
             )
-        self._write(lambda writer: writer.enter(self._pages(ids)))
+        if self._writer is not None:
+            copies = on_host(ids)
+            pages = [t.of(copies.get(name, _NO_IDS).numpy()) for name, t in self._touched.items()]
+            self._write(lambda writer: writer.enter(pages))
 
     def planned(self, step: int) -> None:
         self._write_done(TraceWriter.plan)
@@ -127,7 +151,7 @@ class _Recorder(Observer):
 
     def finish(self) -> None:
         """Write the end of the trace; without a minibatch, remove the file."""
-        if not self._tables:
+        if not self._touched:
             if os.path.isfile(self._path):
                 os.unlink(self._path)
             return
@@ -150,22 +174,6 @@ class _Recorder(Observer):
             with suppress(OSError):  # writing the buffer fails too
                 self._writer.abandon()
             self._writer = None
-
-    def _pages(self, ids: Ids) -> list[Pages]:
-        self._mark += 1
-        if self._mark == 1 << 32:
-            self._mark = 1
-            for marks in self._marks:
-                marks[:] = 0
-        result, copies = [], on_host(ids)
-        for table, order, marks in zip(self._tables, self._orders, self._marks, strict=True):
-            rows = np.ascontiguousarray(copies.get(table.name, _NO_IDS).numpy())
-            if order is not None:
-                rows = positions_of(rows, order)
-            pages = np.empty(len(rows), np.int64)
-            count = _core.unique_pages(rows, table.rows_per_page, marks, self._mark, pages)
-            result.append(pages[:count])
-        return result
 
 
 def _counters(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

@@ -1,64 +1,54 @@
 """A trace: the pages that each minibatch of a run read, and when its steps entered, were planned and retired.
 
-Has the layout of the file and its reader; trace_writer.py writes it. The file is memory-mapped: an open trace
-needs memory for its minibatches (about 50 B each), not for their pages. All numbers are little-endian:
+A trace is an .npz file, which ``numpy.load`` reads too. Its members:
 
-    0   8 B   magic "GIDSTRCE"
-    8   u32   version, 1
-    12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
-    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat",
-              "rows"}], "policy", "window_batches", "planned_batches", "device", "gids"}; "gids" is its
-              version; lines and the four before "gids" are null unless a run was recorded
-        ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
-        ...   records, to the end of the file: a header of 16 B, then its data, padded in the same way
+    gids-trace.json   {"version": 2, "gids", "tables": [{"name", "page_count", "page_bytes", "rows_per_page",
+                      "lines", "heat", "rows"}], "policy", "window_batches", "planned_batches", "device"};
+                      "gids" is its version; lines and the last four are null unless a run was recorded
+    heat-T            uint8[page_count] of table number T; absent if its "heat" is false
+    pages-C-T         uint32 or uint64[n]: the pages of table T that the minibatches of chunk C read, each
+                      once per minibatch, in order of first use
+    counts            int64[minibatches, tables]: how many of these pages each minibatch has
+    chunks            int64[chunks]: the first minibatch of each chunk
+    events            uint8[n]: ENTER, PLAN and RETIRE in the order of the run; only ENTER if it was sampled
+    end.json          {"counters": {table: {"hits", ...}}}; {} for a sampled trace
 
-    record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
-    ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
-    PLAN, RETIRE   nothing follows
-    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}, to the end
-            of the file
-
-Minibatches are numbered from 0 and enter, are planned and retire in that order. A file without END is
-incomplete.
+Minibatches are numbered from 0 and enter, are planned and retire in that order. end.json is written last: a
+file without it is incomplete. A chunk has about a million pages, so reader and writer need little memory.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import mmap
 import os
-import struct
-from array import array
-from collections.abc import Mapping
-from contextlib import suppress
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gids import _core
 from gids.closing import Closing
 from gids.errors import FormatError, MissingError
 
-MAGIC = b"GIDSTRCE"
-VERSION = 1
-PREFIX = struct.Struct("<8sII")
-RECORD = struct.Struct("<BBHIQ")
-ENTER, PLAN, RETIRE, END = 1, 2, 3, 4
-PAGES_MAX = 1 << 34  # of a table, as in the page table
-_JSON_BYTES_MAX = 1 << 20
+VERSION = 2
+ENTER, PLAN, RETIRE = 1, 2, 3
+_HEADER, _END = "gids-trace.json", "end.json"
+_CHUNK_PAGES = 1 << 20
+_WIDE = 1 << 32  # tables with more pages have page numbers of 8 bytes
 
 Pages = npt.NDArray[np.int64]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class TracedTable:
     """A table of a trace. lines: of the cache in the recorded run; None for a sampled trace.
 
-    of_rows: the trace has ids of rows instead of pages.
+    heat: uint8[page_count], or None. rows: the trace has ids of rows instead of pages.
     """
 
     name: str
@@ -67,11 +57,7 @@ class TracedTable:
     rows_per_page: int
     lines: int | None
     heat: npt.NDArray[np.uint8] | None
-    of_rows: bool = False
-
-
-def padded(size: int) -> int:
-    return -(-size // 8) * 8
+    rows: bool = False
 
 
 class Trace(Closing):
@@ -79,42 +65,41 @@ class Trace(Closing):
 
     Attributes: path; tables; batch_count; events (uint8[n]: ENTER, PLAN and RETIRE in the order of the run; a
     sampled trace has only ENTER); policy, window_batches, planned_batches, device ("cpu" or "cuda") of the
-    recorded run, or None; gids_version, which wrote the file (None: before 0.3); counters (table -> the
-    counters of its cache in the recorded run; {} for a sampled trace).
+    recorded run, or None; gids_version, which wrote the file; counters (table -> the counters of its cache in
+    the recorded run; {} for a sampled trace).
 
-    Raises FormatError if the file is not a trace, has another version, or is incomplete; OSError.
+    Raises FormatError if the file is not a trace, has another version, is incomplete or damaged; OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         with open(self.path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < PREFIX.size:
-                raise self._fault(f"has {size} bytes; a trace has at least {PREFIX.size}")
-            self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-        self._size = size
+            if _HEADER.encode() not in file.read(64):
+                raise FormatError(
+                    f"{self.path} is not a trace of gids, or one of gids before 0.4: record it again"
+                )
         try:
-            records = self._read_header()
-            self._read_records(records)
+            self._zip = zipfile.ZipFile(self.path)
+        except zipfile.BadZipFile:
+            raise self._incomplete() from None
+        try:
+            self._read()
         except BaseException:
             self.close()
             raise
 
     def pages(self, batch: int, table: int = 0) -> Pages:
         """The distinct pages of a table that a minibatch reads: int64[n], a copy."""
-        place, count, width = self._index[batch * len(self.tables) + table].tolist()
-        raw = np.frombuffer(self._map, "<u4" if width == 4 else "<u8", count, place)
-        pages = raw.astype(np.int64)
-        if count and not 0 <= int(pages.min()) <= int(pages.max()) < self.tables[table].page_count:
-            raise self._fault(
-                f"has page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; the "
-                f"table has {self.tables[table].page_count} pages: the file is damaged"
-            )
-        return pages
+        chunk = int(np.searchsorted(self._chunks, batch, "right")) - 1
+        if self._loaded[table][0] != chunk:
+            self._loaded[table] = chunk, self._load_chunk(chunk, table)
+        ends, first = self._ends[table], self._ends[table][self._chunks[chunk]]
+        pages = self._loaded[table][1][ends[batch] - first : ends[batch + 1] - first]
+        return pages.astype(np.int64)
 
     def page_counts(self, table: int = 0) -> Pages:
         """The number of pages of a table per minibatch: int64[batch_count]."""
-        return self._index[table :: len(self.tables), 1].copy()
+        return np.diff(self._ends[table])
 
     def table_number(self, name: str | None) -> int:
         """The index of a table; None: of the largest one. Raises MissingError."""
@@ -127,127 +112,171 @@ class Trace(Closing):
         return names.index(name)
 
     def close(self) -> None:
-        """Unmap the file; arrays that still use it keep the map. Idempotent."""
-        with suppress(BufferError):  # a table's heat is still in use
-            self._map.close()
+        """Close the file. Idempotent."""
+        self._zip.close()
 
-    def _fault(self, what: str) -> FormatError:
-        return FormatError(f"{self.path} {what}")
-
-    def _read_header(self) -> int:
-        """Read the tables and the recorded run. Returns where the records begin."""
-        magic, version, json_bytes = PREFIX.unpack_from(self._map, 0)
-        if magic != MAGIC:
-            raise self._fault("is not a trace of gids: it does not begin with GIDSTRCE")
-        if version != VERSION:
-            raise self._fault(f"is a trace of version {version}; this gids reads version {VERSION}")
-        if json_bytes > min(_JSON_BYTES_MAX, self._size - PREFIX.size):
-            raise self._fault("ends inside its header: it was not copied or written completely")
-        header = self._json(PREFIX.size, json_bytes, "header")
-        place = PREFIX.size + padded(json_bytes)
-        try:
-            self.tables: list[TracedTable] = []
-            for entry in header["tables"]:
-                heat = None
-                if entry["heat"]:
-                    if place + entry["page_count"] > self._size:
-                        raise self._fault("ends inside its header: it was not copied or written completely")
-                    heat = np.frombuffer(self._map, np.uint8, entry["page_count"], place)
-                    place += padded(len(heat))
-                self.tables.append(_table(entry, heat))
-            self.policy = _of_type(str, header["policy"])
-            self.window_batches = _of_type(int, header["window_batches"])
-            self.planned_batches = _of_type(int, header["planned_batches"])
-            self.device = _of_type(str, header["device"])
-            self.gids_version = _of_type(str, header.get("gids"))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise self._fault(f"has a damaged header: {error!r}") from None
-        if not self.tables or len({t.name for t in self.tables}) != len(self.tables):
-            raise self._fault("has a damaged header: it has no table, or one table twice")
-        return place
-
-    def _read_records(self, place: int) -> None:
-        index = array("q")  # place, count and width of each minibatch's pages
-        events = bytearray()
-        seen = {ENTER: 0, PLAN: 0, RETIRE: 0}  # number of each
-        entering = 0  # tables of the minibatch that is entering
-        while True:
-            if place + RECORD.size > self._size:
-                raise self._fault(
-                    f"ends after {seen[ENTER]} minibatches, without the end mark: the recorded run was "
-                    "killed, or the file was not copied completely"
-                )
-            kind, width, table, count, batch = RECORD.unpack_from(self._map, place)
-            begin, place = place, place + RECORD.size
-            if kind == END:
-                break
-            if (
-                kind not in seen
-                or batch != seen[kind]
-                or table != (entering if kind == ENTER else 0)
-                or (kind != ENTER and (count or entering or batch >= seen[ENTER]))
-                or (kind == ENTER and width not in (4, 8))
-            ):
-                raise self._fault(f"has a damaged record at byte {begin}")
-            if kind == ENTER:
-                index.extend((place, count, width))
-                place += padded(count * width)
-                entering += 1
-                if place <= self._size and entering < len(self.tables):
-                    continue
-                entering = 0
-            if place <= self._size:
-                seen[kind] += 1
-                seen[PLAN] = max(seen[PLAN], seen[RETIRE])  # cancelled before it was planned
-                events.append(kind)
-        if entering or place + count > self._size:
-            raise self._fault(f"has a damaged end mark at byte {begin}")
-        if place + count < self._size:
-            raise self._fault(f"has {self._size - place - count} bytes after its end mark: it is damaged")
-        end = self._json(place, count, "end mark")
-        self._index = np.array(index, np.int64).reshape(-1, 3)
-        if end.get("batches") != seen[ENTER] or end.get("pages") != int(self._index[:, 1].sum()):
-            raise self._fault(
-                f"has {seen[ENTER]} minibatches, but {end.get('batches')} in its end mark, or other pages: "
-                "it is damaged"
+    def _read(self) -> None:
+        if _END not in self._zip.namelist():
+            raise self._incomplete()
+        header = self._json(_HEADER)
+        if (number := header.get("version")) != VERSION:
+            raise FormatError(
+                f"{self.path} is a trace of version {number}; this gids reads version {VERSION}"
             )
-        self.batch_count: int = seen[ENTER]
-        self.events: npt.NDArray[np.uint8] = np.frombuffer(bytes(events), np.uint8)
-        self.counters: Mapping[str, Mapping[str, int]] = end.get("counters", {})
-        if not isinstance(self.counters, dict) or not all(
-            isinstance(c, dict) for c in self.counters.values()
-        ):
-            raise self._fault("has a damaged end mark: its counters are not valid")
-
-    def _json(self, place: int, size: int, what: str) -> dict[str, Any]:
         try:
-            found = json.loads(self._map[place : place + size])
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise self._fault(f"has a damaged {what}: it is not a JSON object")
-        return found
+            self.tables = [
+                TracedTable(**entry | {"heat": self._array(f"heat-{number}") if entry["heat"] else None})
+                for number, entry in enumerate(header["tables"])
+            ]
+            self.policy: str | None = header["policy"]
+            self.window_batches: int | None = header["window_batches"]
+            self.planned_batches: int | None = header["planned_batches"]
+            self.device: str | None = header["device"]
+            self.gids_version: str = header["gids"]
+            self.counters: Mapping[str, Mapping[str, int]] = self._json(_END)["counters"]
+        except (KeyError, TypeError) as error:
+            raise self._damage(error) from None
+        counts = self._array("counts").reshape(-1, len(self.tables))
+        self.batch_count = len(counts)
+        self.events: npt.NDArray[np.uint8] = self._array("events")
+        self._chunks = self._array("chunks")
+        self._ends = [np.concatenate([[0], np.cumsum(column)]) for column in counts.T]
+        self._loaded: list[tuple[int, npt.NDArray[Any]]] = [(-1, np.empty(0, np.int64)) for _ in self.tables]
+
+    def _load_chunk(self, chunk: int, table: int) -> npt.NDArray[Any]:
+        pages, page_count = self._array(f"pages-{chunk}-{table}"), self.tables[table].page_count
+        if len(pages) and int(pages.max()) >= page_count:
+            raise self._damage(
+                f"page {pages.max()} of table {self.tables[table].name!r}, which has {page_count} pages"
+            )
+        return pages
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = np.lib.format.read_array(
+            io.BytesIO(self._member(f"{name}.npy")), allow_pickle=False
+        )
+        return array
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return dict(json.loads(self._member(name)))
+
+    def _member(self, name: str) -> bytes:
+        """The bytes of a member, whose checksum is right."""
+        try:
+            return self._zip.read(name)
+        except Exception as error:  # zipfile raises nine kinds for flipped bits
+            raise self._damage(error) from None
+
+    def _damage(self, cause: object) -> FormatError:
+        return FormatError(f"{self.path} is damaged: {cause}")
+
+    def _incomplete(self) -> FormatError:
+        return FormatError(
+            f"{self.path} is incomplete: the recorded run was killed, or the file was not copied completely"
+        )
 
 
-def _table(entry: Mapping[str, Any], heat: npt.NDArray[np.uint8] | None) -> TracedTable:
-    table = TracedTable(
-        name=str(entry["name"]),
-        page_count=int(entry["page_count"]),
-        page_bytes=int(entry["page_bytes"]),
-        rows_per_page=int(entry["rows_per_page"]),
-        lines=_of_type(int, entry["lines"]),
-        heat=heat,
-        of_rows=bool(entry.get("rows", False)),
-    )
-    sizes = table.page_bytes > 0 and table.rows_per_page > 0
-    if not (sizes and 0 <= (table.lines or 0) <= _core.MAX_LINES and 0 <= table.page_count <= PAGES_MAX):
-        raise ValueError(f"table {table.name!r} has impossible sizes")
-    return table
+class RowTrace(Trace):
+    """A trace of rows, for `gids convert --order trace:FILE`. Raises FormatError for a trace of pages."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        if not all(t.rows for t in self.tables):
+            self.close()
+            raise FormatError(
+                f"{path} is a trace of pages, and an order needs a trace of rows: record one with `gids "
+                "bench hit-ratio --record FILE --rows` or gids.trace.record(loader, FILE, rows=True)"
+            )
+
+    def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[Pages]] | None:
+        """The rows of each minibatch, as a gids.convert.table_orders.ReadRows returns them."""
+        if table not in [t.name for t in self.tables]:
+            return None
+        number = self.table_number(table)
+        recorded = self.tables[number].page_count
+        if recorded != row_count:
+            raise FormatError(
+                f"{self.path} was recorded with {recorded} rows of {table!r}, not {row_count}: it "
+                "is from another dataset"
+            )
+        return lambda: (self.pages(batch, number) for batch in range(self.batch_count))
 
 
-def _of_type(kind: type[_T], value: object) -> _T | None:
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value
+class TraceWriter:
+    """Writes a trace file, minibatch by minibatch. The file is complete after finish().
+
+    policy, window_batches, planned_batches, device: of the recorded run; None for a sampled trace.
+    Raises OSError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tables: Sequence[TracedTable],
+        *,
+        policy: str | None = None,
+        window_batches: int | None = None,
+        planned_batches: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._types = [np.uint64 if t.page_count > _WIDE else np.uint32 for t in tables]
+        self._zip = zipfile.ZipFile(path, "w")
+        self._counts: list[list[int]] = []
+        self._events = bytearray()
+        self._chunks: list[int] = []
+        self._buffer: list[list[npt.NDArray[Any]]] = []  # the minibatches of a chunk, by table
+        self._buffered_pages = 0
+        header = {
+            "version": VERSION,
+            "gids": version("gids"),
+            "tables": [vars(t) | {"heat": t.heat is not None} for t in tables],
+            "policy": policy,
+            "window_batches": window_batches,
+            "planned_batches": planned_batches,
+            "device": device,
+        }
+        self._zip.writestr(_HEADER, json.dumps(header))
+        for number, table in enumerate(tables):
+            if table.heat is not None:
+                self._add(f"heat-{number}", table.heat)
+
+    def enter(self, pages: Sequence[Pages]) -> None:
+        """Add a minibatch. pages: per table int64[n], distinct pages in the order of first use."""
+        if not self._buffer:
+            self._chunks.append(len(self._counts))
+        self._events.append(ENTER)
+        self._counts.append([len(of_table) for of_table in pages])
+        self._buffer.append([ids.astype(kind) for ids, kind in zip(pages, self._types, strict=True)])
+        self._buffered_pages += sum(self._counts[-1])
+        if self._buffered_pages >= _CHUNK_PAGES:
+            self._write_chunk()
+
+    def plan(self) -> None:
+        """The next minibatch was planned."""
+        self._events.append(PLAN)
+
+    def retire(self) -> None:
+        """The next minibatch was retired, planned or not."""
+        self._events.append(RETIRE)
+
+    def finish(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        """Write the rest and close. counters: of each table's cache in the run."""
+        self._write_chunk()
+        self._add("counts", np.array(self._counts, np.int64).reshape(-1, len(self._types)))
+        self._add("chunks", np.array(self._chunks, np.int64))
+        self._add("events", np.frombuffer(bytes(self._events), np.uint8))
+        self._zip.writestr(_END, json.dumps({"counters": counters or {}}))
+        self._zip.close()
+
+    def abandon(self) -> None:
+        """Close the file without its end, so that it is incomplete. Does nothing after finish()."""
+        self._zip.close()
+
+    def _write_chunk(self) -> None:
+        for table, pages in enumerate(zip(*self._buffer, strict=True)):
+            self._add(f"pages-{len(self._chunks) - 1}-{table}", np.concatenate(pages))
+        self._buffer, self._buffered_pages = [], 0
+
+    def _add(self, name: str, array: npt.NDArray[Any]) -> None:
+        with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)

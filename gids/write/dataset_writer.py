@@ -6,7 +6,6 @@ Called by the converters and by users. A reader of the final path sees the whole
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -22,7 +21,7 @@ from gids.errors import FormatError, StorageError
 from gids.store.array_checks import as_int64, checked_ids, checked_order, file_crc32c
 from gids.store.dtypes import TABLE_DTYPES, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
-from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
+from gids.store.geometry import DEFAULT_PAGE_BYTES, div_ceil, table_page_bytes
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
@@ -30,6 +29,7 @@ from gids.store.manifest import (
     RelationEntry,
     ScaleEntry,
     TableEntry,
+    array_entry,
     dump_manifest,
     entry_json,
     position_dtype,
@@ -37,11 +37,11 @@ from gids.store.manifest import (
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
-from gids.write.array_file import ArrayFile
 from gids.write.edges import EdgeSource, out_degrees
+from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter
 from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
-from gids.write.page_writer import PageWriter, open_sized
+from gids.write.page_sink import PageSink, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
@@ -101,7 +101,6 @@ class DatasetWriter:
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
         self._sorted_by: dict[Relation, str] = {}
         self._tables: list[TableEntry] = []
-        self._tallies: dict[str, Tally] = {}
         self._resumable = resume_key is not None
         self._workplace = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
         self._root = self._workplace.root
@@ -200,24 +199,21 @@ class DatasetWriter:
             checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
             scale=None if scale is None else ScaleEntry(scale),
         )
-        item = f"table {folder}"
         try:
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
                 columns = self._write_column_scales(folder, rows, entry)
                 entry = replace(entry, scale=ScaleEntry(scale, columns))
-            crc = self._once(
-                item,
+            done = self._once(
+                f"table {folder}",
                 layout.page_count * layout.page_bytes,
-                lambda: self._write_pages(item, rows, dtype, entry, narrowing),
+                lambda: self._write_pages(f"table {folder}", rows, dtype, entry, narrowing),
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=crc)))
-        if narrowing is None:
-            return None
-        return narrowing, self._tallies.get(item) or Tally(self._workplace.recall(item))
+        self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=done["crc32c"])))
+        return None if narrowing is None else (narrowing, Tally(done["rounding"]))
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
@@ -249,11 +245,9 @@ class DatasetWriter:
         )
         path = self._workplace.aside / encode_path(entry.name)
         scattering = f"scattering {item}"
-        first_row = self._workplace.pages_done(scattering)
-        if not path.is_file() or path.stat().st_size != bytes_needed(rows):
-            first_row = 0
+        first_row = self._workplace.saved(scattering, {path: bytes_needed(rows)}) or 0
         scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
-        scattered.scatter(first_row, lambda n: self._workplace.record_pages(scattering, n), self._sync_bytes)
+        scattered.scatter(first_row, lambda n: self._workplace.save(scattering, n), self._sync_bytes)
         return scattered
 
     def _shard_paths(self, folder: str) -> list[str]:
@@ -262,48 +256,41 @@ class DatasetWriter:
 
     def _write_pages(
         self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
-    ) -> int:
+    ) -> dict[str, Any]:
+        """Returns the CRC32C of the checksums, and the Tally of values that were rounded, as JSON."""
         layout = entry.geometry
-        checksums = self._root / entry.checksums.path
-        paths = [self._root / s for s in entry.shards]
-        sizes = [layout.shard_bytes(i) for i in range(layout.shard_count)]
-        first_page = self._workplace.pages_done(item)
-        if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
-            first_page = 0
-        self._on_bytes(first_page * layout.page_bytes)
+        checksums, shards = self._root / entry.checksums.path, [self._root / s for s in entry.shards]
+        sizes = {path: layout.shard_bytes(i) for i, path in enumerate(shards)}
+        before = self._workplace.saved(item, {**sizes, checksums: 4 * layout.page_count})
+        first_row = before["rows"] if before else 0
+        self._on_bytes(div_ceil(first_row, layout.rows_per_page) * layout.page_bytes)
         source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-        tally = self._tallies[item] = Tally(self._workplace.recall(item) if first_page else None)
+        tally = Tally(before["rounding"] if before else None)
         memory_bytes = self._memory_bytes
-        if entry.order is not None and first_page < layout.page_count:
+        if entry.order is not None and first_row < layout.row_count:
             rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
         if entry.scale is not None:
             rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
         elif narrowing is not None:
             rows = NarrowedRows(rows, dtype, tally)
 
-        def on_sync(pages: int) -> None:
-            if narrowing is not None:
-                self._workplace.remember(item, tally.to_json())
-            self._workplace.record_pages(item, pages)
+        def on_sync(count: int) -> None:
+            self._workplace.save(item, {"rows": count, "rounding": tally.to_json()})
 
-        with contextlib.ExitStack() as stack:
-            fds = [open_sized(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
-            checksum_fd = open_sized(stack, checksums, layout.page_count * 4)
-            PageWriter(
+        with PageSink(layout, shards, checksums, sync_bytes=self._sync_bytes, on_sync=on_sync) as sink:
+            sink.resume(first_row)
+            write_rows(
                 rows,
                 dtype,
-                layout,
-                fds,
-                checksum_fd,
+                sink,
+                first_row,
                 source_row_bytes=source_row_bytes,
                 workers=self._workers,
                 memory_bytes=memory_bytes,
-                sync_bytes=self._sync_bytes,
-                on_sync=on_sync,
                 on_bytes=self._on_bytes,
-            ).write(first_page)
+            )
         shutil.rmtree(self._workplace.aside, ignore_errors=True)
-        return file_crc32c(checksums)
+        return {"crc32c": file_crc32c(checksums), "rounding": tally.to_json()}
 
     def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
         columns = entry.scale.columns if entry.scale is not None else None
@@ -355,8 +342,7 @@ class DatasetWriter:
         keep_ids=False and sorts neighbors. times: sort the edges of one destination by their times,
         int[count] in the order of ids, and write these; or "nodes": by those of their sources, which
         write_times wrote. Takes 40 bytes of memory per edge of one destination, and for times of edges 8
-        bytes per edge of
-        scratch space.
+        bytes of scratch space per edge.
         """
         if times is not None and (dedup or sort_neighbors):
             raise ValueError(
@@ -366,14 +352,16 @@ class DatasetWriter:
             raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
         self._declare(relation, edges.num_src, edges.num_dst)
 
-        of_edges = None if times is None or isinstance(times, str) else as_rows(times)
-        if of_edges is not None:
-            check_times(of_edges, edges.count, describe_type(relation))
+        edge_times = None if times is None or isinstance(times, str) else as_rows(times)
+        if edge_times is not None:
+            check_times(edge_times, edges.count, describe_type(relation))
+        elif times is not None and "time" not in self._node_arrays.get(relation[0], {}):
+            raise ValueError(f"{relation[0]!r} nodes have no times: call write_times first")
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             times_of: TimesOf | None = None
-            if of_edges is not None:
-                by_id = scratch_times(of_edges, self.scratch / "edge-times")
+            if edge_times is not None:
+                by_id = scratch_times(edge_times, self.scratch / "edge-times")
                 times_of = lambda _, ids: by_id[ids]  # noqa: E731
             elif times is not None:
                 by_node = self._map(self._node_arrays[relation[0]]["time"])
@@ -387,9 +375,7 @@ class DatasetWriter:
                 times_of=times_of,
             )
 
-        if isinstance(times, str) and "time" not in self._node_arrays.get(relation[0], {}):
-            raise ValueError(f"{relation[0]!r} nodes have no times: call write_times first")
-        dtype = None if of_edges is None else time_dtype(of_edges)
+        dtype = None if edge_times is None else time_dtype(edge_times)
         self._add_graph(
             relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup, time_dtype=dtype
         )
@@ -452,9 +438,9 @@ class DatasetWriter:
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
-        found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
-        arrays = self._add_edges(relation, found["indices"]["shape"][0])
-        arrays.update({role: _array_entry(fields) for role, fields in found.items()})
+        written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
+        arrays = self._add_edges(relation, written["indices"]["shape"][0])
+        arrays.update({role: array_entry(fields) for role, fields in written.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
         """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64.
@@ -513,12 +499,9 @@ class DatasetWriter:
         """Write an array, unless it is written already. size_bytes: its progress in that case."""
 
         def write() -> Any:
-            with ArrayFile(self._root, path, dtype, shape) as file:
-                for values in pieces:
-                    file.append(values)
-                return entry_json(file.finish())
+            return entry_json(write_array(self._root, path, dtype, shape, pieces))
 
-        return _array_entry(self._once(item, size_bytes, write))
+        return array_entry(self._once(item, size_bytes, write))
 
     def in_edges(self, ntype: str) -> list[InEdges]:
         """The memory-mapped graphs written so far between nodes of this type."""
@@ -576,7 +559,3 @@ class DatasetWriter:
 
     def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
         return self._workplace.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
-
-
-def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
-    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])

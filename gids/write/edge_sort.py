@@ -181,13 +181,13 @@ class EdgeSorter:
             pieces = _read_edges(paths[part], count)
             return self._sort_in_memory(pieces, count, bounds[part], bounds[part + 1], key)
 
-        for part, found in enumerate(self._in_order(pool, work, range(len(paths)))):
-            if found is None:
+        for part, sorted_part in enumerate(self._in_order(pool, work, range(len(paths)))):
+            if sorted_part is None:
                 count = paths[part].stat().st_size // EDGE_BYTES
                 self._sort(pool, _read_edges(paths[part], count), count, bounds[part], bounds[part + 1], key)
             else:
-                self._emit(key, *found)
-                found = None  # free it while waiting for the next
+                self._emit(key, *sorted_part)
+                sorted_part = None  # free it while waiting for the next
             paths[part].unlink()
 
     def _in_order(

@@ -87,8 +87,8 @@ def in_edges(
             ids = positions
             if ids_of is not None:
                 first = int(positions[0])
-                found = as_int64(read_range(ids_of, first, first + len(positions)), "edge_ids", first)
-                ids = check_ids(found.numpy(), turned.count, "edge_ids", first)
+                read = as_int64(read_range(ids_of, first, first + len(positions)), "edge_ids", first)
+                ids = check_ids(read.numpy(), turned.count, "edge_ids", first)
             yield sources, destinations, ids
 
     return EdgeSource(turned.count, num_src, num_dst, pieces)

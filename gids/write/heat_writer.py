@@ -16,9 +16,8 @@ from gids.errors import FormatError
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
-from gids.write.array_file import ArrayFile
-from gids.write.sync import sync_directory
+from gids.write.files import sync_directory, write_array
+from gids.write.publish import only_writer, replace_manifest, unchanged_on_error
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
@@ -67,9 +66,7 @@ def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -
     used = nodes.arrays[role].path if role in nodes.arrays else ""
     name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"
     (root / name).unlink(missing_ok=True)
-    with ArrayFile(root, name, heat_dtype(role), values.shape) as file:
-        file.append(values)
-        return file.finish()
+    return write_array(root, name, heat_dtype(role), values.shape, [values])
 
 
 def _with_array(nodes: NodesEntry, role: str, entry: ArrayEntry) -> NodesEntry:

@@ -17,24 +17,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gids.write.sync import sync_directory
+from gids.write.files import sync_directory
 
-_HEADER = "gids journal 2"
+_HEADER = "gids journal 3"
 
 
 class Journal:
     """An open, locked journal. Makes its directory.
 
     Attributes: resumed (whether its work can be resumed with this key); difference (why not, or ""); id (8
-    hex digits, kept when resuming); done (item -> its recorded result); pages (item -> number of its pages on
-    disk); folders (of shards outside the dataset); publication (recorded before publishing, with any key, or
-    None). Raises BlockingIOError if another process holds it.
+    hex digits, kept when resuming); done (item -> its recorded result); saved (unfinished item -> what is on
+    disk of it); folders (of shards outside the dataset); publication (recorded before publishing, with any
+    key, or None). Raises BlockingIOError if another process holds it.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any] | None) -> None:
         self.id = secrets.token_hex(4)
         self.done: dict[str, Any] = {}
-        self.pages: dict[str, int] = {}
+        self.saved: dict[str, Any] = {}
         self.difference = ""
         self.folders: list[str] = []
         self.publication: dict[str, Any] | None = None
@@ -57,7 +57,7 @@ class Journal:
     def clear(self) -> None:
         """Remove all records."""
         self.done.clear()
-        self.pages.clear()
+        self.saved.clear()
         self.folders, self.difference = [], ""
         self.resumed, self.publication = False, None
         self._file.truncate(0)
@@ -80,9 +80,9 @@ class Journal:
             self._file.truncate(size_bytes)
             raise
 
-    def record_pages(self, item: str, pages: int) -> None:
-        self.record({"item": item, "pages": pages})
-        self.pages[item] = pages
+    def record_saved(self, item: str, value: Any) -> None:
+        self.record({"item": item, "saved": value})
+        self.saved[item] = value
 
     def record_done(self, item: str, result: Any) -> None:
         self.record({"item": item, "done": result})
@@ -121,8 +121,8 @@ class Journal:
         for record in records[1:]:
             if "done" in record:
                 self.done[record["item"]] = record["done"]
-            elif "pages" in record:
-                self.pages[record["item"]] = record["pages"]
+            elif "saved" in record:
+                self.saved[record["item"]] = record["saved"]
         return True
 
 

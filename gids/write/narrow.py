@@ -1,6 +1,5 @@
-"""Stores floating rows in fewer bits: a shorter floating type, or int8 with a scale. Measures the errors.
-
-Called by the writers and by `gids verify --against`.
+"""Casts rows to the type of a table: exactly, or floating rows to fewer bits (a shorter type, or int8 with a
+scale), and measures the errors of that. Called by the writers and by `gids verify --against`.
 """
 
 from __future__ import annotations
@@ -15,14 +14,17 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
-from gids.store.dtypes import dtype_name
+from gids.store.dtypes import dtype_name, equal_values
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
 from gids.store.rows import Rows, read_range
-from gids.write.sync import write_synced
+from gids.write.files import write_synced
 from gids.write.workplace import Workplace
 
 _BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
+_COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
+_WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
+"""For whole numbers of types that tables cannot have."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,34 @@ def describe_rounding(narrowing: Narrowing, tally: Tally) -> str:
     )
 
 
+def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
+    """Cast values into out. Raises FormatError if a fraction is lost or a whole number is another one in out.
+
+    Does not check the rounding to a shorter floating type; refuse_overflow does.
+    """
+    if values.is_complex():
+        raise FormatError(f"tables cannot hold {values.dtype}: store the real and imaginary parts as columns")
+    if values.dtype.is_floating_point and not out.dtype.is_floating_point:
+        cost = "round them to 0 and 1" if out.dtype == torch.bool else "cut their fractions"
+        raise FormatError(
+            f"casting {values.dtype} features to {out.dtype} would {cost}; "
+            "int8 with a scale rounds them instead"
+        )
+    out.copy_(values)
+    if values.dtype.is_floating_point:
+        return
+    flat_values, flat_out = values.reshape(-1), out.view(-1)
+    for start in range(0, len(flat_out), _COMPARED_VALUES):
+        piece = flat_values[start : start + _COMPARED_VALUES]
+        lost = ~equal_values(piece, flat_out[start : start + _COMPARED_VALUES])
+        if bool(lost.any()):
+            number = int(piece[int(lost.to(torch.uint8).argmax())].item())
+            cure = f"keep {_WIDER.get(str(values.dtype).removeprefix('torch.'), values.dtype)}"
+            if number >= 1 << 63:
+                cure = "tables hold whole numbers below 2^63"
+            raise FormatError(f"{number} is not exact in {out.dtype}; {cure}")
+
+
 class NarrowedRows:
     """Rows in a shorter floating type. Raises FormatError, with row and column, for a value out of range."""
 
@@ -152,12 +182,9 @@ def column_scales(
     journal. on_rows(n): progress. Raises FormatError if a value is not finite.
     """
     width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
-    saved = place.partial / "column-maxima"
-    first = place.pages_done(item)
-    if first and saved.is_file() and saved.stat().st_size == 4 * width:
-        maxima = torch.from_numpy(np.fromfile(saved, np.float32))
-    else:
-        first, maxima = 0, torch.zeros(width)
+    file = place.partial / "column-maxima"
+    first = place.saved(item, {file: 4 * width}) or 0
+    maxima = torch.from_numpy(np.fromfile(file, np.float32)) if first else torch.zeros(width)
     on_rows(first)
     row_bytes = max(1, width * rows.dtype.itemsize)
     step, unsaved = max(1, min(_BLOCK_BYTES, sync_bytes) // row_bytes), 0
@@ -169,10 +196,10 @@ def column_scales(
         on_rows(count)
         unsaved += count * row_bytes
         if unsaved >= sync_bytes:
-            new = saved.with_suffix(".new")
+            new = file.with_suffix(".new")
             write_synced(new, maxima.numpy().tobytes())
-            os.replace(new, saved)
-            place.record_pages(item, start + count)
+            os.replace(new, file)
+            place.save(item, start + count)
             unsaved = 0
     yield scales_of(maxima).numpy()
 
@@ -193,9 +220,9 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
     narrow = values.to(torch.float32)
     wrong = ~torch.isfinite(narrow)
     if bool(wrong.any()):
-        where, found = first_place(values, wrong, start)
+        where, value = first_place(values, wrong, start)
         raise FormatError(
-            f"{where} is {found}, which int8 with a scale cannot hold: make it finite, or store another type"
+            f"{where} is {value}, which int8 with a scale cannot hold: make it finite, or store another type"
         )
     return narrow
 
@@ -206,11 +233,11 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
         return
     lost = torch.isinf(stored) & ~torch.isinf(values)
     if bool(lost.any()):
-        where, found = first_place(values, lost, start)
+        where, value = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        cure = "use bfloat16 or float32" if abs(found) < 3e38 else "use float64"
+        cure = "use bfloat16 or float32" if abs(value) < 3e38 else "use float64"
         raise FormatError(
-            f"{where}: {found} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
+            f"{where}: {value} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
         )
 
 

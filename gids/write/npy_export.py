@@ -15,6 +15,7 @@ import numpy as np
 from gids.store import Table
 from gids.store.files import npy_header
 from gids.store.quantize import split_rows
+from gids.write.publish import already_exists
 from gids.write.space import check_space
 
 
@@ -67,9 +68,7 @@ def export(
     """
     for array in arrays:
         if array.path.exists() and not overwrite:
-            raise FileExistsError(
-                f"{array.path} already exists: choose another name, or replace it with --overwrite"
-            )
+            raise already_exists(array.path)
     size_bytes = sum(array.nbytes for array in arrays)
     check_space([(arrays[0].path.resolve().parent, size_bytes)], [])
     # Two blocks of pages and two of rows are in memory.

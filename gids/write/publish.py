@@ -1,6 +1,9 @@
-"""Publishes a finished dataset in one step, and removes files that no dataset uses any more.
+"""Publishes a finished dataset, or a changed manifest, in one step, and removes files that no dataset uses.
 
-Called by Workplace and restripe. After a kill or a loss of power at any moment, NAME is the old dataset or
+Called by Workplace, and by all that change a dataset: the writers of heat and tables, and restripe. New files
+are synced before a manifest names them, and old ones are removed after that.
+
+After a kill or a loss of power at any moment, NAME is the old dataset or
 the new one, and the next writer of NAME finishes the rest. The steps are:
 
 1. The journal lists the folders of shards outside the dataset before they are made.
@@ -18,21 +21,23 @@ left. Before a shard folder is removed, all manifests that may use it are read (
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gids.errors import FormatError
+from gids.errors import FormatError, StorageError
 from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
 from gids.store.part import part_paths
-from gids.write.sync import sync_directory, write_synced
+from gids.write.files import sync_directory, write_synced
 
 _MARK = "gids-shards.json"
 _LEFTOVERS = "leftovers.json"
@@ -87,7 +92,7 @@ def remove_shard_folder(folder: Path, dataset: Path) -> None:
 
 def shard_folders_of(path: Path) -> set[Path] | None:
     """The shard folders outside the dataset, or the parts, at `path`; None if a manifest cannot be read."""
-    found: set[Path] = set()
+    folders: set[Path] = set()
     for root in part_paths(path) or [path]:
         try:
             manifest = read_manifest(root)
@@ -100,8 +105,8 @@ def shard_folders_of(path: Path) -> set[Path] | None:
         except OSError:
             return None
         shards = [Path(s) for table in manifest.tables for s in table.shards]
-        found |= {s.parent.parent.resolve() for s in shards if s.is_absolute()}
-    return found
+        folders |= {s.parent.parent.resolve() for s in shards if s.is_absolute()}
+    return folders
 
 
 def write_leftovers(path: Path, folders: Iterable[Path]) -> None:
@@ -114,10 +119,10 @@ def leftovers(path: Path) -> list[Path]:
     """The folders listed by write_leftovers."""
     try:
         with open(path / _LEFTOVERS, "rb") as file:
-            found = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
+            listed = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
     except (OSError, ValueError, RecursionError):
         return []
-    return [Path(f) for f in found if isinstance(f, str)] if isinstance(found, list) else []
+    return [Path(f) for f in listed if isinstance(f, str)] if isinstance(listed, list) else []
 
 
 def remove_leftovers(path: Path) -> None:
@@ -141,6 +146,11 @@ def remove_tree(root: Path, *, last: str) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # another writer uses it
             raise
+
+
+def already_exists(path: Path) -> FileExistsError:
+    """The error for a path that is not to be replaced."""
+    return FileExistsError(f"{path} already exists: choose another name, or replace it with --overwrite")
 
 
 def is_dataset(path: Path) -> bool:
@@ -207,9 +217,7 @@ def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = F
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise FileExistsError(
-                f"{path} already exists: choose another name, or replace it with --overwrite"
-            ) from None
+            raise already_exists(path) from None
     sync_directory(path.parent)
     sync_directory(partial)
 
@@ -268,3 +276,72 @@ def _exchange(a: Path, b: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL):
         return False
     raise OSError(code, os.strerror(code), os.fspath(b))
+
+
+# Changing an existing dataset: a reader sees the old manifest or the new one
+
+
+@contextlib.contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Lock the dataset against other writers. The end of the process also releases the lock."""
+    read_manifest(root)  # its errors are clearer than open()'s
+    with locked_directory(root):
+        yield
+
+
+@contextlib.contextmanager
+def locked_directory(path: Path) -> Iterator[None]:
+    """Lock the directory at `path`, waiting for other holders. Raises OSError."""
+    while True:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):  # else it was replaced while we waited
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def locking_process(path: Path) -> int | None:
+    """The process of this machine that has a lock of a file, or None if none is known."""
+    try:
+        inode = os.stat(path).st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:  # "1: FLOCK ADVISORY WRITE 4711 00:1f:INODE 0 EOF"; who waits has "->" before FLOCK
+        fields = line.split()
+        if len(fields) > 5 and fields[1] != "->" and fields[5].endswith(f":{inode}"):
+            pid = int(fields[4])
+            return pid if pid > 0 and os.path.exists(f"/proc/{pid}") else None
+    return None
+
+
+def is_open_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to this open file or directory."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def replace_manifest(root: Path, data: bytes) -> None:
+    """Replace the manifest, durably. The caller holds only_writer. Raises OSError."""
+    new = root / f"{MANIFEST}.new"
+    write_synced(new, data)
+    sync_directory(root)  # the names of new directories beside it
+    os.rename(new, root / MANIFEST)
+    sync_directory(root)
+
+
+@contextlib.contextmanager
+def unchanged_on_error(root: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError which says that `what` failed and the dataset is unchanged."""
+    try:
+        yield
+    except (StorageError, FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        message = f"{what} failed ({error.strerror}); the dataset is unchanged"
+        raise StorageError(error.errno or 0, message, root) from error

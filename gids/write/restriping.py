@@ -8,35 +8,32 @@ begins. After a kill at any time, the dataset is complete, with the old shards o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
-from gids import _core
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.files import Locator, faults, map_array, read_manifest, shard_files
 from gids.store.geometry import MAX_SHARDS
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
 from gids.store.read_lock import without_readers
-from gids.store.scan import open_file, read_pages
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
-from gids.write.page_writer import open_sized, write_pages
+from gids.store.scan import PageReader
+from gids.write.files import sync_tree
+from gids.write.page_sink import PageSink
 from gids.write.publish import (
     make_shard_folder,
+    only_writer,
     remove_leftovers,
+    replace_manifest,
     shard_folder,
     shard_folders_of,
+    unchanged_on_error,
     write_leftovers,
 )
 from gids.write.space import check_space
-from gids.write.sync import sync_files, sync_tree
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
@@ -147,33 +144,25 @@ def _copy(
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
 ) -> None:
-    layout, written = old.geometry, new.geometry
-    sources, targets = shard_files(old, locate), [root / s for s in new.shards]
+    layout = old.geometry
     sums = map_array(locate.array(old.checksums), old.checksums)
     step = max(1, _BLOCK_BYTES // layout.page_bytes)
-    with contextlib.ExitStack() as stack:
-        from_fds = [open_file(stack, p) for p in sources]
-        to_fds = [
-            open_sized(stack, path, written.shard_bytes(shard), os.O_EXCL)
-            for shard, path in enumerate(targets)
-        ]
+    pages_per_sync = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
+    targets = [root / s for s in new.shards]
+    with (
+        PageReader(layout, shard_files(old, locate), sums, old.name) as reader,
+        PageSink(new.geometry, targets, None, direct=False, flags=os.O_EXCL) as sink,
+    ):
 
         def copy(first: int) -> None:
-            pages = read_pages(layout, from_fds, sources, first, min(step, layout.page_count - first))
-            wrong = np.flatnonzero(_core.crc32c(pages) != sums[first : first + len(pages)])
-            if len(wrong):
-                shard, offset = layout.page_location(first + int(wrong[0]))
-                what = f"page {first + wrong[0]} of {old.name!r} fails its CRC32C; the dataset is unchanged"
-                raise StorageError(errno.EBADMSG, what, sources[shard], int(offset))
-            write_pages(written, first, pages, to_fds)
+            pages = reader.pages(first, step)
+            sink.store(first, pages)
             on_bytes(pages.nbytes)
 
-        pages_per_sync = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
         for start in range(0, layout.page_count, pages_per_sync):
-            stop = min(start + pages_per_sync, layout.page_count)
-            for _ in pool.map(copy, range(start, stop, step)):
+            for _ in pool.map(copy, range(start, min(start + pages_per_sync, layout.page_count), step)):
                 pass
-            sync_files(to_fds)
+            sink.sync()
 
 
 def _remove_rest(root: Path, manifest: Manifest) -> None:

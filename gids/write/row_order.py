@@ -16,11 +16,9 @@ import torch
 from gids import _core
 from gids.errors import FormatError
 from gids.store.array_checks import MARK_ROWS
-from gids.store.files import map_array
 from gids.store.manifest import position_dtype
-from gids.store.names import RELATION
 from gids.write.edges import EdgePieces, Edges, EdgeSource
-from gids.write.graph_writer import GraphWriter
+from gids.write.graph_writer import sorted_in_edges
 
 InEdges = tuple[np.ndarray, np.ndarray]
 """(indptr, indices): the sources of the in-edges of every node of one type, of the same type."""
@@ -120,22 +118,8 @@ def co_read_order(
         edge_count += sum(2 * max(0, len(rows) - distance) for distance in range(1, _NEAR + 1))
     edges = EdgeSource(edge_count, row_count, row_count, _near_pairs(minibatches))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        root = Path(folder)
-        with GraphWriter(
-            root,
-            RELATION,
-            num_src=row_count,
-            num_dst=row_count,
-            edge_count=edge_count,
-            index_dtype="int64",
-            keep_ids=False,
-            on_bytes=lambda _: None,
-        ) as files:
-            entries = files.write_sorted(
-                edges, scratch, memory_bytes // 2, sort_neighbors=False, workers=workers
-            )
-        indptr, indices = (map_array(root / entries[r].path, entries[r]) for r in ("indptr", "indices"))
-        return community_order([(indptr, indices)], weights)
+        graph = sorted_in_edges(edges, Path(folder), memory_bytes // 2, workers=workers)
+        return community_order([graph], weights)
 
 
 def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:

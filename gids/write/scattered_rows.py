@@ -21,7 +21,7 @@ from gids.errors import StorageError
 from gids.store.dtypes import byte_view
 from gids.store.geometry import div_ceil
 from gids.store.rows import Rows, read_exactly, read_range
-from gids.write.sync import sync_files
+from gids.write.files import sync_files
 
 _SHARE = 6  # a bucket takes 1/6 of memory: two are held sorted, one as read
 _HELD = 2  # sorted buckets: threads that read neighboring rows may need two

@@ -32,8 +32,8 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path]) -> 
     for root in written:
         for file in root.rglob("*"):
             if file.is_file():
-                found = file.stat()
-                totals[found.st_dev] -= found.st_blocks * 512
+                status = file.stat()
+                totals[status.st_dev] -= status.st_blocks * 512
     for device, directory in directories.items():
         disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
+import fcntl
+import os
+import re
+import secrets
 import weakref
-from bisect import bisect_right
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,19 +25,20 @@ from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
-from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
+from gids.store.manifest import ArrayEntry, Manifest, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, describe_type, table_name, table_path
 from gids.store.part import refuse_part
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
-from gids.write.narrow import refuse_overflow
-from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
+from gids.write.files import sync_directory
+from gids.write.narrow import cast_exactly, refuse_overflow
+from gids.write.page_sink import PageSink
+from gids.write.publish import is_open_at, only_writer, replace_manifest, unchanged_on_error
 from gids.write.space import check_space
-from gids.write.sync import sync_directory, sync_files
-from gids.write.table_folder import TableFolder, remove_replaced
 
 _SYNC_BYTES = 256 << 20
+_TABLES = "tables"
+_OURS = re.compile(r"[\w-]+\.(bin|npy)")
 
 
 def create_table(
@@ -122,11 +126,6 @@ class TableWriter:
         self.shape, self.dtype = tuple(row), dtype
         element = dtype_name(dtype)
         stem = table_path(type_, key)
-        self._lock = threading.Lock()  # protects the next five
-        self._written = RowRanges()
-        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> (bytes, missing rows)
-        self._writing = 0  # running calls of write
-        self._unsynced_bytes = 0
         self._state = "open"
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
@@ -159,12 +158,15 @@ class TableWriter:
                 checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
             )
             with self._explaining("creating"):
-                self._fds = [
-                    open_sized(self._resources, store.path / shard, self._layout.shard_bytes(i))
-                    for i, shard in enumerate(self.entry.shards)
-                ]
-                self._checksum_fd = open_sized(
-                    self._resources, store.path / self._folder.checksums, self._layout.page_count * 4
+                self._shards = [store.path / shard for shard in self._folder.shards]
+                self._sink = self._resources.enter_context(
+                    PageSink(
+                        self._layout,
+                        self._shards,
+                        store.path / self._folder.checksums,
+                        direct=False,  # blocks may be small
+                        sync_bytes=_SYNC_BYTES,
+                    )
                 )
         except BaseException:
             self._resources.close()
@@ -181,86 +183,34 @@ class TableWriter:
         that does not fit the table's dtype; StorageError if the disk is full or fails. Then the table can
         only be discarded.
         """
-        given = torch.as_tensor(rows).detach().cpu()
-        stop = start + len(given) if given.dim() else start
-        if not given.dim() or tuple(given.shape[1:]) != self.shape:
+        block = torch.as_tensor(rows).detach().cpu()
+        stop = start + len(block) if block.dim() else start
+        if not block.dim() or tuple(block.shape[1:]) != self.shape:
             raise ValueError(
-                f"rows are {list(given.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
+                f"rows are {list(block.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
             )
         if start < 0 or stop > self.row_count:
             raise ValueError(
                 f"rows {start} to {stop - 1} are out of range for {self.name!r} ({self.row_count} rows)"
             )
-        values = given.contiguous()
+        values = block.contiguous()
         if values.dtype != self.dtype:
-            values = torch.empty(given.shape, dtype=self.dtype)
-            cast_exactly(given, values)
-            refuse_overflow(given, values, start)
+            values = torch.empty(block.shape, dtype=self.dtype)
+            cast_exactly(block, values)
+            refuse_overflow(block, values, start)
         elif values.dtype == torch.bool:
             values = make_bools_proper(values.clone())
-        with self._lock:
-            if self._state != "open":
-                raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
-            if stop == start:
-                return
-            self._written.add(start, stop)
-            self._writing += 1
+        if self._state != "open":
+            raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
+        data = byte_view(values).reshape(stop - start, self._layout.row_bytes)
         try:
             with self._explaining("writing"):
-                self._write(start, stop, byte_view(values))
+                self._sink.write(start, data)
+        except ValueError:  # rows that were written before: nothing has changed
+            raise
         except BaseException:
             self._state = "broken by an error"
             raise
-        finally:
-            with self._lock:
-                self._writing -= 1
-
-    def _write(self, start: int, stop: int, data: np.ndarray) -> None:
-        layout = self._layout
-        per_page, row_bytes = layout.rows_per_page, layout.row_bytes
-        first, last = -(-start // per_page), stop // per_page  # complete pages of the block
-        if first > last:  # within one page
-            self._add(start, data)
-            return
-        head, whole = first * per_page - start, (last - first) * per_page
-        if head:
-            self._add(start, data[: head * row_bytes])
-        body = data[head * row_bytes : (head + whole) * row_bytes].reshape(-1, per_page * row_bytes)
-        step = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
-        for begin in range(0, len(body), step):
-            pages = body[begin : begin + step]
-            if pages.shape[1] != layout.page_bytes:
-                padded = np.zeros((len(pages), layout.page_bytes), np.uint8)
-                padded[:, : pages.shape[1]] = pages
-                pages = padded
-            self._store_pages(first + begin, pages)
-        if stop > last * per_page:
-            self._add(last * per_page, data[(head + whole) * row_bytes :])
-
-    def _add(self, start: int, data: np.ndarray) -> None:
-        """Add rows of one page; write the page when it is complete."""
-        layout = self._layout
-        page, slot = divmod(start, layout.rows_per_page)
-        whole = min(layout.rows_per_page, layout.row_count - page * layout.rows_per_page)
-        with self._lock:
-            content, missing = self._partial.get(page) or (np.zeros(layout.page_bytes, np.uint8), whole)
-            content[slot * layout.row_bytes :][: len(data)] = data
-            missing -= len(data) // layout.row_bytes
-            self._partial[page] = content, missing
-            if missing:
-                return
-            del self._partial[page]
-        self._store_pages(page, content[None])
-
-    def _store_pages(self, first: int, pages: np.ndarray) -> None:
-        store_pages(self._layout, first, pages, self._fds, self._checksum_fd)
-        with self._lock:
-            self._unsynced_bytes += pages.nbytes
-            due = self._unsynced_bytes >= _SYNC_BYTES
-            if due:
-                self._unsynced_bytes = 0
-        if due:
-            sync_files((*self._fds, self._checksum_fd))
 
     def finish(self) -> Table:
         """Sync the files and return the table, which can be read. No store has it before `publish`.
@@ -269,21 +219,19 @@ class TableWriter:
         """
         if self._table is not None:
             return self._table
-        with self._lock:
-            if self._state != "open":
-                raise ValueError(f"{self.name!r} is {self._state}")
-            if self._writing:
-                raise ValueError(f"another thread is still writing {self.name!r}: wait for it")
-            gap = self._written.first_gap(self.row_count)
-            if gap is not None:
-                raise ValueError(
-                    f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written: write all "
-                    f"{self.row_count} rows"
-                )
-            self._state = "finished"
+        if self._state != "open":
+            raise ValueError(f"{self.name!r} is {self._state}")
+        if self._sink.is_writing:
+            raise ValueError(f"another thread is still writing {self.name!r}: wait for it")
+        if (gap := self._sink.first_gap()) is not None:
+            raise ValueError(
+                f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written: write all "
+                f"{self.row_count} rows"
+            )
+        self._state = "finished"
         self._check_folder()
         with self._explaining("syncing"):
-            sync_files((*self._fds, self._checksum_fd))
+            self._sink.sync()
             crc = file_crc32c(self._store.path / self._folder.checksums)
             for directory in self._folder.directories:
                 sync_directory(directory)
@@ -319,8 +267,7 @@ class TableWriter:
 
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
-        shards = [self._store.path / shard for shard in self._folder.shards]
-        if not self._folder.is_in_dataset or not all(map(is_open_at, self._fds, shards)):
+        if not self._folder.is_in_dataset or not all(map(is_open_at, self._sink.fds, self._shards)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
@@ -368,37 +315,100 @@ def _listed(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape)) or "no further dimension"
 
 
-class RowRanges:
-    """Disjoint ranges of rows. Neighbors are merged, so memory grows with the number of gaps."""
+class TableFolder:
+    """A new folder for the files of a table, locked until close(). The caller holds only_writer.
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+    It has a unique name, `tables/TABLE.XXXXXXXX` (and one with this name in every stripe directory), which no
+    manifest names until it is published. A folder without a lock that no manifest names was left by a killed
+    writer.
 
-    def add(self, start: int, stop: int) -> None:
-        """Add rows start … stop (stop > start). Raises ValueError if one was added before."""
-        at = bisect_right(self._starts, start)
-        clashes = at > 0 and self._stops[at - 1] > start
-        if clashes or (at < len(self._starts) and self._starts[at] < stop):
-            first = start if clashes else self._starts[at]
-            raise ValueError(
-                f"row {first} was written already (this block has {start} to {stop - 1}): write each row once"
-            )
-        if at < len(self._starts) and self._starts[at] == stop:
-            stop = self._stops[at]
-            del self._starts[at], self._stops[at]
-        if at > 0 and self._stops[at - 1] == start:
-            self._stops[at - 1] = stop
-        else:
-            self._starts.insert(at, start)
-            self._stops.insert(at, stop)
+    stem: the beginning of its name. Shards are as many as in the first table of the dataset, and in the same
+    directories. Removes the folders of killed writers. Raises FormatError for a directory that is
+    not allowed, OSError.
 
-    def first_gap(self, row_count: int) -> tuple[int, int] | None:
-        """The first and last row of the first gap before row_count, or None."""
-        after = 0
-        if self._starts and self._starts[0] == 0:
-            after = self._stops[0]
-        if after >= row_count:
-            return None
-        rest = [start for start in self._starts[:2] if start >= after]
-        return after, (rest[0] if rest else row_count) - 1
+    Attributes: name; shards, checksums (paths as in a manifest); directories (of all files).
+    """
+
+    def __init__(self, root: Path, manifest: Manifest, locate: Locator, stem: str) -> None:
+        like = manifest.tables[0].shards if manifest.tables else ()
+        for shard in like:
+            locate.shard(shard)
+        outside = [Path(s).parent.parent for s in like if os.path.isabs(s)]
+        _remove_leftovers(root, manifest, outside)
+        self._root = root
+        self.name = f"{stem}.{secrets.token_hex(4)}"
+        main = root / _TABLES / self.name
+        main.mkdir(parents=True)
+        for parent in (main.parent, root):  # leftovers are found by this folder
+            sync_directory(parent)
+        self._fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self.directories = [main, *dict.fromkeys(parent / self.name for parent in outside)]
+        self.checksums = f"{_TABLES}/{self.name}/checksum.bin"
+        folders = [str(p / self.name) for p in outside] or [f"{_TABLES}/{self.name}"] * max(1, len(like))
+        self.shards = tuple(f"{folder}/shard-{i:02d}.bin" for i, folder in enumerate(folders))
+
+    @property
+    def is_in_dataset(self) -> bool:
+        """Whether the folder is still in the dataset; False if the whole dataset was replaced."""
+        return is_open_at(self._fd, self.directories[0])
+
+    def remove(self) -> None:
+        """Remove the files, unless the manifest names them."""
+        with contextlib.suppress(FormatError, OSError):  # the dataset is gone
+            if self.name in _named(read_manifest(self._root)):
+                return
+        _remove_folders(*self.directories)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._fd)
+
+
+def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:
+    """Remove the files of a table that this manifest no longer names. Ignores errors."""
+    with contextlib.suppress(FormatError, OSError):
+        main = locate.array(entry.checksums).path.parent
+        outside = {locate.shard(shard).path.parent for shard in entry.shards} - {main}
+        if not {folder.name for folder in (main, *outside)} & _named(manifest):
+            _remove_folders(main, *sorted(outside))
+
+
+def _named(manifest: Manifest) -> set[str]:
+    """The names of the table folders in a manifest."""
+    return {Path(p).parent.name for t in manifest.tables for p in (t.checksums.path, *t.shards)}
+
+
+def _remove_leftovers(root: Path, manifest: Manifest, outside: Sequence[Path]) -> None:
+    if not (root / _TABLES).is_dir():
+        return
+    named = _named(manifest)
+    for folder in sorted((root / _TABLES).iterdir()):
+        if folder.name in named or folder.is_symlink() or not folder.is_dir():
+            continue
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_folders(folder, *(parent / folder.name for parent in outside))
+        except BlockingIOError:
+            pass  # another writer uses it
+        finally:
+            os.close(fd)
+
+
+def _remove_folders(main: Path, *outside: Path) -> None:
+    """Remove the folders of a table, last the one in the dataset, by which leftovers are found."""
+    for folder in outside:
+        _remove_folder(folder)
+        with contextlib.suppress(OSError):
+            sync_directory(folder.parent)
+    _remove_folder(main)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove the files of a table, and the folder if it is then empty."""
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            if _OURS.fullmatch(file.name):
+                file.unlink()
+        folder.rmdir()

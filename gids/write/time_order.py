@@ -84,5 +84,5 @@ def time_dtype(times: Rows) -> str:
 def check_times(times: Rows, count: int, of: str) -> None:
     """Raise FormatError unless these are whole numbers, one for each of `count` nodes or edges."""
     if times.shape != (count,) or not is_whole(times.dtype) or times.dtype == torch.uint64:
-        found = f"{str(times.dtype).removeprefix('torch.')}{list(times.shape)}"
-        raise FormatError(f"times of {of} are {found}; they must be whole numbers, int64[{count}]")
+        described = f"{str(times.dtype).removeprefix('torch.')}{list(times.shape)}"
+        raise FormatError(f"times of {of} are {described}; they must be whole numbers, int64[{count}]")

@@ -20,12 +20,15 @@ from gids.sizes import format_bytes
 from gids.store.files import Locator, faults
 from gids.store.manifest import MANIFEST, load_manifest
 from gids.store.part import part_paths
-from gids.write.amend import locked_directory, locking_process
+from gids.write.files import sync_directory, sync_tree, write_synced
 from gids.write.journal import Journal
 from gids.write.publish import (
+    already_exists,
     check_replaceable,
     clean_up,
     is_published,
+    locked_directory,
+    locking_process,
     make_shard_folder,
     manifests_crc32c,
     partial_path,
@@ -36,7 +39,6 @@ from gids.write.publish import (
     shard_folder,
     take_back,
 )
-from gids.write.sync import sync_directory, sync_tree, write_synced
 
 _JOURNAL = "journal"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -155,33 +157,23 @@ class Workplace:
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
             if not self._overwrite:
-                raise FileExistsError(
-                    f"{self.path} already exists: choose another name, or replace it with --overwrite"
-                )
+                raise already_exists(self.path)
             check_replaceable(self.path, of_parts=self._of_parts)
 
     @property
     def has_progress(self) -> bool:
         """Whether a later writer with the same key would find work to resume."""
-        return self._resumable and bool(self._journal.done or self._journal.pages)
+        return self._resumable and bool(self._journal.done or self._journal.saved)
 
-    def pages_done(self, item: str) -> int:
-        """The number of pages of an unfinished item that are on disk."""
-        return self._journal.pages.get(item, 0)
-
-    def record_pages(self, item: str, pages: int) -> None:
-        """Record the number of pages of an item that are on disk."""
+    def save(self, item: str, value: Any) -> None:
+        """Record, durably, how much of an unfinished item is on disk. value: JSON."""
         if self._resumable:
-            self._journal.record_pages(item, pages)
+            self._journal.record_saved(item, value)
 
-    def remember(self, item: str, value: Any) -> None:
-        """Store a JSON value for an unfinished item, durably."""
-        if self._resumable:
-            self._journal.record_done(f"about {item}", value)
-
-    def recall(self, item: str) -> Any:
-        """The last value stored by `remember`, or None."""
-        return self._journal.done.get(f"about {item}")
+    def saved(self, item: str, files: Mapping[Path, int]) -> Any:
+        """The last value saved for an item; None: it begins again. files: with sizes, which it must have."""
+        is_whole = all(path.is_file() and path.stat().st_size == size for path, size in files.items())
+        return self._journal.saved.get(item) if is_whole else None
 
     def once(
         self,
@@ -211,10 +203,10 @@ class Workplace:
             sync_tree(folder)
 
     def _sync_names_of(self, folders: Iterable[Path]) -> None:
-        found = set(folders)
-        for folder in list(found):
-            found.update(p for p in folder.parents if p.is_relative_to(self.root))
-        for folder in sorted(found):
+        changed = set(folders)
+        for folder in list(changed):
+            changed.update(p for p in folder.parents if p.is_relative_to(self.root))
+        for folder in sorted(changed):
             sync_directory(folder)
 
     def publish(self, manifests: Mapping[str, bytes]) -> None:

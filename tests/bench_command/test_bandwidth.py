@@ -1,16 +1,20 @@
-"""`gids bench bandwidth`: results, ceilings, bad input. Speed is not checked."""
+"""`gids bench bandwidth`: results, ceilings, latencies, bad input. Speed is not checked."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import gids.io
 from gids.bench import aggregation, bandwidth, probe
 from gids.bench.aggregation import Measured
 from gids.errors import StorageError
@@ -117,14 +121,13 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytes
         probe.random_reads([path], page_bytes=4096, seconds=1)
 
 
-@pytest.mark.parametrize("seconds", [-1.0, 0.001])
-def test_a_small_file_is_read_several_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
+def test_a_small_file_is_read_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "shard.bin"
     path.write_bytes(bytes(8 * 4096))
-    assert probe.random_reads([path], page_bytes=4096, seconds=seconds).passes == 1 or seconds > 0
-    assert probe.random_reads([path], page_bytes=4096, seconds=0.05).passes > 1
+    clock = itertools.count()
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
+    for seconds, several in ((-1.0, False), (0.001, False), (0.05, True)):
+        assert (probe.random_reads([path], page_bytes=4096, seconds=seconds).passes > 1) == several
 
 
 ROOM = "note: the whole table fits into the page cache, so mmap measures memory"
@@ -157,8 +160,6 @@ def test_a_note_says_that_threads_without_direct_io_measure_memory(
 
 
 def test_percentiles_follow_the_histogram() -> None:
-    import numpy as np
-
     ends = np.array([1e-6, 2e-6, 3e-6, 4e-6])
     found = Measured(latencies=(ends, np.array([50, 40, 0, 10])))
     assert [found.percentile(share) for share in (0.1, 0.5, 0.9, 0.99)] == [1e-6, 1e-6, 2e-6, 4e-6]
@@ -194,3 +195,32 @@ def test_the_probe_is_not_limited_by_the_rings(
     monkeypatch.setattr(probe, "_random_reads", random_reads)
     assert probe.random_reads([path], page_bytes=4096, seconds=1).reads_per_s == best
     assert opened == rings
+
+
+def test_every_request_is_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    with gids.io.open_engine([path], "threads", direct=False, max_merge_bytes=0) as engine:
+        ends, before = engine.latencies()
+        assert not before.any()
+        out = np.empty((200, 4096), np.uint8)
+        offsets = np.random.default_rng(0).integers(0, 256, 200) * 4096
+        assert not engine.read(np.zeros(200, np.uint32), offsets, 4096, out).any()
+        _, counts = engine.latencies()
+        stats = engine.stats()
+    assert counts.sum() == stats["requests"] == 200
+    # The mean lies between those of the buckets' beginnings and ends.
+    begins = np.concatenate([[0], ends[:-1]])
+    assert (begins * counts).sum() / 200 <= stats["latency_s"] <= (ends * counts).sum() / 200
+
+
+def test_buckets_are_a_sixteenth_of_a_doubling(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    with gids.io.open_engine([path], "threads", direct=False) as engine:
+        ends, _ = engine.latencies()
+    assert ends[0] == 1e-9
+    assert (np.diff(ends) > 0).all()
+    assert ends[-1] > 3600
+    wide = ends > 16e-9
+    assert (np.diff(ends)[wide[:-1]] / ends[:-1][wide[:-1]] <= 1 / 16 + 1e-9).all()

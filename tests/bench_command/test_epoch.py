@@ -6,18 +6,19 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from epoch_results import epoch_result
 
 from gids.bench import arguments, epoch
-from gids.bench.epoch_source import look_at, write_links
+from gids.bench.epoch import check_dataset, write_links
 from gids.cli import main
 from gids.loader.options import Reads
+from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.measure.sides import EpochResult
 from gids.store import FeatureStore
@@ -25,40 +26,6 @@ from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
-
-
-@pytest.mark.slow
-def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
-    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-
-    monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
-    FeatureStore(dataset).table("feat").shard_paths[0].read_bytes()
-    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
-    assert status == 0, said
-    assert "results of stock, MADV_RANDOM are WARM" in said
-    (figure,) = report["figures"]
-    assert figure["setting"]["side"] == "stock, MADV_RANDOM"
-    assert figure["metrics"]["batches"]["median"] == 3
-    assert figure["metrics"]["training_s"]["median"] > 0
-
-
-@pytest.mark.slow
-def test_the_timeline_has_training_waiting_and_the_loaders_stages(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
-    path = tmp_path / "epoch.json"
-    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "gids", "--trace", path)
-    assert status == 0, said
-    assert report["subject"]["timeline"] == str(path)
-    assert "its times include that" in said
-    slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
-    counts = Counter(e["name"] for e in slices)
-    assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
-    assert counts["next minibatch"] == 4  # the last finds that there is none
-    assert {"sample", "enter"} <= set(counts)
 
 
 @pytest.mark.slow
@@ -77,14 +44,6 @@ def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
     assert "hit_ratio" not in metrics
     assert "note: gids read 3 minibatches by pack reads in " in said
     assert "(predicted: pack " in said
-
-
-@pytest.mark.slow
-def test_scratch_must_be_a_directory(dataset: Path, bench: Bench) -> None:
-    options = ("--sides", "gids", "--reads", "pack", "--scratch", dataset / "manifest.json")
-    status, said, _ = bench("epoch", dataset, *SMALL, *options)
-    assert status != 0
-    assert "scratch= must be a directory" in said
 
 
 def test_reads_has_the_values_of_gids_open() -> None:
@@ -136,8 +95,8 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
 ) -> None:
     path = write(tmp_path / "x.gids", **options)
-    assert reason in look_at(FeatureStore(path), FeatureStore(path).table("feat")).why_no_stock
-    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side))
+    assert reason in why_no_array(FeatureStore(path).table("feat"))
+    monkeypatch.setattr("gids.measure.sides.run_side", lambda config, **_: epoch_result(config.side))
     status, said, report = bench("epoch", path, *SMALL)
     assert status == 0, said
     assert "only gids is measured" in said
@@ -148,11 +107,27 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(
 
 
 @pytest.mark.slow
-def test_both_sides_train_on_float16(tmp_path: Path, bench: Bench) -> None:
-    path = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding")
-    status, said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random")
+def test_both_sides_train_on_float16_and_the_timeline_has_the_loaders_stages(
+    tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
+    path, timeline = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding"), tmp_path / "epoch.json"
+    FeatureStore(path).table("embedding").shard_paths[0].read_bytes()
+    status, said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random", "--trace", timeline)
     assert status == 0, said
     assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3]
+    assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM"]
+    assert "results of stock, MADV_RANDOM are WARM" in said
+    assert report["subject"]["timeline"] == str(timeline)
+    assert "its times include that" in said
+    slices = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X"]
+    counts = Counter(e["name"] for e in slices)
+    assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
+    assert counts["next minibatch"] == 4  # the last finds that there is none
+    assert {"sample", "enter"} <= set(counts)
 
 
 @pytest.mark.slow
@@ -175,30 +150,7 @@ def test_edge_features_are_refused(dataset: Path) -> None:
         writer.write_split("_N", "train", torch.arange(40))
     store = FeatureStore(dataset.parent / "edges.gids")
     with pytest.raises(ValueError, match="has edge rows of shape"):
-        look_at(store, store.table("feat"))
-
-
-def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:
-    stages = dict.fromkeys(("sampling", "reading", "gather", "planning", "training"), 0.5)
-    return EpochResult(
-        side=side,
-        seconds=2.5,
-        cpu_seconds=1.0,
-        stages=stages,
-        batches=batches,
-        rows=100,
-        read_bytes=None,
-        hit_ratio=None,
-        train_accuracy=None,
-        val_accuracy=None,
-        base_rss_bytes=1,
-        peak_rss_bytes=2,
-        memory_limit_bytes=None,
-        headroom_bytes=None,
-        compared_rows=32,
-        wrong_rows=wrong_rows,
-        cached_before=0.0,
-    )
+        check_dataset(store, store.table("feat"))
 
 
 def test_a_note_says_that_memory_is_not_limited(
@@ -207,11 +159,11 @@ def test_a_note_says_that_memory_is_not_limited(
     monkeypatch.setattr("gids.measure.sides.why_no_limit", lambda: "no memory control group: no")
     limits = []
 
-    def run(config: Any, limited: bool, *_: Any) -> EpochResult:
+    def run(config: Any, *, limited: bool, **_: Any) -> EpochResult:
         limits.append(limited)
-        return result(config.side, batches=2)
+        return epoch_result(config.side, batches=2)
 
-    monkeypatch.setattr(epoch, "_run", run)
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
     status, said, _ = bench("epoch", dataset, *SMALL, "--repeat", 2)
     assert status == 0, said
     assert "gids loads 1.0 x as many rows per second as stock" in said
@@ -221,7 +173,9 @@ def test_a_note_says_that_memory_is_not_limited(
 
 
 def test_different_rows_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side, wrong_rows=1))
+    monkeypatch.setattr(
+        "gids.measure.sides.run_side", lambda config, **_: epoch_result(config.side, wrong_rows=1)
+    )
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
     assert "1 of 32 rows from gids differ" in said
@@ -237,7 +191,7 @@ def test_a_note_says_that_stock_was_killed(
         asked.append((config.side, config.most_seconds, config.headroom_bytes))
         if config.side == "stock" and config.random_access:
             raise FreshProcessOutOfMemory("killed", reason)
-        return replace(result(config.side), headroom_bytes=70 << 20)
+        return epoch_result(config.side)
 
     monkeypatch.setattr("gids.measure.sides.run_side", run)
     status, said, report = bench("epoch", dataset, *SMALL)

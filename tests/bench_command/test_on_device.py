@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from open_options import tuned
 
 import gids
 from gids.bench import bandwidth
@@ -55,7 +56,7 @@ def test_a_run_on_the_device_is_recorded(
     seeds = torch.arange(0, 600, 10)
     options: dict[str, Any] = {"device_memory": 64 << 20, "cache": 1 << 20, "window": 4}
     with gids.NodeLoader(
-        gids.open(dataset, **options), seeds, [2, 2], batch_size=8, device="cuda", topology_on="host"
+        gids.open(dataset, **tuned(options)), seeds, [2, 2], batch_size=8, device="cuda", topology_on="host"
     ) as loader:
         with record(loader, path):
             for _ in loader:

@@ -1,4 +1,4 @@
-"""Sessions and reports: results are kept when the time is up; a complete report is not partial."""
+"""Sessions, steps, reports and tables: results are kept when the time is up; progress is shown."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ import argparse
 import errno
 import json
 import os
+import re
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gids.bench import session
 from gids.bench.report import Report, check_writable
-from gids.bench.session import Session, TimeIsUp
+from gids.bench.session import Session, Step, TimeIsUp
 from gids.bench.text import Column, ratio, seconds, shared, table
 from gids.cli.bench import _hand_over
 
 
 def test_time_is_up_only_if_runs_are_left() -> None:
-    session = Session(seconds=1e-9)
-    session.total(2)
+    limited = Session(seconds=1e-9)
+    limited.total(2)
     with pytest.raises(TimeIsUp):
-        session.done()
-    session.done()  # the last: all is measured
+        limited.done()
+    limited.done()  # the last: all is measured
     with pytest.raises(TimeIsUp):
-        session.check()
+        limited.check()
 
 
 def test_without_a_limit_there_is_always_time() -> None:
-    session = Session()
-    assert session.left_s() == float("inf")
-    session.check()
+    unlimited = Session()
+    assert unlimited.left_s() == float("inf")
+    unlimited.check()
 
 
 def test_the_table_is_printed_if_the_disk_is_full(
@@ -49,7 +53,7 @@ def test_the_table_is_printed_if_the_disk_is_full(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_text", fill)
-    args = argparse.Namespace(json=tmp_path / "h.json", quiet=True, seconds=0)
+    args = argparse.Namespace(json=tmp_path / "h.json", plot=None, quiet=True, seconds=0)
     with pytest.raises(OSError, match="No space left"):
         _hand_over(args, Question, report)
     assert "3.00" in capsys.readouterr().out
@@ -111,3 +115,62 @@ def test_checking_a_path_does_not_change_the_file(tmp_path: Path) -> None:
 )
 def test_seconds_have_a_fitting_unit(value: float, shown: str) -> None:
     assert seconds(value) == shown
+
+
+@pytest.fixture
+def wait_for_lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Wait until a Step has written so many times."""
+    written = threading.Semaphore(0)
+    write = Step._write
+
+    def counted(self: Step, text: str, *, last: bool) -> None:
+        write(self, text, last=last)
+        written.release()
+
+    monkeypatch.setattr(Step, "_write", counted)
+
+    def wait(count: int) -> None:
+        for _ in range(count):
+            assert written.acquire(timeout=60)
+
+    return wait
+
+
+def test_a_file_gets_lines_at_the_start_at_intervals_and_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wait_for_lines: Callable[[int], None]
+) -> None:
+    monkeypatch.setattr(session, "_LINE_S", 0.02)
+    with Step("working") as step:
+        assert capsys.readouterr().err == "working ...\n"
+        step.show(0.25, "hard")
+        wait_for_lines(6)
+        step.say("it went well")
+        step.say("")
+        assert re.search(r"(working \.\.\. hard 25% after 0 s\n){2}", capsys.readouterr().err)
+    assert re.search(r"working \.\.\. \d+\.\d s\n  it went well\n$", capsys.readouterr().err)
+
+
+def test_a_short_step_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Step("working") as step:
+        step.show(0.5)
+    assert re.fullmatch(r"working \.\.\.\nworking \.\.\. \d+\.\d s\n", capsys.readouterr().err)
+
+
+def test_a_terminal_gets_one_line_that_is_updated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wait_for_lines: Callable[[int], None]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(session, "_REFRESH_S", 0.02)
+    with Step("working") as step:
+        step.show(0.5)
+        wait_for_lines(6)
+    text = capsys.readouterr().err
+    assert "\rworking ... 50% after 0 s\x1b[K" in text
+    assert text.count("\n") == 1
+    assert re.search(r"\rworking \.\.\. \d+\.\d s\x1b\[K\n$", text)
+
+
+def test_a_step_that_fails_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), Step("working"):
+        raise KeyError
+    assert re.search(r"^working \.\.\. failed after \d+\.\d s$", capsys.readouterr().err, re.M)

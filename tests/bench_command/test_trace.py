@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import in_edges
+from open_options import tuned
 
 import gids
 from gids.cache import POLICIES
 from gids.errors import FormatError
-from gids.trace import Trace, record
+from gids.trace import Trace, record, trace_file
 from gids.trace.replay import replay_as_recorded
-from gids.trace.trace_file import ENTER, PLAN, RETIRE, TracedTable
-from gids.trace.trace_writer import TraceWriter
+from gids.trace.trace_file import ENTER, PLAN, RETIRE, TracedTable, TraceWriter
 from gids.write import DatasetWriter
 
 ROWS = 4000
@@ -65,8 +64,11 @@ def papers(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"paper.feat": ids["paper.feat"]}
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
+@pytest.mark.parametrize(("wide", "chunk_pages"), [(False, 1 << 20), (True, 1), (False, 100)])
+def test_a_written_trace_is_read_back(
+    tmp_path: Path, wide: bool, chunk_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "_CHUNK_PAGES", chunk_pages)
     rng = np.random.default_rng(1)
     big = (1 << 32) + 7 if wide else 1000
     tables = [table("a.x", heat=False, pages=big), table("b.y", pages=37)]
@@ -82,13 +84,16 @@ def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
         assert trace.tables[0].heat is None
         assert np.array_equal(trace.tables[1].heat, tables[1].heat)
         assert trace.events.tolist() == [ENTER] * 30
-        for number, pages in enumerate(batches):
+        for number, pages in reversed(list(enumerate(batches))):
             for which in (0, 1):
                 assert np.array_equal(trace.pages(number, which), pages[which])
         assert trace.page_counts(1).tolist() == [len(pages[1]) for pages in batches]
         assert trace.table_number(None) == (0 if wide or big > 37 else 1)
         with pytest.raises(KeyError, match="no table 'c'"):
             trace.table_number("c")
+    with np.load(tmp_path / "t") as arrays:
+        assert arrays["counts"].tolist() == [[len(first), len(second)] for first, second in batches]
+        assert np.array_equal(arrays["pages-0-1"][: len(batches[0][1])], batches[0][1])
 
 
 @pytest.mark.few(2)
@@ -104,7 +109,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
     with (
-        gids.FeatureLoader(gids.open(dataset, **options), ["paper.feat", "author.feat"]) as loader,
+        gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["paper.feat", "author.feat"]) as loader,
         record(loader, path),
     ):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
@@ -135,7 +140,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
 def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, cache=1 << 20),
+        gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)),
         ["paper.feat"],
     ) as loader:
         with record(loader, path):
@@ -174,11 +179,10 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run.trace"
-    plan = TraceWriter.plan
+    calls = iter(range(100))
 
     def fill(self: TraceWriter) -> None:
-        plan(self)
-        if self._planned == 5:
+        if next(calls) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TraceWriter, "plan", fill)
@@ -188,7 +192,7 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(
     ):
         assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
     assert "incomplete: [Errno 28] No space left on device" in caplog.text
-    with pytest.raises(FormatError, match="without the end mark"):
+    with pytest.raises(FormatError, match="is incomplete: the recorded run was killed"):
         Trace(path)
 
 
@@ -210,7 +214,7 @@ def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path
     options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
     with gids.NodeLoader(
-        gids.open(dataset, **options), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
+        gids.open(dataset, **tuned(options)), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
     ) as loader:
         with record(loader, path):
             for _ in loader:
@@ -239,9 +243,9 @@ def good(tmp_path: Path) -> bytes:
 
 def test_every_truncation_is_one_clear_error(tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "cut"
-    for size in range(len(good)):
+    for size in [*range(0, len(good), 11), len(good) - 1]:
         path.write_bytes(good[:size])
-        with pytest.raises(FormatError, match=f"^{path} (has|ends|is)"):
+        with pytest.raises(FormatError, match=f"^{path} is (incomplete: the|not a trace of gids)"):
             Trace(path)
 
 
@@ -255,53 +259,31 @@ def test_every_changed_byte_is_harmless_or_an_error(tmp_path: Path, good: bytes)
         path.write_bytes(changed)
         try:
             with Trace(path) as trace:
-                for batch in range(trace.batch_count):
-                    trace.pages(batch)
+                assert np.array_equal(trace.tables[0].heat, table(pages=100).heat)
+                assert [trace.pages(batch).tolist() for batch in range(trace.batch_count)] == [
+                    list(range(5)),
+                    list(range(7, 90)),
+                ]
         except FormatError:
             refused += 1
-    assert refused > 100  # the others changed heat, or a page into another page
+    assert refused > 200  # the others changed a date, or another field that nobody reads
 
 
-def test_bytes_after_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
-    (tmp_path / "t").write_bytes(good + b"more")
-    with pytest.raises(FormatError, match="has 4 bytes after its end mark"):
-        Trace(tmp_path / "t")
+def test_files_that_are_not_traces_are_refused(tmp_path: Path) -> None:
+    for name, data in (("old", b"GIDSTRCE" + bytes(99)), ("empty", b""), ("zip", b"PK\x03\x04" * 20)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FormatError, match="is not a trace of gids, or one of gids before 0"):
+            Trace(tmp_path / name)
+    np.savez(tmp_path / "other.npz", pages=np.arange(3))
+    with pytest.raises(FormatError, match="is not a trace of gids"):
+        Trace(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (0, b"NOTATRCE", "is not a trace of gids"),
-        (8, struct.pack("<I", 2), "is a trace of version 2; this gids reads version 1"),
-        (12, struct.pack("<I", 1 << 30), "ends inside its header"),
-        (16, b"[", "damaged header"),
-    ],
-)
-def test_files_that_are_not_traces_are_refused(
-    tmp_path: Path, good: bytes, place: int, value: bytes, said: str
-) -> None:
-    path = tmp_path / "alien"
-    path.write_bytes(good[:place] + value + good[place + len(value) :])
-    with pytest.raises(FormatError, match=said):
-        Trace(path)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is not of type str'\\)"),
-        (b'"lines": null', b'"lines": -123', "has impossible sizes"),
-        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is not of type int'\\)"),
-        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are not valid"),
-    ],
-)
-def test_header_fields_of_another_type_are_damage(
-    tmp_path: Path, good: bytes, old: bytes, new: bytes, said: str
-) -> None:
-    assert old in good
-    assert len(old) == len(new)
-    (tmp_path / "t").write_bytes(good.replace(old, new))
-    with pytest.raises(FormatError, match=said):
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "VERSION", 3)
+    write(tmp_path / "t", [table()], [])
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match="is a trace of version 3; this gids reads version 2"):
         Trace(tmp_path / "t")
 
 
@@ -309,6 +291,6 @@ def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "t", [table(pages=10)], [[np.array([3, 10])]])
     with (
         Trace(tmp_path / "t") as trace,
-        pytest.raises(FormatError, match="has page 10 of table '_N\\.feat'"),
+        pytest.raises(FormatError, match="is damaged: page 10 of table '_N\\.feat', which has 10 pages"),
     ):
         trace.pages(0)

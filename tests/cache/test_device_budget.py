@@ -98,10 +98,10 @@ def test_with_few_lines_the_window_is_shorter_and_fewer_minibatches_are_planned(
     for plan, memory_bytes in zip(plans, range(2_900_000, 12_000_000, 100_000), strict=True):
         assert sum(plan.purposes.values()) <= memory_bytes
         window, lines = plan.sizes.window_batches, plan.purposes["lines"]
-        assert window <= 1 or 16 * plan.purposes["window"] <= lines or window * 500 * 4096 <= 3 * lines
+        assert window <= 1 or window * 500 * 4096 <= 3 * lines
     assert plans[0].sizes.planned_batches == 1
     assert [p.sizes.planned_batches for p in plans] == sorted(p.sizes.planned_batches for p in plans)
-    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 16)
+    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 8)
 
 
 def test_asking_for_more_than_free_memory_reports_what_is_free() -> None:

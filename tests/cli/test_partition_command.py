@@ -72,7 +72,7 @@ def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
         "def wait(*_, **__):\n"
         "    print('go', flush=True)\n"
         "    threading.Event().wait(60)\n"
-        "run.table_rows.divide_rows = wait\n"
+        "run.divide.divide_rows = wait\n"
         f"sys.exit(main(['partition', {str(dataset)!r}, {str(tmp_path / 'parts')!r}, '--parts', '2']))"
     )
     child = subprocess.Popen(

@@ -1,24 +1,25 @@
 """`gids quickstart`: its output, the rows of both sides, and that it removes its files."""
 
+import contextlib
+import io
 import json
 import re
 from types import SimpleNamespace
 
 import pytest
+from epoch_results import epoch_result
 
+from gids.bench.quickstart import example
 from gids.cli import main, quickstart
+from gids.measure import sides
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
-from gids.quickstart import report
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def real(tmp_path_factory):
     """One real run with --keep: its directory, output and exit status."""
-    import contextlib
-    import io
-
     parent = tmp_path_factory.mktemp("quickstart")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -28,9 +29,9 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_both_sides_load_the_rows_of_the_source(run):
-    assert run.status == 0, run.err
-    result = json.loads(run.out)
+def test_both_sides_load_the_rows_of_the_source_with_the_same_memory(real):
+    assert real.status == 0, real.err
+    result = json.loads(real.out)
     for side in ("gids", "stock"):
         measured = result[side]
         assert measured["batches"] == 6
@@ -42,17 +43,6 @@ def test_both_sides_load_the_rows_of_the_source(run):
         assert 0 < measured["read_bytes"] < 100e6
     assert result["gids"]["loader"]["bytes_read"] > 0
     assert result["speed_up"] == pytest.approx(result["stock"]["seconds"] / result["gids"]["seconds"])
-
-
-@pytest.mark.slow
-def test_both_sides_start_with_a_cold_page_cache(run, on_disk):
-    result = json.loads(run.out)
-    assert all(result[side]["cached_before"] < 0.01 for side in ("gids", "stock"))
-
-
-@pytest.mark.slow
-def test_both_sides_have_the_same_limit_or_the_reason_is_printed(run):
-    result = json.loads(run.out)
     limits = [result[side]["memory_limit_bytes"] for side in ("gids", "stock")]
     if result["why_no_memory_limit"]:
         assert limits == [None, None]
@@ -63,18 +53,24 @@ def test_both_sides_have_the_same_limit_or_the_reason_is_printed(run):
 
 
 @pytest.mark.slow
-def test_progress_names_the_steps_and_keep_says_where(run):
-    steps = re.findall(r"^(\w+) .*\.\.\. \d+\.\d s$", run.err, re.M)
-    assert steps[:5] == ["starting", "making", "converting", "training", "training"]
-    for step in ("making a graph", "training with gids"):
-        assert re.search(rf"^{step}.* \.\.\.$", run.err, re.M)  # when it begins
-    assert f"files kept in {run.directory}" in run.err
-    assert (run.directory / "graph.gids" / "manifest.json").exists()
+def test_both_sides_start_with_a_cold_page_cache(real, on_disk):
+    result = json.loads(real.out)
+    assert all(result[side]["cached_before"] < 0.01 for side in ("gids", "stock"))
 
 
 @pytest.mark.slow
-def test_the_six_printed_lines_load_the_dataset(run):
-    lines = report.example(str(run.directory / "graph.gids"), (3, 3), 16)
+def test_progress_names_the_steps_and_keep_says_where(real):
+    steps = re.findall(r"^(\w+) .*\.\.\. \d+\.\d s$", real.err, re.M)
+    assert steps[:5] == ["starting", "making", "converting", "training", "training"]
+    for step in ("making a graph", "training with gids"):
+        assert re.search(rf"^{step}.* \.\.\.$", real.err, re.M)  # when it begins
+    assert f"files kept in {real.directory}" in real.err
+    assert (real.directory / "graph.gids" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_the_six_printed_lines_load_the_dataset(real):
+    lines = example(str(real.directory / "graph.gids"), (3, 3), 16)
     assert len(lines.strip().splitlines()) == 6
     names = {}
     exec(lines, names)
@@ -83,134 +79,110 @@ def test_the_six_printed_lines_load_the_dataset(run):
     assert blocks[-1].dstdata["label"].shape == (blocks[-1].num_dst_nodes(),)
 
 
-@pytest.mark.slow
-def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_path):
-    from gids.measure import sides
+@pytest.fixture
+def quick(monkeypatch, capsys, tmp_path):
+    """A function that runs `gids quickstart` with sides that do not train: (status, output, errors).
 
-    result = json.loads(run.out)
+    outcomes: by side, an error to raise, or values of the result. asked: how run_side was called.
+    """
 
-    def known(config, **_):
-        plain = config.side == "stock" and not config.random_access
-        name = "stock_without_advice" if plain and config.most_seconds else config.side
-        return sides.EpochResult(**result[name])
+    def run(*options, no_limit="", **outcomes):
+        def known(config, *, limited=True, **_):
+            run.asked.append((config, limited))
+            plain = config.side == "stock" and not config.random_access
+            outcome = outcomes.get("stock_without_advice" if plain and limited else config.side, {})
+            if isinstance(outcome, Exception):
+                raise outcome
+            return epoch_result(config.side, **outcome)
 
-    monkeypatch.setattr(sides, "run_side", known)
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+        monkeypatch.setattr(sides, "run_side", known)
+        monkeypatch.setattr(sides, "why_no_limit", lambda: no_limit)
+        status = main(["quickstart", *TINY, *options, "--dir", str(tmp_path)])
+        assert list(tmp_path.iterdir()) == []  # also after an error
+        return status, *capsys.readouterr()
+
+    run.asked = []
+    return run
+
+
+def test_the_table_has_all_sides_and_the_code(quick):
+    status, out, _ = quick()
+    assert status == 0
     for line in (
-        "gids  +stock DGL",
-        r"sampling( +\d+\.\d\d s){2,3}",
-        r"waiting for features( +\d+\.\d\d s){2,3}",
-        r"training( +\d+\.\d\d s){2,3}",
-        r"whole epoch( +\d+\.\d\d s){2,3}",
-        r"rows/s( +[\d,]+){2}",
-        r"MB/s read( +[\d,]+){2}",
-        r"hit ratio( +[\d.]+%){2}",
-        r"training accuracy( +[\d.]+%){2}",
-        r"validation accuracy( +[\d.]+%){2}",
-        r"^gids is \d+\.\d x as fast as stock DGL\.",
+        "gids  +stock DGL +no advice",
+        r"sampling( +0\.30 s){3}",
+        r"waiting for features( +0\.30 s){3}",
+        r"training( +0\.30 s){3}",
+        r"whole epoch( +2\.00 s){3}",
+        r"rows/s( +300){3}",
+        r"MB/s read( +0){3}",
+        r"hit ratio( +25\.0%){3}",
+        r"training accuracy( +50\.0%){3}",
+        r"validation accuracy( +75\.0%){3}",
+        r"^gids is 1\.0 x as fast as stock DGL\.",
         r"    loader = gids\.dgl\.DataLoader\(.*gids=source",
     ):
         assert re.search(line, out, re.M), line
-    assert list(tmp_path.iterdir()) == []
 
 
-def outcomes(monkeypatch, run, **by_side):
-    """Let run_side raise these errors, or return the real run's results with some values changed."""
-    from gids.measure import sides
-
-    result = json.loads(run.out)
-
-    def known(config, **_):
-        plain = config.side == "stock" and not config.random_access
-        outcome = by_side.get("stock_without_advice" if plain else config.side, {})
-        if isinstance(outcome, Exception):
-            raise outcome
-        return sides.EpochResult(**{**result[config.side], **outcome})
-
-    monkeypatch.setattr(sides, "run_side", known)
-    monkeypatch.setattr(sides, "why_no_limit", lambda: "")
-
-
-@pytest.mark.slow
-def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypatch, capsys, tmp_path):
+def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(quick):
     reason = "needed more than 578 MB of memory and was killed by the kernel"
     error = FreshProcessOutOfMemory("gids.measure.epoch was killed", reason)
-    outcomes(monkeypatch, run, stock=error, stock_without_advice=error)
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
-    out, err = capsys.readouterr()
+    status, out, err = quick(stock=error, stock_without_advice=error)
+    assert status == 0
     text = " ".join(out.split())
     assert f"Stock DGL {reason}." in text
     assert f"Stock DGL without MADV_RANDOM {reason}." in text
     assert f"  stock DGL {reason}\n" in err
     assert re.search(r"^whole epoch +\d+\.\d\d s$", out, re.M)  # one column
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["gids"]["batches"] == 6
+    status, out, _ = quick("--json", stock=error, stock_without_advice=error)
+    found = json.loads(out)
+    assert (status, found["gids"]["batches"]) == (0, 6)
     assert [found["stock"], found["stock_without_advice"], found["speed_up"]] == [None, None, None]
     assert found["why_missing"]["stock"] == f"stock DGL {reason}"
 
 
-@pytest.mark.slow
-def test_stock_without_advice_that_fails_is_omitted(run, monkeypatch, capsys, tmp_path):
+def test_stock_without_advice_that_fails_is_omitted(quick):
     error = FreshProcessTimeout("too long", "did not end within 60 s and was stopped")
-    outcomes(monkeypatch, run, stock_without_advice=error)
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["stock_without_advice"] is None
+    status, out, _ = quick("--json", stock_without_advice=error)
+    found = json.loads(out)
+    assert (status, found["stock_without_advice"]) == (0, None)
     assert "did not end within 60 s" in found["why_missing"]["stock_without_advice"]
     assert found["speed_up"] > 0
 
 
-@pytest.mark.slow
-def test_gids_that_fails_is_an_error(run, monkeypatch, capsys, tmp_path):
-    outcomes(monkeypatch, run, gids=FreshProcessError("module failed (exit status 1)\nOSError: no disk"))
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
+def test_gids_that_fails_is_an_error(quick):
+    error = FreshProcessError("module failed (exit status 1)\nOSError: no disk")
+    status, out, err = quick("--json", gids=error)
+    assert (status, out) == (2, "")
     assert "OSError: no disk" in err
-    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side", ["gids", "stock", "stock_without_advice"])
-def test_wrong_rows_are_exit_status_1(side, run, monkeypatch, capsys, tmp_path):
-    outcomes(monkeypatch, run, **{side: {"wrong_rows": 1}})
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 1
+def test_wrong_rows_are_exit_status_1(side, quick):
+    assert quick(**{side: {"wrong_rows": 1}})[0] == 1
 
 
-@pytest.mark.slow
-def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch, capsys, tmp_path):
-    outcomes(
-        monkeypatch,
-        run,
-        gids={"seconds": 2.0, "rows": 600},
-        stock={"seconds": 60.0, "rows": 300, "batches": 3},
-    )
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_a_side_that_was_stopped_is_compared_by_rows_per_second(quick):
+    stock = {"seconds": 60.0, "rows": 300, "batches": 3}
+    text = " ".join(quick(stock=stock)[1].split())
     assert "stock DGL, 3 of 6" in text
     assert "gids is 60.0 x as fast, by rows/s, as stock DGL." in text
     assert "Stock DGL was stopped after 60 s and 3 of 6 minibatches, so compare rows/s." in text
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["speed_up"] == pytest.approx(60)
+    assert json.loads(quick("--json", stock=stock)[1])["speed_up"] == pytest.approx(60)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("option", "expected"), [([], [60, 60]), (["--seconds", "7"], [7, 7])])
-def test_both_sides_stop_after_a_minute_or_as_given(option, expected, run, monkeypatch, tmp_path):
-    from gids.measure import sides
+def test_both_sides_stop_after_a_minute_or_as_given(option, expected, quick):
+    quick(*option)
+    assert [config.most_seconds for config, _ in quick.asked[:2]] == expected
 
-    asked = []
-    result = json.loads(run.out)
 
-    def known(config, **_):
-        asked.append(config.most_seconds)
-        return sides.EpochResult(**result[config.side])
-
-    monkeypatch.setattr(sides, "run_side", known)
-    assert main(["quickstart", *TINY, *option, "--dir", str(tmp_path)]) == 0
-    assert asked[:2] == expected
+def test_without_a_memory_limit_the_text_says_so(quick):
+    text = " ".join(quick(no_limit="no memory control group: Permission denied")[1].split())
+    assert "Memory was not limited (no memory control group: Permission denied" in text
+    asked = [(config.side, config.random_access, limited) for config, limited in quick.asked]
+    assert asked == [("gids", True, False), ("stock", False, False)]
 
 
 def test_the_graph_is_smaller_if_the_disk_writes_slowly(monkeypatch, tmp_path, capsys):
@@ -227,25 +199,6 @@ def test_the_graph_is_smaller_if_the_disk_writes_slowly(monkeypatch, tmp_path, c
     assert quickstart._nodes_by_write_speed(args) == 300_000
     assert capsys.readouterr().err == ""
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_without_a_memory_limit_the_text_says_so(run, monkeypatch, capsys, tmp_path):
-    from gids.measure import sides
-
-    result = json.loads(run.out)
-    asked = []
-
-    def known(config, limited, **_):
-        asked.append((config.side, config.random_access, limited))
-        return sides.EpochResult(**result[config.side])
-
-    monkeypatch.setattr(sides, "run_side", known)
-    monkeypatch.setattr(sides, "why_no_limit", lambda: "no memory control group: Permission denied")
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Memory was not limited (no memory control group: Permission denied" in text
-    assert asked == [("gids", True, False), ("stock", False, False)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143), RuntimeError("broken")])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice, EmulatedStream
+from open_options import tuned
 
 import gids
 from gids.cuda.device import Device, Mapping
@@ -67,7 +68,7 @@ def test_no_freed_memory_stays_mapped_after_a_refusal(
     while not devices or devices[-1].requests >= devices[-1].refused:
         devices.append(Refusing(len(devices) + 1))
         cuda_is(devices[-1])
-        with gids.open(path, reads=reads, **options) as source:
+        with gids.open(path, reads=reads, **tuned(options)) as source:
             with (
                 suppress(RuntimeError),
                 gids.NodeLoader(

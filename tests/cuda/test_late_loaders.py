@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from datasets import random_in_edges
 from late_device import LateDevice
+from open_options import tuned
 
 import gids
 import gids.distributed
@@ -164,7 +165,7 @@ def observed(minibatches: Made, watching: Any) -> Made:
 def test_minibatches_of_a_loader_are_waited_for(
     late: LateDevice, path: Path, rows: Rows, make: Any, reads: Any
 ) -> None:
-    assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows) >= 14
+    assert check(late, gids.open(path, reads=reads, **tuned(OPTIONS)), make, rows) >= 14
 
 
 @pytest.mark.few(2)
@@ -181,7 +182,7 @@ def test_observers_wait_for_the_ids_that_they_see(
         return record(loader, tmp_path / "of.trace", rows=of == "rows")
 
     for make in (of_nodes, of_features):
-        assert check(late, gids.open(path, reads=reads, **OPTIONS), make, rows, watch) >= 14
+        assert check(late, gids.open(path, reads=reads, **tuned(OPTIONS)), make, rows, watch) >= 14
 
 
 @pytest.mark.few(1)
@@ -189,4 +190,4 @@ def test_observers_wait_for_the_ids_that_they_see(
 def test_minibatches_of_ranks_that_share_rows_are_waited_for(
     late: LateDevice, path: Path, rows: Rows, one_rank: None, make: Any
 ) -> None:
-    assert check(late, gids.distributed.open(path, **OPTIONS), make, rows) >= 14
+    assert check(late, gids.distributed.open(path, **tuned(OPTIONS)), make, rows) >= 14

@@ -514,7 +514,7 @@ def test_an_error_of_the_sampler_with_the_cache_on_a_device(homogeneous, cuda_is
         homogeneous.graph,
         torch.arange(100),
         sampler,
-        gids=gids.open(homogeneous.path, staging="1MiB"),
+        gids=gids.open(homogeneous.path, tuning=gids.Tuning(staging="1MiB")),
         batch_size=10,
         gids_device="cuda",
     )

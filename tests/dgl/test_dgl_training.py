@@ -21,6 +21,7 @@ from gids.cli import main
 from gids.store import FeatureStore
 
 import dgl  # isort: skip
+from open_options import tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt")  # stock DGL with workers
 
@@ -126,7 +127,7 @@ def test_every_engine_policy_and_window_gives_stock_minibatches(
     tiny = 40 * 16384
     for cache_bytes in (0, tiny, 1 << 30):
         options = {"window": window, "engine": engine, "policy": policy, "memory": 2 << 30, "planned": 2}
-        source = gids.open(citations.path, cache=cache_bytes, **options)
+        source = gids.open(citations.path, **tuned(options, cache=cache_bytes))
         ours = minibatches(citations.graph, citations, 3, gids=source)
         check(ours, stock[0], citations)
 
@@ -158,10 +159,8 @@ def test_workers_give_stock_minibatches(
         gids=gids.open(
             citations.path,
             window=window,
-            engine=engine,
-            policy=policy,
             memory=2 << 30,
-            cache=cache_bytes,
+            tuning=gids.Tuning(engine=engine, policy=policy, cache=cache_bytes),
         ),
     )
     check(ours, stock[2], citations)
@@ -169,7 +168,7 @@ def test_workers_give_stock_minibatches(
 
 def test_a_window_of_23_with_two_planned_is_refused_with_the_reason(citations: Citations) -> None:
     with pytest.raises(ValueError, match=r"window \+ planned must be at most 24"):
-        gids.open(citations.path, window=23, planned=2)
+        gids.open(citations.path, window=23, tuning=gids.Tuning(planned=2))
 
 
 class Sage(torch.nn.Module):
@@ -213,7 +212,7 @@ def test_training_reaches_the_accuracy_of_stock_dgl(citations: Citations) -> Non
     ours = accuracy(
         citations.graph,
         citations,
-        gids=gids.open(citations.path, memory=1 << 30, cache=1 << 22),
+        gids=gids.open(citations.path, memory=1 << 30, tuning=gids.Tuning(cache=1 << 22)),
     )
     assert ours == accuracy(citations.full, citations)
     assert ours > 0.55

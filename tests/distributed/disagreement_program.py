@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import same_bits
+from open_options import tuned
 from pack_programs import small_packs
 from programs import Sage
 
@@ -40,7 +41,9 @@ def error_of(call: Callable[[], Any]) -> str:
 
 @contextlib.contextmanager
 def opened(dataset: Path, **options: Any) -> Iterator[gids.Source]:
-    with gids.distributed.open(dataset, **{"memory": "32MB", "timeout": 20, "window": 4} | options) as source:
+    with gids.distributed.open(
+        dataset, **tuned({"memory": "32MB", "timeout": 20, "window": 4} | options)
+    ) as source:
         yield source
 
 

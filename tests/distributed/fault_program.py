@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from open_options import tuned
 from programs import Sage
 
 import gids.distributed
@@ -20,7 +21,9 @@ Tell = Callable[[Any], None]
 
 def open_loader(dataset: Path, timeout_s: float, *, cooperative: bool = False, **options: Any) -> Any:
     """A loader of more minibatches than the window."""
-    source = gids.distributed.open(dataset, memory="32MB", window=4, bulk=2, timeout=timeout_s, **options)
+    source = gids.distributed.open(
+        dataset, memory="32MB", window=4, bulk=2, timeout=timeout_s, **tuned(options)
+    )
     return gids.NodeLoader(
         source, SEEDS, [3, 4], batch_size=4, shuffle=True, cooperative=cooperative, tables=["paper.feat"]
     )
@@ -69,7 +72,7 @@ def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
         mine = {"dataset": dataset, "timeout": 20.0} | (change if dist.get_rank() == 1 else {})
         loader_options = {"batch_size": mine.pop("batch_size", 4)}
         try:
-            with gids.distributed.open(memory="32MB", **mine) as source:
+            with gids.distributed.open(memory="32MB", **tuned(mine)) as source:
                 gids.NodeLoader(source, SEEDS, [3], **loader_options)
         except (ValueError, FileNotFoundError) as error:
             errors.append(str(error))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from full_disk import fail_at
+from open_options import tuned
 from programs import check_cooperative, differences
 
 import gids.distributed
@@ -65,7 +66,9 @@ def compare(
     look: called with each epoch of the ranks and the number of minibatches returned.
     """
     cooperative = bool(arguments.get("cooperative"))
-    shared = gids.distributed.open(dataset, **{"memory": MEMORY, "timeout": 60, "queue_depth": 16, **options})
+    shared = gids.distributed.open(
+        dataset, **tuned({"memory": MEMORY, "timeout": 60, "queue_depth": 16, **options})
+    )
     place: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     if cooperative:
         place = {"rank": 0, "world_size": 1}
@@ -254,7 +257,9 @@ def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> Non
         expected = list(loader)
     for stop in stops:
         with small_packs(together=9):
-            with gids.distributed.open(dataset, memory=MEMORY, reads="pack", queue_depth=16) as source:
+            with gids.distributed.open(
+                dataset, memory=MEMORY, reads="pack", tuning=gids.Tuning(queue_depth=16)
+            ) as source:
                 first = gids.NodeLoader(source, **arguments)
                 epoch = iter(first)
                 for _ in range(stop):
@@ -263,7 +268,9 @@ def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> Non
                 epoch.close()
                 assert [len(list(first))] == [len(expected)]  # the next epoch is whole
             for reads in ("pack", "random"):
-                with gids.distributed.open(dataset, memory=MEMORY, reads=reads, queue_depth=16) as source:  # type: ignore[arg-type]
+                with gids.distributed.open(
+                    dataset, memory=MEMORY, reads=reads, tuning=gids.Tuning(queue_depth=16)
+                ) as source:  # type: ignore[arg-type]
                     resumed = gids.NodeLoader(source, **arguments)
                     resumed.load_state_dict(state)
                     for a, b in zip(resumed, expected[stop:], strict=True):
@@ -284,7 +291,9 @@ def read_damaged(
     plain = dict(arguments) | ({"batch_size": arguments["batch_size"] * size} if cooperative else {})
     with gids.open(whole, memory="64MB", reads="random") as alone:
         theirs = gids.NodeLoader(alone, **plain, rank=place[0], world_size=place[1])
-        with gids.distributed.open(dataset, memory=MEMORY, reads="pack", queue_depth=16) as source:
+        with gids.distributed.open(
+            dataset, memory=MEMORY, reads="pack", tuning=gids.Tuning(queue_depth=16)
+        ) as source:
             loader = gids.NodeLoader(source, **arguments, cooperative=cooperative)
             for epoch in range(2):
                 dist.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,13 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import same_bits
+from open_options import tuned
 
 import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners
 from gids.distributed.sampling import GroupSampling, whole_topology
-from gids.sampler import Block, Minibatch, Sampler, Topology
+from gids.sampler import Minibatch, Sampler, Topology
 from gids.store import Graph
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from sage import GraphSage
+from sage import mean_of_sources as mean_of  # noqa: F401
 
 
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
@@ -65,7 +71,7 @@ def compare_with_one_process(
     """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
     make = getattr(gids, kind)
     rank, size = dist.get_rank(), dist.get_world_size()
-    shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **options)
+    shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **tuned(options))
     count = 0
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
         with (
@@ -252,29 +258,18 @@ def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) 
         assert torch.equal(labels, whole.store.labels[ntype][by_type(part.seeds)[ntype]])
 
 
-def mean_of(block: Block, h: torch.Tensor) -> torch.Tensor:
-    """Of each destination, the weighted mean of its sources' rows."""
-    src, dst = block.coo()
-    weights = block.weights if block.weights is not None else torch.ones(block.num_edges)
-    total = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, dst, h[src] * weights[:, None])
-    norm = h.new_zeros(block.num_dst).index_add(0, dst, weights)
-    return total / norm.clamp(min=1)[:, None]
+class Sage(GraphSage):
+    """Two layers. In cooperation, each gets the rows of its input nodes from their owners."""
 
-
-class Sage(torch.nn.Module):
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(3)
-        widths = [(24, 16), (16, 5)]
-        self.own = torch.nn.ModuleList(torch.nn.Linear(*w) for w in widths)
-        self.neighbors = torch.nn.ModuleList(torch.nn.Linear(*w, bias=False) for w in widths)
+        super().__init__([24, 16, 5])
 
     def forward(self, minibatch: Any) -> torch.Tensor:
         h = minibatch.features["paper.feat"]
-        for i, block in enumerate(minibatch.blocks):
+        for i, (layer, block) in enumerate(zip(self.layers, minibatch.blocks, strict=True)):
             h = minibatch.exchange(i, h) if hasattr(minibatch, "exchange") else h
-            h = self.own[i](h[: block.num_dst]) + self.neighbors[i](mean_of(block, h))
-            h = h.relu() if i == 0 else h
+            h = layer(block, h if i == 0 else h.relu())
         return h
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from open_options import tuned
 from programs import differences
 
 import gids.distributed
@@ -23,7 +24,7 @@ def compare_loaders(
     shares = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     count = 0
     with (
-        gids.distributed.open(dataset, memory="64MB", timeout=30, **options) as shared,
+        gids.distributed.open(dataset, memory="64MB", timeout=30, **tuned(options)) as shared,
         gids.open(whole, memory="64MB", reads="random") as alone,
         make(shared, **given) as mine,
         make(alone, **shares, **given) as theirs,

@@ -128,30 +128,6 @@ def test_adjacency_rows_of_the_published_algorithm(bench: ModuleType, topology: 
         assert found.reduced == pytest.approx(products.mean() * (copies - 1))
 
 
-def test_caches_miss_what_they_do_not_hold(bench: ModuleType) -> None:
-    rng = np.random.default_rng(3)
-    weights = rng.permutation(NODES).astype(np.uint32)
-    owners = owned_by(2)
-    steps = [[rng.permutation(np.flatnonzero(owners == r))[:40] for r in range(2)] for _ in range(12)]
-    for owned in (None, owners):
-        cache = bench.Caches(2, 30, "static", weights, owned)
-        for rows in steps:
-            expected = []
-            for rank, asked in enumerate(rows):
-                mine = [v for v in range(NODES) if owned is None or owned[v] == rank]
-                held = sorted(mine, key=lambda v: -int(weights[v]))[:30]
-                expected.append(len(set(asked.tolist()) - set(held)))
-            assert cache.misses(rows).tolist() == expected
-    lru, whole = bench.Caches(2, 60, "lru", weights, owners), bench.Caches(2, NODES, "lru", weights, None)
-    seen: list[set[int]] = [set(), set()]
-    for rows in steps:
-        fresh = [len(set(asked.tolist()) - seen[rank]) for rank, asked in enumerate(rows)]
-        assert whole.misses(rows).tolist() == fresh
-        assert all(m >= f for m, f in zip(lru.misses(rows), fresh, strict=True))
-        for rank, asked in enumerate(rows):
-            seen[rank] |= set(asked.tolist())
-
-
 def test_owners_are_balanced_and_communities_stay_together(bench: ModuleType) -> None:
     from graphs import OWNERS, OwnersOf, make_graph
 

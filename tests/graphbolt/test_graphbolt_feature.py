@@ -56,7 +56,7 @@ def test_type_none_means_the_only_type(graphbolt: Any, one: Dataset) -> None:
 def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) -> None:
     rows, ids = one.source["node", None, "feat"], torch.tensor([7, 7, 399])
     own = graphbolt.Feature(
-        gids.open(one.store, cache=0, **MEMORY),
+        gids.open(one.store, **MEMORY, tuning=gids.Tuning(cache=0)),
         "_N.feat",
     )
     assert torch.equal(own.read(ids), rows[ids])
@@ -78,7 +78,9 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
     for foretold in (None, 400):
         caplog.clear()
         feature = graphbolt.Feature(
-            gids.open(one.store, memory=92_000, queue_depth=2), "_N.feat", minibatch_rows=foretold
+            gids.open(one.store, memory=92_000, tuning=gids.Tuning(queue_depth=2)),
+            "_N.feat",
+            minibatch_rows=foretold,
         )
         feature.read(every[:1])
         for _ in range(3):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from graphbolt_model import Dataset, Minibatches
 from late_device import LateDevice
+from open_options import tuned
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
@@ -61,7 +62,7 @@ def test_rows_on_a_device_whose_streams_run_late(
     cuda_is(device)
     options: Any = {"memory": "16MB", "device_memory": "16MB", "staging": "1MiB", "reads": reads}
     pipe = pipe_of(minibatch, dataset).gids_fetch(
-        gids.open(dataset.store, **options), dataset.node_keys, dataset.edge_keys, device="cuda"
+        gids.open(dataset.store, **tuned(options)), dataset.node_keys, dataset.edge_keys, device="cuda"
     )
     with device.use(device.new_stream()):
         assert sum(bool(model.check(dataset, each)) for each in pipe) == 40
@@ -72,7 +73,7 @@ def test_rows_on_a_device_whose_streams_run_late(
 def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     source = pipe_of(minibatch, one)
     pipe = source.gids_fetch(
-        gids.open(one.store, window=8, planned=2, **MEMORY),
+        gids.open(one.store, window=8, **MEMORY, tuning=gids.Tuning(planned=2)),
         ["feat"],
     )
     ahead = []

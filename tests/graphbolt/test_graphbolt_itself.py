@@ -163,7 +163,7 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
 
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, cache=0, **MEMORY),
+        gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0)),
         dataset.node_keys,
         dataset.edge_keys,
     )
@@ -189,9 +189,9 @@ def test_names_are_those_of_the_converted_relations(gb: Any, several: Dataset) -
 
 @pytest.mark.slow
 def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
-    bench = Path(__file__).parents[2] / "bench" / "graphbolt.py"
-    command = [sys.executable, "-P", bench, "--small", "--dir", tmp_path]
+    bench = Path(__file__).parents[2] / "bench" / "rows.py"
+    command = [sys.executable, "-P", bench, "graphbolt", "--small", "--dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    for said in ("cold reads, 4096 B rows", "cold reads, 512 B rows", "lookahead in a pipe"):
+    for said in ("reads, 4096 B, gids_fetch over GraphBolt, 2 threads", "pipe, 4096 B", "hits, 512 B"):
         assert said in done.stdout

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_memory, uneven_in_edges
+from open_options import tuned
 
 import gids
 from gids import FeatureStore, MemoryBudgetError
@@ -67,14 +68,18 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
     model = sage(6, 100, 16, 5)
     expected = expected_of(store, model, rows["paper"], edges)
     options: dict[str, Any] = {"memory": MEMORY, "window": window}
-    result = layerwise(model, gids.open(store, **options), edge_tables=["_N._E._N.w"])
+    result = layerwise(model, gids.open(store, **tuned(options)), edge_tables=["_N._E._N.w"])
     close(result.values, expected)
     assert result.layers[0]["blocks"] > 1
     check_memory(result.layers, MEMORY)
     nodes = torch.tensor([1400, 2, 77, 2])
-    some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
+    some = layerwise(
+        model, gids.open(store, **tuned(options)), edge_tables={"any": "_N._E._N.w"}, nodes=nodes
+    )
     close(some.values, expected[nodes])
-    kept = layerwise(model, gids.open(store, **options), edge_tables=[store.table("_N._E._N.w")], output="h")
+    kept = layerwise(
+        model, gids.open(store, **tuned(options)), edge_tables=[store.table("_N._E._N.w")], output="h"
+    )
     close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
 
 
@@ -280,7 +285,9 @@ def test_layers_get_rows_on_the_device(
     expected = expected_of(store, sage(4, 8, 6, 3), nodes, edges)[wanted]
     found = layerwise(
         [layer.to(device.torch_device) for layer in sage(4, 8, 6, 3)],
-        gids.open(store, device_memory=48 << 20, window=2, staging=1 << 20, queue_depth=32),
+        gids.open(
+            store, device_memory=48 << 20, window=2, tuning=gids.Tuning(staging=1 << 20, queue_depth=32)
+        ),
         edge_tables=["_N._E._N.w"],
         nodes=wanted,
         device="cuda",

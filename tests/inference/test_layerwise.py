@@ -57,7 +57,7 @@ def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window:
     seen = []
     result = layerwise(
         model,
-        gids.open(one_type, memory=MEMORY, window=window, engine=engine),
+        gids.open(one_type, memory=MEMORY, window=window, tuning=gids.Tuning(engine=engine)),
         progress=lambda *at: seen.append(at),
     )
     assert isinstance(result.values, torch.Tensor)
@@ -357,7 +357,9 @@ def test_layers_get_rows_on_the_device(
     nodes = torch.tensor([7, 700, 1400])
     result = layerwise(
         [layer.to(device.torch_device) for layer in sage(100, 16, 5)],
-        gids.open(one_type, device_memory=48 << 20, window=2, staging=1 << 20, queue_depth=32),
+        gids.open(
+            one_type, device_memory=48 << 20, window=2, tuning=gids.Tuning(staging=1 << 20, queue_depth=32)
+        ),
         nodes=nodes,
         device="cuda",
     )
@@ -380,7 +382,7 @@ def test_options_may_be_none_and_the_window_as_long_as_in_a_loader(one_type: Pat
     model = sage(100, 16, 5)
     result = layerwise(
         model,
-        gids.open(one_type, memory=MEMORY, cache=None, window=23),
+        gids.open(one_type, memory=MEMORY, window=23, tuning=gids.Tuning(cache=None)),
     )
     close(result.values, expected_of_one(one_type, model, rows))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nodes is empty"):

@@ -346,17 +346,3 @@ def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -
     (tmp_path / "sub" / "a.bin").write_bytes(b"kept" * 5000)
     gids.io.drop_page_cache(tmp_path)
     assert (tmp_path / "sub" / "a.bin").read_bytes() == b"kept" * 5000
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs_in_its_small_size(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "bench" / "io.py", "--small", "--dir", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "threads" in done.stdout
-    assert "in flight" in done.stdout
-    assert not list(tmp_path.iterdir())

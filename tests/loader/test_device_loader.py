@@ -13,6 +13,7 @@ from emulator import EmulatedDevice
 from engines import URING
 from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
+from open_options import tuned
 from torch.overrides import TorchFunctionMode
 from waits import Waits
 
@@ -39,7 +40,7 @@ def test_features_equal_the_source_over_epochs(
 ) -> None:
     options: dict[str, Any] = {"window": window, "policy": policy, "staging": 1 << 20}
     with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 23, **options),
+        gids.open(path, device_memory=1 << 23, **tuned(options)),
         list(source),
         device="cuda",
     ) as loader:
@@ -60,7 +61,11 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
     on: Device, path: Path, source: Ids, engine: str, cache_bytes: int | None, wait: Any
 ) -> None:
     with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 25, cache=cache_bytes, engine=engine, wait=wait, staging=1 << 18),
+        gids.open(
+            path,
+            device_memory=1 << 25,
+            tuning=gids.Tuning(cache=cache_bytes, engine=engine, wait=wait, staging=1 << 18),
+        ),
         list(source),
         device="cuda",
     ) as loader:
@@ -75,7 +80,7 @@ def test_threads_rounds_pairs_and_transfer_reach_the_queue(
 ) -> None:
     options: dict[str, Any] = {"io_threads": 3, "rounds": 10, "pairs": 5, "transfer": transfer}
     with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 25, cache=0, engine="threads", staging=1 << 20, **options),
+        gids.open(path, device_memory=1 << 25, **tuned(options, cache=0, engine="threads", staging=1 << 20)),
         list(source),
         device="cuda",
     ) as loader:
@@ -95,10 +100,8 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
             gids.open(
                 path,
                 device_memory=1 << 25,
-                cache=1 << 18,
                 memory=host_cache_bytes + (1 << 20),
-                host_policy=host_policy,
-                staging=1 << 20,
+                tuning=gids.Tuning(cache=1 << 18, host_policy=host_policy, staging=1 << 20),
             ),
             ["paper.feat"],
             device="cuda",
@@ -115,7 +118,7 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
     memory_bytes = 1 << 23
     with gids.FeatureLoader(
-        gids.open(path, device_memory=memory_bytes, **STAGING), list(source), device="cuda"
+        gids.open(path, device_memory=memory_bytes, **tuned(STAGING)), list(source), device="cuda"
     ) as loader:
         for _minibatch, _features in loader.attach(minibatches(20), ids_of):
             memory = loader.stats()["memory"]
@@ -133,7 +136,7 @@ def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
     for foretold in (None, {"paper.feat": 700}):
         caplog.clear()
         with gids.FeatureLoader(
-            gids.open(path, **options), ["paper.feat"], device="cuda", minibatch_rows=foretold
+            gids.open(path, **tuned(options)), ["paper.feat"], device="cuda", minibatch_rows=foretold
         ) as loader:
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
@@ -147,7 +150,7 @@ def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callabl
     cuda_is(EmulatedDevice(total_bytes=3 << 20))
     for options in ({"cache": 4 << 20}, {"device_memory": 4 << 20}):
         with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
-            gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
+            gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
 
 
 def test_a_loader_of_a_large_cache_opens_again_and_again(
@@ -160,7 +163,7 @@ def test_a_loader_of_a_large_cache_opens_again_and_again(
         trained = device.empty(3 << 20, torch.uint8)  # torch keeps this memory when it is released
         del trained
         with gids.FeatureLoader(
-            gids.open(path, device_memory=given, **STAGING), ["paper.feat"], device="cuda"
+            gids.open(path, device_memory=given, **tuned(STAGING)), ["paper.feat"], device="cuda"
         ) as loader:
             for minibatch, features in loader.attach([{"paper.feat": torch.arange(50)}], ids_of):
                 check(source, minibatch, features)
@@ -177,8 +180,8 @@ def test_two_loaders_at_once_share_the_free_memory(
     options: dict[str, Any] = {"device_memory": 5 << 20, "window": 2} | STAGING
     batches = [{"paper.feat": torch.arange(50 * i, 50 * i + 50)} for i in range(4)]
     with (
-        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as one,
-        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as other,
+        gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as one,
+        gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as other,
     ):
         for (minibatch, features), (_, same) in zip(
             one.attach(batches, ids_of), other.attach(batches, ids_of), strict=True
@@ -186,8 +189,8 @@ def test_two_loaders_at_once_share_the_free_memory(
             check(source, minibatch, features)
             check(source, minibatch, same)
         with pytest.raises(MemoryBudgetError, match="device_memory=5242880"):
-            gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")
-    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda"):
+            gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda")
+    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda"):
         pass
 
 
@@ -201,7 +204,7 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     training.slow = True
     batches = [{"paper.feat": torch.randint(0, ROWS, (300,))} for _ in range(25)]
     options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
-    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
+    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as loader:
         with device.use(training):
             for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, device, sampling)):
                 training.put(lambda: None)  # training, which never synchronizes
@@ -228,7 +231,7 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
         training = late.new_stream()
         with (
             gids.NodeLoader(
-                gids.open(tmp_path / "one.gids", **options),
+                gids.open(tmp_path / "one.gids", **tuned(options)),
                 torch.arange(600),
                 sampler=gids.sampler.Neighbor([5, 5]),
                 batch_size=60,
@@ -278,7 +281,7 @@ def test_sampling_is_waited_for_a_minibatch_later(
     cuda_is(device)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": 0, "planned": 1} | STAGING
     with gids.NodeLoader(
-        gids.open(tmp_path / "one.gids", **options),
+        gids.open(tmp_path / "one.gids", **tuned(options)),
         torch.arange(600),
         [5, 5],
         batch_size=100,
@@ -318,7 +321,11 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
     monkeypatch.setattr(gids.sampler.Neighbor, "start", fail)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": window} | STAGING
     with gids.NodeLoader(
-        gids.open(tmp_path / "one.gids", **options), torch.arange(600), [5], batch_size=100, device="cuda"
+        gids.open(tmp_path / "one.gids", **tuned(options)),
+        torch.arange(600),
+        [5],
+        batch_size=100,
+        device="cuda",
     ) as loader:
         epoch = iter(loader)
         assert [next(epoch).step for _ in range(3)] == [0, 1, 2]
@@ -329,7 +336,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
 
 def test_policy_lru_is_refused_on_a_device(path: Path) -> None:
     with pytest.raises(ValueError, match=r"policy='lru' works on device='cpu' only"):
-        gids.FeatureLoader(gids.open(path, policy="lru"), ["paper.feat"], device="cuda")
+        gids.FeatureLoader(gids.open(path, tuning=gids.Tuning(policy="lru")), ["paper.feat"], device="cuda")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")

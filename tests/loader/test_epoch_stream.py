@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,71 @@ def test_a_generator_that_ended_with_its_error_does_not_end_the_epoch_in_silence
             next(stream)
         with pytest.raises(ValueError, match="count=-1"):
             stream = gids.FeatureLoader(source, ["paper.feat"]).attach([], lambda ids: ids, count=-1)
+
+
+class Entered(gids.loader.Observer):
+    """Counts the minibatches that enter a window."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def entered(self, step: int, ids: Any) -> None:
+        self.count += 1
+
+
+def check_rows(loader: gids.NodeLoader, minibatch: Any) -> None:
+    table = loader.store.table("paper.feat")
+    nodes = minibatch.input_nodes["paper"]
+    assert torch.equal(minibatch.features["paper.feat"], table.read_rows(nodes))
+
+
+@pytest.fixture
+def two_loaders(path: Path) -> Iterator[tuple[gids.NodeLoader, gids.NodeLoader]]:
+    with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(planned=1)) as source:
+        make = partial(gids.NodeLoader, source, sampler=[3], batch_size=20, tables=["paper.feat"])
+        with (
+            make(seeds={"paper": torch.arange(200)}) as train,
+            make(seeds={"paper": torch.arange(200, 330)}) as val,
+        ):
+            yield train, val
+
+
+def test_iterators_that_are_new_or_at_their_end_do_not_hold_the_window(
+    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader], caplog: pytest.LogCaptureFixture
+) -> None:
+    train, val = two_loaders
+    untouched, by_length = iter(val), iter(val)
+    for _ in range(len(val)):  # never asked for one more
+        check_rows(val, next(by_length))
+    assert train.feature_loader is not None
+    assert not train.feature_loader.has_open_epoch
+    list(train)
+    assert "another iterator" not in caplog.text
+    assert len(list(untouched)) == len(val)
+    assert next(by_length, None) is None
+
+
+def test_the_iterator_that_began_last_has_the_window_and_gives_it_back(
+    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader], caplog: pytest.LogCaptureFixture
+) -> None:
+    train, val = two_loaders
+    assert train.feature_loader is not None
+    outer, seen = iter(train), Entered()
+    with train.feature_loader.observe(seen):
+        check_rows(train, next(outer))
+        check_rows(train, next(outer))
+        inner = iter(val)
+        check_rows(val, next(inner))
+        before = seen.count
+        check_rows(train, next(outer))  # without lookahead
+        assert seen.count == before
+        assert "another iterator of another loader of this source is open" in caplog.text
+        for minibatch in inner:
+            check_rows(val, minibatch)
+        before, rest = seen.count, 3
+        for minibatch in outer:
+            check_rows(train, minibatch)
+            rest += 1
+        assert rest == len(train)
+        assert seen.count - before == rest - 3
+    assert caplog.text.count("another iterator") == 1

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
-from open_options import take_options
+from open_options import take_options, tuned
 
 import gids
 
@@ -26,7 +26,12 @@ import gids
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(
-        gids.open(path, window=window, policy=policy, memory=1 << 30, cache=300_000, queue_depth=32),
+        gids.open(
+            path,
+            window=window,
+            memory=1 << 30,
+            tuning=gids.Tuning(policy=policy, cache=300_000, queue_depth=32),
+        ),
         TABLES,
     ) as loader:
         for epoch in range(3):
@@ -45,7 +50,7 @@ def test_every_engine_with_no_a_tiny_and_a_full_cache(
     path: Path, source: Ids, engine: str, cache_bytes: int | None
 ) -> None:
     with gids.FeatureLoader(
-        gids.open(path, engine=engine, cache=cache_bytes, memory=1 << 30, check_crc=True),
+        gids.open(path, memory=1 << 30, check_crc=True, tuning=gids.Tuning(engine=engine, cache=cache_bytes)),
         TABLES,
     ) as loader:
         for epoch in range(2):
@@ -75,7 +80,7 @@ def test_the_first_minibatch_comes_after_one_is_sampled(path: Path) -> None:
             yield minibatch
 
     with gids.FeatureLoader(
-        gids.open(path, window=8, planned=2, memory=1 << 30),
+        gids.open(path, window=8, memory=1 << 30, tuning=gids.Tuning(planned=2)),
         TABLES,
     ) as loader:
         stream = loader.attach(sample(), ids_of)
@@ -92,7 +97,7 @@ def test_hits_do_not_depend_on_timing(path: Path) -> None:
     counts = set()
     for depth in (1, 64, 256):
         with gids.FeatureLoader(
-            gids.open(path, memory=1 << 30, cache=200_000, queue_depth=depth, planned=2),
+            gids.open(path, memory=1 << 30, tuning=gids.Tuning(cache=200_000, queue_depth=depth, planned=2)),
             TABLES,
         ) as loader:
             for epoch in range(2):
@@ -114,7 +119,7 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
 def test_memory_stays_within_what_was_given(path: Path) -> None:
     given = 16 << 20
     with gids.FeatureLoader(
-        gids.open(path, memory=given, queue_depth=64, window=4),
+        gids.open(path, memory=given, window=4, tuning=gids.Tuning(queue_depth=64)),
         TABLES,
     ) as loader:
         batches = [
@@ -161,7 +166,7 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
 def test_planned_minibatches_adapt_between_epochs(path: Path) -> None:
     small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
     with gids.FeatureLoader(
-        gids.open(path, memory=1 << 30, cache=0, queue_depth=2),
+        gids.open(path, memory=1 << 30, tuning=gids.Tuning(cache=0, queue_depth=2)),
         ["paper.feat"],
     ) as loader:
         list(loader.attach(small, ids_of))
@@ -230,7 +235,7 @@ def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
 @pytest.mark.parametrize("engine", ["uring", "threads"])
 def test_loaders_that_take_turns_give_the_memory_of_their_caches_back(path: Path, engine: str) -> None:
     everything = [{"paper.feat": torch.arange(ROWS)}]
-    with gids.open(path, memory=1 << 30, engine=engine) as source:
+    with gids.open(path, memory=1 << 30, tuning=gids.Tuning(engine=engine)) as source:
         loaders = [gids.FeatureLoader(source, ["paper.feat"], dtype=t) for t in (None, torch.float16)]
 
         def turns(count: int) -> None:
@@ -260,7 +265,7 @@ def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_w
 
     def read_all(minibatch_rows: Any) -> int:
         with gids.FeatureLoader(
-            gids.open(path, **options), ["paper.feat"], minibatch_rows=minibatch_rows
+            gids.open(path, **tuned(options)), ["paper.feat"], minibatch_rows=minibatch_rows
         ) as loader:
             for ids in reads:
                 list(loader.attach([ids], ids_of))  # one by one, as gids.graphbolt.Feature does
@@ -280,7 +285,7 @@ def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"memory": 8 << 20, "queue_depth": 16, "window": 2}
-    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"]) as loader:
+    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
 
         def planned_after(*rows: int) -> int:
             list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
@@ -325,7 +330,7 @@ def test_what_is_no_number_of_rows_is_refused(
 
 def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
     with gids.FeatureLoader(
-        gids.open(path, memory=32 << 20, queue_depth=16),
+        gids.open(path, memory=32 << 20, tuning=gids.Tuning(queue_depth=16)),
         ["paper.feat"],
     ) as loader:
         growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
@@ -386,7 +391,7 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
 @pytest.mark.parametrize("memory_bytes", [2e7, 5e7, 1e8, 1e9])
 def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> None:
     with gids.FeatureLoader(
-        gids.open(path, memory=memory_bytes, cache=3e5),
+        gids.open(path, memory=memory_bytes, tuning=gids.Tuning(cache=3e5)),
         TABLES,
     ) as loader:
         for minibatch, features in loader.attach(minibatches(5), ids_of):
@@ -397,4 +402,4 @@ def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> 
 def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
     for name in ("memory", "cache"):
         with pytest.raises(ValueError, match=f"{name}={wrong} is not a size in bytes"):
-            gids.FeatureLoader(gids.open(path, **{name: wrong}), TABLES)
+            gids.FeatureLoader(gids.open(path, **tuned({name: wrong})), TABLES)

@@ -34,15 +34,14 @@ class Way:
         self.path, self.reads, self.device = path, reads, device
 
     def open(self, tables: list[str] = TABLES, **options: Any) -> gids.FeatureLoader:
-        memory = {"memory": 24 << 20} if self.reads == "pack" else {"memory": 1 << 27, "cache": 300_000}
+        memory, cache = (24 << 20, None) if self.reads == "pack" else (1 << 27, 300_000)
         self.source = gids.open(
             self.path,
-            reads=self.reads,  # type: ignore[arg-type]
+            reads=self.reads,
             window=4,
-            queue_depth=8,
             device_memory=1 << 25,
-            staging=1 << 20,
-            **memory,  # type: ignore[arg-type]
+            memory=memory,
+            tuning=gids.Tuning(cache=cache, queue_depth=8, staging=1 << 20),
         )
         return gids.FeatureLoader(self.source, tables, device=self.device, **options)
 

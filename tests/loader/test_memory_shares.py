@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
+from open_options import tuned
 
 import gids
 from gids.cache import POLICIES
@@ -73,7 +74,7 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
     """A hundredth of a table of 2 GB with 512 MB, and minibatches of 133,000 or 415,000 rows."""
     given = 5_120_000
     with gids.FeatureLoader(
-        gids.open(path, memory=given, queue_depth=4),
+        gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
         [TABLE],
     ) as loader:
         read_all(loader, reads(rows, 40), source, given)
@@ -87,7 +88,7 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
 def least_memory(path: Path, batches: list[Ids], **options: Any) -> int:
     """What the error says is enough."""
     with gids.FeatureLoader(
-        gids.open(path, memory=1000, **options),
+        gids.open(path, memory=1000, **tuned(options)),
         [TABLE],
     ) as loader:
         with pytest.raises(gids.MemoryBudgetError, match="is too small") as caught:
@@ -110,7 +111,7 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     for times in (1, 1.2, 1.6, 20):
         given = int(times * least)
         with gids.FeatureLoader(
-            gids.open(path, memory=given, **options),
+            gids.open(path, memory=given, **tuned(options)),
             [TABLE],
         ) as loader:
             read_all(loader, batches, source, given)
@@ -146,7 +147,7 @@ def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tenso
         sampler = Counting([5, 5], threads=2)
         sampler.calls = []
         with gids.NodeLoader(
-            gids.open(path, memory=given, queue_depth=4),
+            gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
             torch.arange(600),
             sampler,
             batch_size=40,
@@ -201,7 +202,7 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
     def line_of(given: int) -> tuple[str, dict[str, Any]]:
         caplog.clear()
         with gids.FeatureLoader(
-            gids.open(path, memory=given, queue_depth=4),
+            gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
             [TABLE],
         ) as loader:
             for _ in range(2):
@@ -228,7 +229,7 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
 def test_memory_may_be_a_number_with_a_fraction_and_must_be_finite(path: Path, source: torch.Tensor) -> None:
     with gids.FeatureLoader(
-        gids.open(path, memory=5.12e6, queue_depth=4),
+        gids.open(path, memory=5.12e6, tuning=gids.Tuning(queue_depth=4)),
         [TABLE],
     ) as loader:  # type: ignore[arg-type]
         read_all(loader, reads(100, 3), source, 5_120_000)
@@ -246,7 +247,7 @@ def test_a_device_with_little_memory_has_a_shorter_window(
     windows = []
     for memory_bytes in (given, 1 << 26):
         with gids.FeatureLoader(
-            gids.open(path, device_memory=memory_bytes, staging=1 << 20),
+            gids.open(path, device_memory=memory_bytes, tuning=gids.Tuning(staging=1 << 20)),
             [TABLE],
             device="cuda",
         ) as loader:

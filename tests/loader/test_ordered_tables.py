@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import damage
 from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
+from open_options import tuned
 
 import gids
 from gids.cache import page_heat
@@ -20,8 +21,7 @@ from gids.errors import FormatError, StorageError
 from gids.heat import hottest_nodes
 from gids.store import FeatureStore
 from gids.trace import record
-from gids.trace.row_trace import RowTrace
-from gids.trace.trace_file import Trace
+from gids.trace.trace_file import RowTrace, Trace
 from gids.write import DatasetWriter
 
 PAPERS = "paper.feat"
@@ -74,7 +74,7 @@ def test_features_equal_the_source(store: FeatureStore, policy: str, window: int
     source = make_source()
     options: dict[str, Any] = {"policy": policy, "window": window, "engine": engine}
     with gids.FeatureLoader(
-        gids.open(store, memory=1 << 24, check_crc=True, **options),
+        gids.open(store, memory=1 << 24, check_crc=True, **tuned(options)),
         list(source),
     ) as loader:
         for epoch in range(2):
@@ -100,7 +100,11 @@ def test_features_equal_the_source_on_a_device(
     cuda_is(device)
     source = make_source()
     with gids.FeatureLoader(
-        gids.open(store, device_memory=1 << 24, cache=200_000, policy=policy, wait=wait, staging=1 << 19),
+        gids.open(
+            store,
+            device_memory=1 << 24,
+            tuning=gids.Tuning(cache=200_000, policy=policy, wait=wait, staging=1 << 19),
+        ),
         list(source),
         device="cuda",
     ) as loader:

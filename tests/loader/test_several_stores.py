@@ -92,7 +92,7 @@ def check(minibatch: Any, source: Rows, device: str = "cpu") -> None:
 
 def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> None:
     with gids.NodeLoader(
-        gids.open(paths[0], memory=1 << 30, cache=300_000),
+        gids.open(paths[0], memory=1 << 30, tuning=gids.Tuning(cache=300_000)),
         {"paper": torch.arange(PAPERS)},
         [4, 6],
         tables=tables_of(paths),
@@ -166,7 +166,7 @@ def test_features_come_on_the_device(
     cuda_is(device)
     tables = {name: table for name, table in tables_of(paths).items() if name in ("author", "text", "image")}
     with gids.NodeLoader(
-        gids.open(paths[0], device_memory=32 << 20, staging=1 << 20, queue_depth=32),
+        gids.open(paths[0], device_memory=32 << 20, tuning=gids.Tuning(staging=1 << 20, queue_depth=32)),
         {"paper": torch.arange(60)},
         [3],
         tables=tables,

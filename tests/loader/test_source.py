@@ -15,6 +15,7 @@ import pytest
 import torch
 from emulator import EmulatedDevice
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches, write
+from open_options import tuned
 
 import gids
 from gids import cuda
@@ -30,7 +31,7 @@ ARGUMENTS: dict[str, Any] = {"batch_size": 64, "labels": False}
 
 @pytest.fixture
 def opened(path: Path) -> Any:
-    with gids.open(path, memory=MEMORY, queue_depth=16, window=4) as source:
+    with gids.open(path, memory=MEMORY, window=4, tuning=gids.Tuning(queue_depth=16)) as source:
         yield source
 
 
@@ -45,7 +46,8 @@ def held_bytes(*loaders: gids.NodeLoader) -> int:
 
 def test_options_are_the_arguments_of_open() -> None:
     arguments = list(inspect.signature(gids.open).parameters)
-    assert arguments == ["dataset", *OPTIONS]
+    assert set(arguments) == {"dataset", *OPTIONS}
+    assert len(arguments) == 12
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,9 @@ def test_options_are_the_arguments_of_open() -> None:
     ],
 )
 def test_sizes_are_numbers_or_text(path: Path, given: Any, size: int) -> None:
-    with gids.open(path, memory=given, device_memory=given, cache=given, staging=given) as source:
+    with gids.open(
+        path, memory=given, device_memory=given, tuning=gids.Tuning(cache=given, staging=given)
+    ) as source:
         found = source.options
         assert {found.memory, found.device_memory, found.cache, found.staging, source.memory} == {size}
 
@@ -68,7 +72,7 @@ def test_sizes_are_numbers_or_text(path: Path, given: Any, size: int) -> None:
 @pytest.mark.parametrize("wrong", ["16 gigs", "", -1, float("nan"), True, [1]])
 def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}=.* is not a size in bytes: use 4096, 256MB or 1.5GiB"):
-        gids.open(path, **{name: wrong})
+        gids.open(path, **tuned({name: wrong}))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name:
 )
 def test_options_have_ranges(path: Path, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gids.open(path, **wrong)
+        gids.open(path, **tuned(wrong))
 
 
 LOADERS: dict[str, Callable[..., Any]] = {
@@ -121,7 +125,9 @@ def test_a_misspelled_name_gets_a_suggestion(path: Path, name: str, suggestion: 
 
 
 def test_a_misspelled_option_gets_a_suggestion(path: Path) -> None:
-    with pytest.raises(TypeError, match=r"gids.open has no argument 'polcy'; did you mean 'policy'"):
+    with pytest.raises(
+        TypeError, match=r"gids.open has no argument 'polcy'; did you mean 'policy' of gids.Tuning"
+    ):
         gids.open(path, polcy="lru")  # type: ignore[call-arg]
 
 
@@ -185,7 +191,7 @@ def test_loaders_of_other_tables_take_turns_with_the_memory(opened: gids.Source,
 def test_total_lines_never_exceed_the_memory(path: Path) -> None:
     """Full caches of both tables would take more than there is."""
     memory = 8 << 20
-    with gids.open(path, memory=memory, queue_depth=8, window=2) as source:
+    with gids.open(path, memory=memory, window=2, tuning=gids.Tuning(queue_depth=8)) as source:
         loaders = [
             node_loader(source, tables, minibatch_rows=500)
             for tables in (["paper.feat"], ["author.feat"], TABLES)
@@ -217,7 +223,7 @@ def test_a_larger_minibatch_of_another_loader_gets_a_new_cache(
     path: Path, source: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = 4 << 20
-    with gids.open(path, memory=memory, queue_depth=16, window=0, planned=1) as opened:
+    with gids.open(path, memory=memory, window=0, tuning=gids.Tuning(queue_depth=16, planned=1)) as opened:
         small = node_loader(opened, batch_size=8)
         large = node_loader(opened, batch_size=429)
         list(small)
@@ -230,7 +236,9 @@ def test_a_larger_minibatch_of_another_loader_gets_a_new_cache(
 
 def test_minibatch_rows_of_one_loader_hold_for_all_that_share_its_cache(path: Path) -> None:
     def lines(minibatch_rows: Any) -> int:
-        with gids.open(path, memory=4 << 20, queue_depth=16, window=0, planned=1) as source:
+        with gids.open(
+            path, memory=4 << 20, window=0, tuning=gids.Tuning(queue_depth=16, planned=1)
+        ) as source:
             train = node_loader(source, batch_size=8)
             node_loader(source, batch_size=429, minibatch_rows=minibatch_rows)
             list(train)
@@ -243,7 +251,7 @@ def test_loaders_of_different_devices_have_separate_memory(
     path: Path, source: Ids, cuda_is: Callable[[EmulatedDevice], None]
 ) -> None:
     cuda_is(EmulatedDevice())
-    with gids.open(path, device_memory=1 << 24, staging=1 << 18, window=2) as opened:
+    with gids.open(path, device_memory=1 << 24, window=2, tuning=gids.Tuning(staging=1 << 18)) as opened:
         host = gids.FeatureLoader(opened, ["paper.feat"])
         device = gids.FeatureLoader(opened, ["paper.feat"], device="cuda")
         batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(4)]
@@ -264,7 +272,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedDevice]:
 def test_two_equal_devices_have_separate_memory(
     path: Path, source: Ids, two_devices: list[EmulatedDevice]
 ) -> None:
-    with gids.open(path, staging=1 << 18, window=2) as opened:
+    with gids.open(path, window=2, tuning=gids.Tuning(staging=1 << 18)) as opened:
         loaders = [
             gids.FeatureLoader(opened, ["paper.feat"], device=f"cuda:{index}", dtype=dtype)
             for index in (0, 1)
@@ -287,7 +295,7 @@ def test_two_equal_devices_have_separate_memory(
 def test_names_of_one_device_share_its_cache_and_memory(
     path: Path, source: Ids, two_devices: list[EmulatedDevice]
 ) -> None:
-    with gids.open(path, device_memory=1 << 24, staging=1 << 18, window=2) as opened:
+    with gids.open(path, device_memory=1 << 24, window=2, tuning=gids.Tuning(staging=1 << 18)) as opened:
         names: list[Any] = ["cuda", "cuda:0", torch.device("cuda", 0), "cuda:1"]
         loaders = [node_loader(opened, device=name).feature_loader for name in names]
         assert loaders[0] is loaders[1] is loaders[2] is not loaders[3]
@@ -306,11 +314,13 @@ def test_on_a_device_memory_holds_staging_and_a_tier_of_lines(
     cuda_is(EmulatedDevice())
     batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(4)]
     for memory, tier in ((None, 0), (3 << 20, 2 << 20)):
-        with gids.open(path, device_memory=1 << 24, cache=1 << 18, memory=memory, staging="1MiB") as source:
+        with gids.open(
+            path, device_memory=1 << 24, memory=memory, tuning=gids.Tuning(cache=1 << 18, staging="1MiB")
+        ) as source:
             loader = gids.FeatureLoader(source, ["paper.feat"], device="cuda")
             list(loader.attach(batches, ids_of))
             assert tier - (64 << 10) <= loader.stats()["memory"]["host lines"] <= tier
-    with gids.open(path, memory="1MB", staging="1MiB") as source:
+    with gids.open(path, memory="1MB", tuning=gids.Tuning(staging="1MiB")) as source:
         with pytest.raises(ValueError, match="staging=1048576 is more than memory=1000000"):
             gids.FeatureLoader(source, ["paper.feat"], device="cuda")
 

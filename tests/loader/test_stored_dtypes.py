@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from gids.store import FeatureStore
 from gids.store.dtypes import TABLE_DTYPES
 from gids.store.names import Relation
 from gids.write import DatasetWriter
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from sage import Training
 
 PAPERS, DIM = 1500, 60
 CITES: Relation = ("paper", "cites", "paper")
@@ -92,7 +96,12 @@ def test_rows_are_those_of_the_model(
 ) -> None:
     for cache_bytes, check_crc in ((0, True), (60_000, False)):
         with gids.FeatureLoader(
-            gids.open(path, memory=1 << 26, cache=cache_bytes, engine=engine, check_crc=check_crc),
+            gids.open(
+                path,
+                memory=1 << 26,
+                check_crc=check_crc,
+                tuning=gids.Tuning(cache=cache_bytes, engine=engine),
+            ),
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
         ) as loader:
@@ -116,12 +125,9 @@ def test_rows_are_those_of_the_model_on_a_device(
             gids.open(
                 path,
                 device_memory=1 << 26,
-                cache=cache_bytes,
                 memory=host_cache_bytes + (1 << 18),
-                host_policy="static",
-                staging=1 << 18,
                 check_crc=check_crc,
-                wait=wait,
+                tuning=gids.Tuning(cache=cache_bytes, host_policy="static", staging=1 << 18, wait=wait),
             ),
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
@@ -144,7 +150,12 @@ def test_bytes_that_are_no_bool_come_as_true(
     ids = [{"paper.flag": batch["paper.flag"]} for batch in minibatches(4)]
     for cache_bytes in (0, 20_000):
         with gids.FeatureLoader(
-            gids.open(damaged, cache=cache_bytes, memory=1 << 26, device_memory=1 << 26, staging=1 << 18),
+            gids.open(
+                damaged,
+                memory=1 << 26,
+                device_memory=1 << 26,
+                tuning=gids.Tuning(cache=cache_bytes, staging=1 << 18),
+            ),
             ["paper.flag"],
             device="cuda" if where == "device" else "cpu",
         ) as loader:
@@ -161,7 +172,7 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
     ids = {"paper.column": torch.arange(PAPERS)}
     row_bytes = 4 * DIM
     with gids.FeatureLoader(
-        gids.open(path, memory=1 << 26, cache=0),
+        gids.open(path, memory=1 << 26, tuning=gids.Tuning(cache=0)),
         ["paper.column"],
     ) as loader:
         list(loader.attach([ids], lambda ids: ids))
@@ -186,43 +197,24 @@ def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) ->
             assert torch.equal(minibatch.features[tables[1]], weights(edges))
 
 
-class Mean(torch.nn.Module):
-    """One layer of GraphSAGE, with the mean."""
-
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__()
-        self.own, self.others = torch.nn.Linear(dim, classes), torch.nn.Linear(dim, classes)
-
-    def forward(self, block: gids.sampler.Block, x: torch.Tensor) -> torch.Tensor:
-        sources, destinations = block.coo()
-        sums = torch.zeros(block.num_dst, x.shape[1]).index_add_(0, destinations, x[sources])
-        out: torch.Tensor = self.own(x[: block.num_dst])
-        return out + self.others(sums / block.indptr.diff().clamp(min=1)[:, None])
-
-
 def accuracy(path: Path) -> float:
     """Trained for some epochs; the same minibatches and the same start for every way to store."""
     store = FeatureStore(path)
     splits = store.splits["_N"]
-    torch.manual_seed(0)
-    model = Mean(store.table("feat").shape[0], 4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    training = Training([store.table("feat").shape[0], 4], seed=0, rate=0.01)
     source = gids.open(store, memory="256MiB")
     options: dict[str, Any] = {"dtype": torch.float32, "seed": 3}
     with gids.NodeLoader(source, splits["train"], [10], batch_size=100, shuffle=True, **options) as loader:
         for _ in range(4):
             for minibatch in loader:
-                optimizer.zero_grad()
-                out = model(minibatch.blocks[0], minibatch.features["_N.feat"])
-                torch.nn.functional.cross_entropy(out, minibatch.labels).backward()
-                optimizer.step()
+                training.step(minibatch.blocks, minibatch.features["_N.feat"], minibatch.labels)
     right = 0
     with (
         gids.NodeLoader(source, splits["val"], [10], batch_size=900, **options) as loader,
         torch.no_grad(),
     ):
         for minibatch in loader:
-            out = model(minibatch.blocks[0], minibatch.features["_N.feat"])
+            out = training.model(minibatch.blocks, minibatch.features["_N.feat"])
             right += int((out.argmax(1) == minibatch.labels).sum())
     return right / len(splits["val"])
 

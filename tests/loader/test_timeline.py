@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from open_options import tuned
 
 import gids
 from gids.trace.timeline import Timeline
@@ -29,7 +30,7 @@ def train(dataset: Path, timeline: Timeline) -> None:
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(2000, (300,), generator=generator) for _ in range(BATCHES)]
     options: dict[str, Any] = {"memory": 64 << 20, "cache": 1 << 20, "window": 4}
-    with gids.FeatureLoader(gids.open(dataset, **options), ["_N.feat"]) as loader:
+    with gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["_N.feat"]) as loader:
         with timeline.follow(loader):
             for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
                 begun = time.perf_counter_ns()

@@ -4,17 +4,29 @@ import time
 from dataclasses import replace
 
 import pytest
+from epoch_results import epoch_result
 
+from gids.bench import quickstart
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.measure import sides
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
-from gids.measure.sides import EpochConfig, EpochResult
-from gids.quickstart import comparison, report
-
-pytestmark = pytest.mark.slow
+from gids.measure.sides import EpochConfig
 
 MEMORY = 100 << 20
+
+
+CONFIG = EpochConfig(
+    side="gids",
+    source="graph",
+    dataset="graph.gids",
+    fanouts=(3, 3),
+    batch_size=16,
+    hidden=8,
+    batches=6,
+    memory_bytes=MEMORY,
+    gids_memory_bytes=MEMORY,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,47 +36,13 @@ def config(tmp_path_factory):
     spec = GraphSpec(node_count=3000, degree=8, dim=1024, train_count=96, val_count=32)
     write_graph(directory / "graph", spec)
     assert main(["convert", str(directory / "graph"), str(directory / "graph.gids"), "--quiet"]) == 0
-    return EpochConfig(
-        side="gids",
-        source=str(directory / "graph"),
-        dataset=str(directory / "graph.gids"),
-        fanouts=(3, 3),
-        batch_size=16,
-        hidden=8,
-        batches=6,
-        memory_bytes=MEMORY,
-        gids_memory_bytes=MEMORY,
-    )
+    return replace(CONFIG, source=str(directory / "graph"), dataset=str(directory / "graph.gids"))
 
 
 @pytest.fixture
 def limit():
     if reason := sides.why_no_limit():
         pytest.skip(reason)
-
-
-def result(config, **values):
-    """The result of a side, made up."""
-    known = {
-        "side": config.side,
-        "seconds": 2.0,
-        "cpu_seconds": 1.0,
-        "stages": dict.fromkeys(("sampling", "reading", "gather", "planning", "training"), 0.3),
-        "batches": 6,
-        "rows": 600,
-        "read_bytes": None,
-        "hit_ratio": None,
-        "train_accuracy": None,
-        "val_accuracy": None,
-        "base_rss_bytes": 1,
-        "peak_rss_bytes": 2,
-        "memory_limit_bytes": None,
-        "headroom_bytes": 70 << 20,
-        "compared_rows": 32,
-        "wrong_rows": 0,
-        "cached_before": 0.0,
-    }
-    return EpochResult(**(known | values))
 
 
 @pytest.fixture
@@ -75,7 +53,7 @@ def runs(monkeypatch):
 
     def run(config, **options):
         asked.append((config, options))
-        outcome = outcomes.pop(0) if outcomes else result(config)
+        outcome = outcomes.pop(0) if outcomes else epoch_result(config.side)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -90,6 +68,7 @@ def killed():
     )
 
 
+@pytest.mark.slow
 def test_stock_that_runs_out_of_memory_is_reported_with_its_limit(config, limit):
     tiny = replace(config, side="stock", memory_bytes=1, headroom_bytes=1)
     found = sides.run_other("stock DGL", tiny)
@@ -98,6 +77,7 @@ def test_stock_that_runs_out_of_memory_is_reported_with_its_limit(config, limit)
     assert found.endswith(" MB of memory and was killed by the kernel")
 
 
+@pytest.mark.slow
 def test_gids_that_runs_out_of_memory_gets_more_once(config, limit):
     said = []
     tiny = replace(config, headroom_bytes=1, memory_bytes=1)
@@ -109,6 +89,7 @@ def test_gids_that_runs_out_of_memory_gets_more_once(config, limit):
     assert sentence.endswith("it runs again with 268 MB more")
 
 
+@pytest.mark.slow
 def test_headroom_is_measured_unless_it_is_given(config, limit):
     measured = sides.run_side(config)
     assert 16 << 20 < measured.headroom_bytes < 200 << 20
@@ -119,6 +100,7 @@ def test_headroom_is_measured_unless_it_is_given(config, limit):
     ) < (40 << 20)
 
 
+@pytest.mark.slow
 def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config):
     found = sides.run_side(replace(config, most_seconds=1e-9, val_nodes=8), limited=False)
     assert found.batches == 1
@@ -126,24 +108,24 @@ def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config):
     assert (found.compared_rows, found.wrong_rows) == (64, 0)
 
 
-def test_gids_runs_twice_at_most(config, runs):
+def test_gids_runs_twice_at_most(runs):
     asked, outcomes = runs
     outcomes += [killed(), killed()]
     with pytest.raises(
         FreshProcessError, match="MB of memory and was killed by the kernel: give it more memory, smaller"
     ):
-        sides.run_gids(config, say=lambda _: None, limited=True)
+        sides.run_gids(CONFIG, say=lambda _: None, limited=True)
     assert [c.spare_bytes for c, _ in asked] == [0, 256 << 20]
 
 
-def test_a_crash_or_timeout_of_gids_is_an_error(config, runs):
+def test_a_crash_or_timeout_of_gids_is_an_error(runs):
     _, outcomes = runs
     outcomes += [FreshProcessTimeout("", "did not end within 9 s and was stopped")]
     with pytest.raises(FreshProcessError, match="did not end within 9 s and was stopped: the disk may be"):
-        sides.run_gids(config, say=lambda _: None)
+        sides.run_gids(CONFIG, say=lambda _: None)
     outcomes += [FreshProcessError("broken", "failed (exit status 1)")]
     with pytest.raises(FreshProcessError, match="broken"):
-        sides.run_gids(config, say=lambda _: None)
+        sides.run_gids(CONFIG, say=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -161,21 +143,21 @@ def test_a_crash_or_timeout_of_gids_is_an_error(config, runs):
         ),
     ],
 )
-def test_the_failure_of_another_side_is_a_sentence(config, runs, error, sentence):
+def test_the_failure_of_another_side_is_a_sentence(runs, error, sentence):
     _, outcomes = runs
     outcomes.append(error)
-    assert sides.run_other("stock DGL", config).startswith(sentence)
+    assert sides.run_other("stock DGL", CONFIG).startswith(sentence)
 
 
-def compare(config, *, spent=0.0, total=150.0, limited=True):
+def compare(config=CONFIG, *, spent=0.0, total=150.0, limited=True):
     begun = time.monotonic() - spent
-    return comparison.compare(config, limited=limited, total_seconds=total, begun=begun)
+    return quickstart.compare(config, limited=limited, total_seconds=total, begun=begun)
 
 
-def test_all_sides_have_the_headroom_that_gids_measured(config, runs):
+def test_all_sides_have_the_headroom_that_gids_measured(runs):
     asked, outcomes = runs
-    outcomes += [killed(), result(config, headroom_bytes=300 << 20)]
-    compare(config)
+    outcomes += [killed(), epoch_result("gids", headroom_bytes=300 << 20)]
+    compare()
     assert [(c.side, c.spare_bytes, c.headroom_bytes) for c, _ in asked] == [
         ("gids", 0, 0),
         ("gids", 256 << 20, 0),
@@ -184,25 +166,25 @@ def test_all_sides_have_the_headroom_that_gids_measured(config, runs):
     ]
 
 
-def test_each_side_is_stopped_in_time(config, runs):
+def test_each_side_is_stopped_in_time(runs):
     asked, _ = runs
-    compare(replace(config, most_seconds=60))
+    compare(replace(CONFIG, most_seconds=60))
     assert [c.most_seconds for c, _ in asked] == [60, 60, 15]
     assert [c.random_access for c, _ in asked] == [True, True, False]
     assert [options["timeout_s"] for _, options in asked[:2]] == [240, 120]
     assert asked[2][1]["timeout_s"] <= 75
 
 
-def test_stock_gets_less_time_if_gids_took_long(config, runs):
+def test_stock_gets_less_time_if_gids_took_long(runs):
     asked, _ = runs
-    compare(replace(config, most_seconds=60), spent=90)
+    compare(replace(CONFIG, most_seconds=60), spent=90)
     assert asked[1][0].most_seconds == pytest.approx(20, abs=1)
     assert asked[2][1]["timeout_s"] == pytest.approx(60, abs=1)
 
 
-def test_stock_without_advice_is_skipped_when_the_time_is_up(config, runs):
+def test_stock_without_advice_is_skipped_when_the_time_is_up(runs):
     asked, _ = runs
-    found = compare(replace(config, most_seconds=60), spent=140)
+    found = compare(replace(CONFIG, most_seconds=60), spent=140)
     assert [c.side for c, _ in asked] == ["gids", "stock"]
     assert asked[1][0].most_seconds == 20
     assert found.missing == {
@@ -210,41 +192,43 @@ def test_stock_without_advice_is_skipped_when_the_time_is_up(config, runs):
     }
 
 
-def test_without_a_limit_only_stock_without_advice_is_stopped(config, runs):
+def test_without_a_limit_only_stock_without_advice_is_stopped(runs):
     asked, _ = runs
-    compare(config, spent=10_000, total=0)
+    compare(spent=10_000, total=0)
     assert [c.most_seconds for c, _ in asked] == [0, 0, 15]
 
 
-def test_without_a_memory_limit_stock_may_read_ahead(config, runs):
+def test_without_a_memory_limit_stock_may_read_ahead(runs):
     asked, _ = runs
-    compare(config, limited=False)
+    compare(limited=False)
     assert [(c.side, c.random_access, o["limited"]) for c, o in asked] == [
         ("gids", True, False),
         ("stock", False, False),
     ]
 
 
-def verdict(config, ours, stock, plain=None):
-    found = comparison.Comparison()
+def verdict(ours, stock, plain=None):
+    found = sides.Comparison(limited=True)
     for side, outcome in (("gids", ours), ("stock", stock), ("stock_without_advice", plain)):
-        if outcome is not None:
-            found.add(side, outcome if isinstance(outcome, str) else result(config, **outcome))
-    return report.verdict(found, 6)
+        if isinstance(outcome, str):
+            found.missing[side] = outcome
+        elif outcome is not None:
+            found.results[side] = epoch_result(side, **outcome)
+    return quickstart.verdict(found, 6)
 
 
-def test_the_verdict_compares_seconds_of_whole_epochs(config):
-    text = verdict(config, {"seconds": 2.0}, {"seconds": 9.0}, {"seconds": 8.0, "rows": 60, "batches": 1})
+def test_the_verdict_compares_seconds_of_whole_epochs():
+    text = verdict({"seconds": 2.0}, {"seconds": 9.0}, {"seconds": 8.0, "rows": 60, "batches": 1})
     assert text == (
         "gids is 4.5 x as fast as stock DGL. It is 40 x as fast, by rows/s, as stock DGL without MADV_RANDOM."
     )
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_the_verdict_compares_rows_per_second_when_a_side_was_stopped(config, stopped):
+def test_the_verdict_compares_rows_per_second_when_a_side_was_stopped(stopped):
     runs = [{"seconds": 2.0}, {"seconds": 9.0}]
     runs[stopped] |= {"batches": 3, "rows": 300}
-    text = verdict(config, *runs)
+    text = verdict(*runs)
     assert text.startswith(
         f"gids is {9 / 2 * (2 if stopped else 0.5):.1f} x as fast, by rows/s, as stock DGL."
     )
@@ -252,6 +236,6 @@ def test_the_verdict_compares_rows_per_second_when_a_side_was_stopped(config, st
     assert f"{name} was stopped after {seconds} s and 3 of 6 minibatches, so compare rows/s." in text
 
 
-def test_the_verdict_says_why_a_side_is_missing(config):
-    text = verdict(config, {}, f"stock DGL {killed().reason}")
+def test_the_verdict_says_why_a_side_is_missing():
+    text = verdict({}, f"stock DGL {killed().reason}")
     assert text == "Stock DGL needed more than 500 MB of memory and was killed by the kernel."

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import random_in_edges, same_bits
+from open_options import tuned
 
 import gids
 from gids.loader import pack_switch, sampled_ahead
@@ -47,7 +48,7 @@ def write(path: Path) -> Path:
 
 
 def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
-    return gids.open(path, reads=reads, memory=memory, queue_depth=16, window=4, **options)  # type: ignore[arg-type]
+    return gids.open(path, reads=reads, memory=memory, window=4, **tuned(options, queue_depth=16))  # type: ignore[arg-type]
 
 
 def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
@@ -106,9 +107,9 @@ def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
     ready = EpochStream.ready
 
     def is_ready(stream: EpochStream[Any]) -> bool:
-        while stream.gathered < minibatch and not ready(stream):
+        while stream.index < minibatch and not ready(stream):
             time.sleep(0.0001)
-        return stream.gathered < minibatch
+        return stream.index < minibatch
 
     monkeypatch.setattr(EpochStream, "ready", is_ready)
     monkeypatch.setattr(pack_switch, "_REST", 0)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from children import interrupted
 from full_disk import fail_at
+from open_options import tuned
 from packs_example import (
     assert_same,
     background_threads,
@@ -270,7 +271,7 @@ def test_the_garbage_collector_may_end_an_epoch_in_a_thread_of_its_own(
 def test_closed_loaders_of_ranks_keep_no_thread_and_no_descriptor(path: Path, reads: str) -> None:
     def run(end: str) -> None:
         options: dict[str, Any] = {"memory": 16 << 20, "reads": reads, "queue_depth": 16, "window": 4}
-        with gids.distributed.open(path, **options) as source, open_loader(source) as loader:
+        with gids.distributed.open(path, **tuned(options)) as source, open_loader(source) as loader:
             take_some(loader, end)
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

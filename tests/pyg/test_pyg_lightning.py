@@ -38,9 +38,9 @@ class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def trainer(root: Path) -> Any:
+def trainer(root: Path, epochs: int = 2) -> Any:
     return pl.Trainer(
-        max_epochs=2,
+        max_epochs=epochs,
         accelerator="cpu",
         devices=1,
         logger=False,
@@ -105,3 +105,39 @@ def test_pygs_data_modules_take_the_sampler(one: Data, one_path: Path, tmp_path:
     assert len(model.seen["train"]) == 2 * 2
     for batch in model.seen["train"]:
         assert batch.edge_label.tolist() == [1.0] * 100 + [0.0] * 100
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_epoch_of_a_trainer_reads_ahead_as_in_a_plain_loop(
+    one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a sanity check before, and a validation after, each epoch."""
+
+    def loaders(source: gids.Source) -> tuple[Any, Any]:
+        train = gids.pyg.NeighborLoader(
+            source, [3, 2], torch.arange(PAPERS // 2), batch_size=20, shuffle=True
+        )
+        val = gids.pyg.NeighborLoader(source, [3, 2], torch.arange(PAPERS // 2, PAPERS), batch_size=20)
+        return train, val
+
+    def opened() -> gids.Source:
+        return gids.open(one_path, memory=2 << 20, window=4, tuning=gids.Tuning(cache=40_000, queue_depth=8))
+
+    with opened() as source:
+        train, val = loaders(source)
+        trainer(tmp_path, epochs=3).fit(Model(), train, val)
+        fitted = train.stats()
+    with opened() as source:
+        train, val = loaders(source)
+        open_ones = [iter(train), iter(val)]  # as the Trainer does: each makes an epoch
+        for _, _ in zip(range(2), val, strict=False):  # the sanity check
+            pass
+        for _ in range(3):
+            for loader in (train, val):
+                for _ in loader:
+                    pass
+        alone = train.stats()
+    assert len(open_ones) == 2
+    assert "another iterator" not in caplog.text
+    for counter in ("pages", "hits", "pages_read"):
+        assert fitted[counter] == alone[counter], counter

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from open_options import take_options
+from open_options import take_options, tuned
 from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, sample_all, write
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
@@ -28,7 +28,7 @@ from gids.write import DatasetWriter, create_table
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
     given = {"batch_size": 32, "memory": 64 << 20, "cache": 60_000, **options}
     taken = take_options(given)
-    source = gids.open(path, **taken) if isinstance(path, str | Path | gids.FeatureStore) else path
+    source = gids.open(path, **tuned(taken)) if isinstance(path, str | Path | gids.FeatureStore) else path
     return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **given)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from open_options import tuned
 from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, stores
 from torch_geometric.data import Data, HeteroData
 
@@ -203,7 +204,7 @@ def test_trees_do_not_depend_on_window_threads_or_packs(one_timed: Path, tmp_pat
             {"reads": "pack", "scratch": tmp_path},
         ):
             with (
-                gids.open(one_timed, memory=64 << 20, **opened) as source,  # type: ignore[arg-type]
+                gids.open(one_timed, memory=64 << 20, **tuned(opened)) as source,  # type: ignore[arg-type]
                 gids.pyg.NeighborLoader(source, [3, 2], batch_size=100, shuffle=True, **given) as loader,
             ):
                 found.append(list(loader))

@@ -102,7 +102,7 @@ def test_graphsage_on_the_quickstart_graph(tmp_path: Path) -> None:
     def make_model() -> nn.Module:
         return Sage(32, 8)
 
-    source = gids.open(store, memory=1 << 28, cache=100_000)
+    source = gids.open(store, memory=1 << 28, tuning=gids.Tuning(cache=100_000))
     with (
         gids.pyg.NeighborLoader(source, [10, 5], splits["train"], batch_size=100, shuffle=True) as train,
         gids.pyg.NeighborLoader(source, [10, 5], splits["test"], batch_size=100) as test,
@@ -148,7 +148,7 @@ def test_a_relational_gcn_on_several_types(tmp_path: Path) -> None:
 
     order = torch.from_numpy(rng.permutation(papers))
     train_ids, test_ids = order[:1000], order[1000:]
-    source = gids.open(path, memory=1 << 28, cache=50_000)
+    source = gids.open(path, memory=1 << 28, tuning=gids.Tuning(cache=50_000))
     with (
         gids.pyg.NeighborLoader(source, [6, 4], ("paper", train_ids), batch_size=50, shuffle=True) as train,
         gids.pyg.NeighborLoader(source, [6, 4], ("paper", test_ids), batch_size=50) as test,

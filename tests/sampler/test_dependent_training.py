@@ -13,7 +13,8 @@ from gids.sampler import Labor, LocalityBias, Neighbor, Sampler
 from gids.store import FeatureStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from dependence import FANOUTS, make_dataset, train
+from graphs import make_dataset
+from training import FANOUTS, train
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
@@ -24,7 +25,7 @@ CACHE_BYTES = 50_000
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     spec = GraphSpec(3000, degree=12, dim=32, classes=8, train_count=1600, val_count=0, test_count=800)
-    return make_dataset(tmp_path_factory.mktemp("training"), spec)
+    return make_dataset(tmp_path_factory.mktemp("training"), spec, "--page-bytes", "512")
 
 
 def accuracy(store: FeatureStore, sampler: Sampler) -> float:

@@ -24,6 +24,7 @@ from every_sampler import (
     make,
     spoiled,
 )
+from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 
 import gids
@@ -180,7 +181,7 @@ def test_minibatches_of_a_loader_do_not_depend_on_the_window_or_earlier_minibatc
         options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}
         sampler = make(kind, [200, 100] if kind == "ladies" else [3, 4])
         with gids.NodeLoader(
-            gids.open(dataset, **options), torch.arange(NODES), sampler, batch_size=200, shuffle=True
+            gids.open(dataset, **tuned(options)), torch.arange(NODES), sampler, batch_size=200, shuffle=True
         ) as loader:
             loader.epoch = first
             for minibatch in itertools.chain(*(loader for _ in range(count))):

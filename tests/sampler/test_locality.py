@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_same
+from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 from scipy import stats
 
@@ -86,7 +87,7 @@ def test_pages_read_fall_as_the_factor_grows(dataset: FeatureStore) -> None:
         sampler = Neighbor([3, 3], locality=LocalityBias(held, factor))
         options: dict[str, Any] = {"cache": cache_bytes, "policy": "static", "memory": 64 << 20}
         with gids.NodeLoader(
-            gids.open(dataset, **options), torch.arange(2000), sampler, batch_size=100, shuffle=True
+            gids.open(dataset, **tuned(options)), torch.arange(2000), sampler, batch_size=100, shuffle=True
         ) as loader:
             for _ in loader:
                 pass

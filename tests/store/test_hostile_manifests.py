@@ -7,6 +7,7 @@ import pytest
 from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, _core
+from gids.cli import main
 from gids.store.manifest import dump_manifest, load_manifest, validate
 from gids.write.partition import partition
 
@@ -43,8 +44,11 @@ def edit(*path, to):
 DELETE = object()
 TABLE, NODES, EDGES = ("tables", 0), ("nodes", 0), ("relations", 0)
 
+PART = {"index": 0, "count": 1, "of": "crc32c:0123abcd", "method": "hash", "topology": "crc32c:0123abcd"}
+OWNER = {"path": "nodes/owner.npy", "dtype": "uint8", "shape": [20], "crc32c": 0}
+
 HOSTILE = {
-    "a label dtype that is a list": (edit(*NODES, "arrays", "label", "dtype", to=[]), "dtype is []"),
+    "a label dtype that is a list": (edit(*NODES, "arrays", "label", "dtype", to=[]), "dtype is '[]'"),
     "another format": (edit("format", to="zarr"), 'has no "format": "gids"'),
     "a later version": (edit("version", to=2), "version 2; this gids reads version 1"),
     "a version that is text": (edit("version", to="1"), "version '1'"),
@@ -60,7 +64,10 @@ HOSTILE = {
         edit(*TABLE, "type", to="venue"),
         "belongs to 'venue', which is not in the manifest",
     ),
-    "an edge table of a node type": (edit(*TABLE, "kind", to="edge"), "tables[0].type must be a list"),
+    "an edge table of a node type": (
+        edit(*TABLE, "kind", to="edge"),
+        "kind is 'edge', but its type is 'paper'",
+    ),
     "an empty key": (edit(*TABLE, "key", to=""), "tables[0].key must be a non-empty text"),
     "a key that is a number": (edit(*TABLE, "key", to=3), "tables[0].key must be a non-empty text, not 3"),
     "a surrogate in a key": (edit(*TABLE, "key", to="\ud800"), "not valid Unicode"),
@@ -155,25 +162,44 @@ HOSTILE = {
         edit(*EDGES, "arrays", "edge_ids", "shape", to=[9]),
         "expected int[4] edge_ids",
     ),
+    "a part of a whole dataset": (edit("part", to=PART), "nodes[0] lacks ['held']"),
+    "held nodes of a whole dataset": (edit(*NODES, "held", to=1), "nodes[0] has unknown fields ['held']"),
+    "owners of a whole dataset": (
+        edit(*NODES, "arrays", "owner", to=OWNER),
+        "nodes[0].arrays has unknown 'owner'",
+    ),
     "too many nodes for int32": (edit("nodes", 0, "count", to=1 << 40), "one label for each of"),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_manifest_is_refused_with_the_cause(honest, name):
-    change, message = HOSTILE[name]
-    manifest = honest / "manifest.json"
-    data = manifest.read_bytes()
+def refused(path, change, message):
+    """Opening the dataset fails with this message while its manifest is changed."""
+    data = (path / "manifest.json").read_bytes()
     fields = json.loads(data)
     del fields["checksum"]
     change(fields)
-    manifest.write_bytes(sign(fields))
+    (path / "manifest.json").write_bytes(sign(fields))
     try:
         with pytest.raises(FormatError, match=re.escape(message)):
-            FeatureStore(honest)
+            FeatureStore(path)
     finally:
-        manifest.write_bytes(data)
-    FeatureStore(honest)
+        (path / "manifest.json").write_bytes(data)
+    FeatureStore(path)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_manifest_is_refused_with_the_cause(honest, name):
+    refused(honest, *HOSTILE[name])
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_commands_name_another_version_and_say_what_to_do(dataset, command, capsys):
+    manifest = dataset / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 4'))
+    assert main([command, str(dataset)]) in (1, 2)
+    said = "".join(capsys.readouterr())
+    assert f"{manifest}: version 4; this gids reads version 1: " in said
+    assert "convert the source again" in said
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +214,7 @@ HOSTILE_PARTS = {
     "a part that is a number": (edit("part", to=1), "part must be an object, not 1"),
     "a part beyond the last": (edit("part", "index", to=2), "part.index must be an integer from 0 to 1"),
     "no parts": (edit("part", "count", to=0), "part.count must be an integer from 1 to 4096, not 0"),
-    "too many parts": (edit("part", "count", to=4097), "part.count must be an integer from 0 to 4096"),
+    "too many parts": (edit("part", "count", to=4097), "part.count must be an integer from 1 to 4096"),
     "parts of nothing": (edit("part", "of", to="md5:0"), "part.of is 'md5:0'; it must be the checksum of a"),
     "a part of edges without a checksum": (edit("part", "topology", to=DELETE), "part lacks ['topology']"),
     "a part of edges of another kind": (edit("part", "topology", to=7), "part.topology is '7'; it must"),
@@ -210,41 +236,7 @@ HOSTILE_PARTS = {
 
 @pytest.mark.parametrize("name", HOSTILE_PARTS)
 def test_hostile_manifest_of_a_part_is_refused_with_the_cause(honest_part, name):
-    change, message = HOSTILE_PARTS[name]
-    manifest = honest_part / "manifest.json"
-    data = manifest.read_bytes()
-    fields = json.loads(data)
-    del fields["checksum"]
-    change(fields)
-    manifest.write_bytes(sign(fields))
-    try:
-        with pytest.raises(FormatError, match=re.escape(message)):
-            FeatureStore(honest_part)
-    finally:
-        manifest.write_bytes(data)
-    assert FeatureStore(honest_part).part.index == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("part", r"nodes\[0\] lacks \['held'\]"),
-        ("held", r"unknown fields \['held'\]"),
-        ("owner", "unknown 'owner'"),
-    ],
-)
-def test_a_whole_dataset_has_no_fields_of_parts(honest, field, message):
-    fields = json.loads((honest / "manifest.json").read_bytes())
-    del fields["checksum"]
-    crc = "crc32c:00000000"
-    if field == "part":
-        fields["part"] = {"index": 0, "count": 1, "of": crc, "method": "hash", "topology": crc}
-    elif field == "held":
-        fields["nodes"][0]["held"] = 1
-    else:
-        fields["nodes"][0]["arrays"]["owner"] = fields["nodes"][0]["arrays"]["label"]
-    with pytest.raises(FormatError, match=message):
-        validate(fields)
+    refused(honest_part, *HOSTILE_PARTS[name])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The format: literal bytes out. A change that fails here needs a new version of the format."""
 
 import json
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,106 +11,38 @@ from gids.store.files import npy_header
 from gids.write import DatasetWriter, edge_list
 from gids.write.partition import partition
 
-MANIFEST = """\
-{
- "format": "gids",
- "version": 1,
- "nodes": [
-  {
-   "type": "_N",
-   "count": 5,
-   "arrays": {
-    "label": {
-     "path": "nodes/_N.label.npy",
-     "dtype": "int64",
-     "shape": [
-      5
-     ],
-     "crc32c": %d
-    },
-    "train_idx": {
-     "path": "nodes/_N.train_idx.npy",
-     "dtype": "int64",
-     "shape": [
-      2
-     ],
-     "crc32c": %d
-    },
-    "out_degree": {
-     "path": "nodes/_N.out_degree.npy",
-     "dtype": "uint32",
-     "shape": [
-      5
-     ],
-     "crc32c": %d
+EDGE = ["_N", "_E", "_N"]
+
+
+def array(path: str, dtype: str, count: int, data: bytes) -> dict[str, object]:
+    return {"path": path, "dtype": dtype, "shape": [count], "crc32c": crc32c(data)}
+
+
+def manifest_file(fields: dict[str, object]) -> bytes:
+    """A manifest's bytes: indented JSON that ends with its checksum."""
+    text = json.dumps({"format": "gids", "version": 1, **fields, "checksum": "crc32c:00000000"}, indent=1)
+    data = text.encode() + b"\n"
+    return data.replace(b"crc32c:00000000", b"crc32c:%08x" % crc32c(data))
+
+
+def manifest_fields(files: dict[str, bytes], *, edges: int, pages: int, shards: int) -> dict[str, Any]:
+    """Of the dataset below, or a part of it. edges: of which files have arrays."""
+
+    def arrays(folder: str, **types: tuple[str, int]) -> dict[str, object]:
+        paths = {role: f"{folder}{role}.npy" for role in types}
+        return {role: array(paths[role], *types[role], files[paths[role]]) for role in types}
+
+    sums = "tables/_N.feat/checksum.bin"
+    of_nodes = {"label": ("int64", 5), "train_idx": ("int64", 2), "out_degree": ("uint32", 5)}
+    of_edges = {"indptr": ("int64", 6), "indices": ("int32", edges), "edge_ids": ("int32", edges)}
+    table = {"kind": "node", "type": "_N", "key": "feat", "shape": [200], "dtype": "uint8", "page_bytes": 512}
+    table |= {"row_count": 5, "shards": [f"tables/_N.feat/shard-0{i}.bin" for i in range(shards)]}
+    table["checksums"] = array(sums, "uint32", pages, files[sums])
+    return {
+        "nodes": [{"type": "_N", "count": 5, "arrays": arrays("nodes/_N.", **of_nodes)}],
+        "relations": [{"type": EDGE, "count": 3, "arrays": arrays("graph/_N._E._N/", **of_edges)}],
+        "tables": [table],
     }
-   }
-  }
- ],
- "relations": [
-  {
-   "type": [
-    "_N",
-    "_E",
-    "_N"
-   ],
-   "count": 3,
-   "arrays": {
-    "indptr": {
-     "path": "graph/_N._E._N/indptr.npy",
-     "dtype": "int64",
-     "shape": [
-      6
-     ],
-     "crc32c": %d
-    },
-    "indices": {
-     "path": "graph/_N._E._N/indices.npy",
-     "dtype": "int32",
-     "shape": [
-      3
-     ],
-     "crc32c": %d
-    },
-    "edge_ids": {
-     "path": "graph/_N._E._N/edge_ids.npy",
-     "dtype": "int32",
-     "shape": [
-      3
-     ],
-     "crc32c": %d
-    }
-   }
-  }
- ],
- "tables": [
-  {
-   "kind": "node",
-   "type": "_N",
-   "key": "feat",
-   "shape": [
-    200
-   ],
-   "dtype": "uint8",
-   "page_bytes": 512,
-   "row_count": 5,
-   "shards": [
-    "tables/_N.feat/shard-00.bin",
-    "tables/_N.feat/shard-01.bin"
-   ],
-   "checksums": {
-    "path": "tables/_N.feat/checksum.bin",
-    "dtype": "uint32",
-    "shape": [
-     3
-    ],
-    "crc32c": %d
-   }
-  }
- ],
- "checksum": "crc32c:%s"
-}
-"""
 
 
 def npy(descr: str, count: int, data: bytes) -> bytes:
@@ -162,10 +95,9 @@ def test_every_byte_of_a_dataset(tmp_path):
         "graph/_N._E._N/edge_ids.npy": npy("<i4", 3, int32(1, 2, 0)),
         "tables/_N.feat/checksum.bin": b"".join(crc32c(p).to_bytes(4, "little") for p in page),
     }
-    text = MANIFEST % (*(crc32c(data) for data in files.values()), "00000000")
-    text = text.replace("crc32c:00000000", f"crc32c:{crc32c(text.encode()):08x}")
+    fields = manifest_fields(files, edges=3, pages=3, shards=2)
     files |= {
-        "manifest.json": text.encode(),
+        "manifest.json": manifest_file(fields),
         "tables/_N.feat/shard-00.bin": page[0] + page[2],
         "tables/_N.feat/shard-01.bin": page[1],
     }
@@ -176,124 +108,6 @@ def test_every_byte_of_a_dataset(tmp_path):
     for name, data in files.items():
         assert found[name].read_bytes() == data, name
     assert [p.name for p in tmp_path.iterdir()] == ["a.gids"], "nothing is left beside it"
-
-
-PART = """\
-{
- "format": "gids",
- "version": 1,
- "part": {
-  "index": 1,
-  "count": 2,
-  "of": "%s",
-  "method": "range",
-  "topology": "crc32c:%08x"
- },
- "nodes": [
-  {
-   "type": "_N",
-   "count": 5,
-   "arrays": {
-    "label": {
-     "path": "nodes/_N.label.npy",
-     "dtype": "int64",
-     "shape": [
-      5
-     ],
-     "crc32c": %d
-    },
-    "train_idx": {
-     "path": "nodes/_N.train_idx.npy",
-     "dtype": "int64",
-     "shape": [
-      2
-     ],
-     "crc32c": %d
-    },
-    "out_degree": {
-     "path": "nodes/_N.out_degree.npy",
-     "dtype": "uint32",
-     "shape": [
-      5
-     ],
-     "crc32c": %d
-    },
-    "owner": {
-     "path": "nodes/_N.owner.npy",
-     "dtype": "uint8",
-     "shape": [
-      5
-     ],
-     "crc32c": %d
-    }
-   },
-   "held": 3
-  }
- ],
- "relations": [
-  {
-   "type": [
-    "_N",
-    "_E",
-    "_N"
-   ],
-   "count": 3,
-   "arrays": {
-    "indptr": {
-     "path": "graph/_N._E._N/indptr.npy",
-     "dtype": "int64",
-     "shape": [
-      6
-     ],
-     "crc32c": %d
-    },
-    "indices": {
-     "path": "graph/_N._E._N/indices.npy",
-     "dtype": "int32",
-     "shape": [
-      1
-     ],
-     "crc32c": %d
-    },
-    "edge_ids": {
-     "path": "graph/_N._E._N/edge_ids.npy",
-     "dtype": "int32",
-     "shape": [
-      1
-     ],
-     "crc32c": %d
-    }
-   },
-   "held": 1
-  }
- ],
- "tables": [
-  {
-   "kind": "node",
-   "type": "_N",
-   "key": "feat",
-   "shape": [
-    200
-   ],
-   "dtype": "uint8",
-   "page_bytes": 512,
-   "row_count": 3,
-   "shards": [
-    "tables/_N.feat/shard-00.bin"
-   ],
-   "checksums": {
-    "path": "tables/_N.feat/checksum.bin",
-    "dtype": "uint32",
-    "shape": [
-     2
-    ],
-    "crc32c": %d
-   }
-  }
- ],
- "checksum": "crc32c:%s"
-}
-"""
 
 
 def test_every_byte_of_a_part(tmp_path):
@@ -315,12 +129,16 @@ def test_every_byte_of_a_part(tmp_path):
     graph = tmp_path / "a.gids/graph/_N._E._N"
     whole = {role: crc32c((graph / f"{role}.npy").read_bytes()) for role in ("edge_ids", "indices", "indptr")}
     names = ", ".join(f'[["_N", "_E", "_N"], "{role}", {crc}]' for role, crc in whole.items())
-    sums = (crc32c(data) for data in files.values())
-    text = PART % (of, crc32c(f"[{names}]".encode()), *sums, "00000000")
-    text = text.replace("crc32c:00000000", f"crc32c:{crc32c(text.encode()):08x}")
-    files |= {"manifest.json": text.encode(), "tables/_N.feat/shard-00.bin": page[0] + page[1]}
-    part = tmp_path / "parts/part-001.gids"
-    found = {str(p.relative_to(part)): p for p in part.rglob("*") if p.is_file()}
+    topology = f"crc32c:{crc32c(f'[{names}]'.encode()):08x}"
+    fields = manifest_fields(files, edges=1, pages=2, shards=1)
+    (nodes,), (relation,), (table,) = fields["nodes"], fields["relations"], fields["tables"]
+    nodes["arrays"]["owner"] = array("nodes/_N.owner.npy", "uint8", 5, files["nodes/_N.owner.npy"])
+    nodes["held"], relation["held"], table["row_count"] = 3, 1, 3
+    part = {"index": 1, "count": 2, "of": of, "method": "range", "topology": topology}
+    files["manifest.json"] = manifest_file({"part": part, **fields})
+    files["tables/_N.feat/shard-00.bin"] = page[0] + page[1]
+    root = tmp_path / "parts/part-001.gids"
+    found = {str(p.relative_to(root)): p for p in root.rglob("*") if p.is_file()}
     assert sorted(found) == sorted(files)
     for name, data in files.items():
         assert found[name].read_bytes() == data, name

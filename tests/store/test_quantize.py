@@ -196,10 +196,14 @@ def test_the_manifest_has_the_scale(tmp_path, scaled):
             "tables[0].scale.per is []; it must be 'row' or",
         ),
         (lambda f: f["tables"][0]["scale"].update(zero=1), "tables[0].scale has unknown fields ['zero']"),
-        (lambda f: f["tables"][1]["scale"].pop("columns"), "tables[1].scale lacks ['columns']"),
+        (lambda f: f["tables"][1]["scale"].pop("columns"), "tables[1].scale is per column; 'column' has"),
+        (
+            lambda f: f["tables"][0]["scale"].update(columns=f["tables"][0]["checksums"]),
+            "tables[0].scale is per row; 'column' has columns, 'row' has none",
+        ),
         (
             lambda f: f["tables"][0]["scale"].update(columns={}),
-            "tables[0].scale has unknown fields ['columns']",
+            "tables[0].scale.columns lacks ['path'",
         ),
         (lambda f: f["tables"][0].update(dtype="uint8"), "(n.row) is uint8 with a scale; only int8 has one"),
         (lambda f: f["tables"][0].pop("scale"), ""),  # rows of 6 bytes: other pages, and their checksums

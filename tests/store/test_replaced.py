@@ -19,6 +19,7 @@ import torch
 from datasets import damage, in_edges
 from emulator import EmulatedDevice
 from engines import URING
+from open_options import tuned
 
 import gids
 from gids.cuda.device import Device
@@ -96,7 +97,7 @@ def test_minibatches_are_of_the_dataset_that_was_opened(
 ) -> None:
     several_superbatches(monkeypatch)
     options: dict[str, Any] = {"memory": "12MB", "staging": "1MiB", "window": 2, "check_crc": check_crc}
-    with gids.open(path, reads=reads, device_memory="12MB", queue_depth=16, **options) as source:
+    with gids.open(path, reads=reads, device_memory="12MB", **tuned(options, queue_depth=16)) as source:
         if when == "before the loader":
             write(path, NEW)
             with pytest.raises(StorageError, match=REPLACED):
@@ -354,7 +355,9 @@ def test_few_descriptors_are_enough_and_closing_ends_them(path: Path, engine: st
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 24, limits[1]))
     try:
-        with gids.open(path, memory="12MB", engine=engine, check_crc=True, reads="random") as source:
+        with gids.open(
+            path, memory="12MB", check_crc=True, reads="random", tuning=gids.Tuning(engine=engine)
+        ) as source:
             loader = gids.NodeLoader(source, torch.arange(200), [3], tables=TABLES, batch_size=20)
             for minibatch in loader:
                 check(minibatch)

@@ -98,25 +98,6 @@ def test_casts_only_round(tmp_path):
     assert store.table("whole").read_rows([99]).tolist() == [[99]]
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype", "message"),
-    [
-        (torch.tensor([[1e6]]), torch.float16, r"1000000\.0 does not fit in torch\.float16"),
-        (torch.tensor([[1e300]], dtype=torch.float64), torch.float32, "does not fit"),
-        (torch.tensor([[1.5]]), torch.int8, "cut their fractions"),
-        (torch.tensor([[300]]), torch.uint8, "300 is not exact in torch.uint8"),
-        (torch.tensor([[-1]]), torch.uint8, "-1 is not exact"),
-        (torch.tensor([[(1 << 24) + 1]]), torch.float32, "16777217 is not exact"),
-    ],
-)
-def test_casts_that_lose_values_are_refused(tmp_path, values, dtype, message):
-    from gids import FormatError
-
-    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "n", "k", values, dtype=dtype)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_infinities_and_nan_survive_a_cast(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table(

@@ -10,10 +10,10 @@ import pytest
 import torture_run
 from torture_data import TortureData
 
-USUAL = [0, 39, 128, 220, 377, 529, 1200]
-"""The numbers from 13 on found faults."""
+USUAL = [39, 128, 220, 377, 529, 1200]
+"""All of them found faults."""
 
-MORE = [*range(1, 12), 13, 42, 66, 75, 132, 357, 360, 2174, *range(1000, 1016)]
+MORE = [0, 13, 42, 66, 75, 132, 357, 360, 2174, *range(1000, 1016)]
 
 
 @pytest.fixture(scope="module")

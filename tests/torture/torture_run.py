@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from open_options import tuned
 from rank_pool import RankPool
 from torture_data import TortureData
 from torture_loaders import KINDS, Kind, Looked
@@ -60,7 +61,7 @@ class Run:
     def expected(self, epoch: int) -> list[Looked]:
         """The minibatches of an epoch as another loader returns them."""
         if epoch not in self.expected_of:
-            with gids.open(self.data.path, **PLAIN) as source:
+            with gids.open(self.data.path, **tuned(PLAIN)) as source:
                 kind = KINDS[self.s.kind](self.s, self.data)
                 place = dict(self.place)
                 if self.s.share and not self.kind.alone:
@@ -85,8 +86,8 @@ class Run:
         if s.share in ("rows", "parts", "replicas"):
             path = self.data.parts if s.share == "parts" else self.data.path
             replicas = 2 if s.share == "replicas" else 1
-            return gids.distributed.open(path, timeout=15, replicas=replicas, **options)
-        return gids.open(self.data.path, **options)
+            return gids.distributed.open(path, timeout=15, replicas=replicas, **tuned(options))
+        return gids.open(self.data.path, **tuned(options))
 
     def make(self, source: Any, **more: Any) -> Any:
         place = {**self.place, **more}

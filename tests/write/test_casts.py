@@ -7,7 +7,7 @@ import torch
 from gids import FeatureStore, FormatError
 from gids.store.dtypes import TABLE_DTYPES, equal_values
 from gids.write import DatasetWriter, create_table, edge_list
-from gids.write.page_writer import cast_exactly
+from gids.write.narrow import cast_exactly
 
 WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -78,6 +78,15 @@ LOSSES = [
     ),
     (np.array([[(1 << 64) - 1], [0]], np.uint64), "float64", "18446744073709551615 is not exact"),
     (np.array([[np.iinfo(np.int64).max], [0]]), "float64", "9223372036854775807 is not exact"),
+    (torch.tensor([[0], [(1 << 24) + 1]]), "float32", "16777217 is not exact"),
+    (torch.tensor([[0.0], [1e6]]), "float16", r"row 1, column 0: 1000000\.0 does not fit in torch\.float16"),
+    (torch.tensor([[1e300], [0]], dtype=torch.float64), "float32", r"row 0, column 0: 1e\+300 does not fit"),
+    (
+        torch.tensor([[1.5], [0]]),
+        "int8",
+        "casting torch.float32 features to torch.int8 would cut",
+    ),
+    (torch.tensor([[1.0], [0]]), "bool", "casting torch.float32 features to torch.bool would round them"),
     (torch.tensor([[1 + 2j], [0]]), "float32", "tables cannot hold torch.complex64: store"),
 ]
 

@@ -19,7 +19,6 @@ from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
 from gids.write import DatasetWriter
 from gids.write.journal import Journal
-from gids.write.publish import _exchange
 
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
 
@@ -355,34 +354,6 @@ def test_other_key_starts_again_and_gives_the_reason(tmp_path):
         assert writer.restart_reason == "--page-bytes changed"
         writer.write_table("node", "n", "k", -ROWS)
     assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows([5]), -ROWS[5:6])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
-def test_a_kill_after_publishing_is_not_resumed_into_the_replaced_dataset(tmp_path, monkeypatch):
-    """Between the rename and the removal of what was replaced, dataset/ holds the old data."""
-    path = tmp_path / "a.gids"
-    with DatasetWriter(path) as writer:
-        writer.write_table("node", "n", "k", ROWS)
-
-    def exchange_and_die(*paths):
-        assert _exchange(*paths)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr("gids.write.publish._exchange", exchange_and_die)
-    if not (pid := os.fork()):
-        with contextlib.suppress(BaseException):
-            writer = DatasetWriter(path, overwrite=True, resume_key={"source": 2})
-            writer.write_labels("n", torch.arange(7))
-            writer.commit()
-        os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    monkeypatch.undo()
-    assert FeatureStore(path).num_nodes() == 7, "it was published"
-    with DatasetWriter(path, overwrite=True, resume_key={"source": 2}) as writer:
-        assert not writer.resumed
-        writer.write_labels("n", torch.arange(7))
-    assert list(verify(path)) == []
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_dataset_is_replaced_in_two_steps_without_exchange(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
-"""Heat is added in one step. The dataset stays valid, however the writer ends."""
+"""Heat is added in one step. test_kills.py kills its writer."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -66,42 +64,6 @@ def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
         StorageError, match=r"after the dataset was opened: open it again: .*heat_sampled.npy"
     ):
         opened_before.heat("sampled", "paper")
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-from gids.write import heat_writer
-def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[2] == "rename":
-    heat_writer.os.rename = kill
-else:
-    heat_writer.dump_manifest = kill
-heat_writer.write_heat(sys.argv[1], "sampled", {"paper": np.full(20, 9.0)})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["rename", "manifest"])
-@pytest.mark.parametrize("had_heat", [False, True])
-def test_killed_writer_leaves_the_dataset_unchanged(dataset, moment, had_heat):
-    if had_heat:
-        write_heat(dataset, "sampled", {"paper": np.full(20, 3.0)})
-    before = files(dataset)
-    done = subprocess.run([sys.executable, "-P", "-c", KILLED, str(dataset), moment], check=False)
-    assert done.returncode == -9
-    left = files(dataset)
-    assert {name: left[name] for name in before} == before
-    assert len(left) == len(before) + (2 if moment == "rename" else 1)
-    assert list(verify(dataset)) == []
-    store = FeatureStore(dataset)
-    assert store.heat_methods("paper") == (["sampled"] if had_heat else []) + ["out-degree"]
-    if had_heat:
-        assert (store.heat("sampled", "paper") == 3).all()
-    write_heat(dataset, "sampled", {"paper": np.full(20, 4.0)})  # writes over what was left
-    assert (FeatureStore(dataset).heat("sampled", "paper") == 4).all()
-    assert len(files(dataset)) == len(before) + (not had_heat)
-    assert list(verify(dataset)) == []
 
 
 def test_a_flipped_bit_of_heat_is_found(dataset):

@@ -1,7 +1,7 @@
 """A stopped partition resumes with the same bytes, and an error leaves nothing; memory is bounded."""
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 
@@ -15,80 +15,42 @@ from gids.store import verify
 from gids.write import DatasetWriter, edge_list, heat_writer
 from gids.write.partition import partition
 
-SLOW = """
-import sys
-from gids.write.partition import partition
-calls = 0
-def on_bytes(n):
-    global calls
-    calls += 1
-    if calls == int(sys.argv[4]):
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
-partition(sys.argv[1], sys.argv[2], 3, method=sys.argv[3], memory_bytes=1 << 20, workers=2,
-          sync_bytes=20_000, on_bytes=on_bytes)
-"""
-
 
 def contents(path):
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-@pytest.fixture(scope="module")
-def rich(tmp_path_factory):
-    return write_rich_dataset(tmp_path_factory.mktemp("rich") / "mag.gids")
-
-
-@pytest.mark.slow
-def test_a_killed_partition_resumes_with_the_same_bytes(rich, tmp_path):
-    """kill -9 at several moments, each time after the work of the time before."""
-    partition(rich, tmp_path / "undisturbed", 3, method="community")
-    wanted = contents(tmp_path / "undisturbed")
-    killed = 0
-    for at in (2, 9, 20, 15):
-        arguments = [str(rich), str(tmp_path / "parts"), "community", str(at)]
-        done = subprocess.run([sys.executable, "-P", "-c", SLOW, *arguments], capture_output=True, text=True)
-        killed += done.returncode == -signal.SIGKILL
-        assert not (tmp_path / "parts").exists() or done.returncode == 0, done.stderr
-    assert killed >= 3
-    said, progress, total = [], [], []
-    partition(
-        rich,
-        tmp_path / "parts",
-        3,
-        method="community",
-        say=said.append,
-        on_total=total.append,
-        on_bytes=progress.append,
-    )
-    assert said[0] == "resuming an unfinished partition"
-    assert contents(tmp_path / "parts") == wanted
-    assert sum(progress) == total[0]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["parts", "undisturbed"]
-
-
-def test_rows_go_on_in_the_middle_of_a_page(tmp_path):
-    """Stops at every sync of a table whose parts have pages that are not full then."""
-    with DatasetWriter(tmp_path / "a.gids", page_bytes=512) as writer:
-        rng = np.random.default_rng(0)
-        writer.write_table("node", "_N", "feat", rng.integers(0, 99, (20_000, 60)).astype(np.uint8))
+@pytest.mark.parametrize("kind", ["rows that end within a page", "a graph of several types"])
+def test_a_stopped_partition_resumes_with_the_same_bytes(tmp_path, kind):
+    """Stops again and again, each time some bytes later. test_kills.py kills it at its calls."""
     options = {"method": "hash", "memory_bytes": 1 << 20, "sync_bytes": 200_000}
-    partition(tmp_path / "a.gids", tmp_path / "undisturbed", 3, **options)
+    if kind.startswith("rows"):
+        with DatasetWriter(tmp_path / "a.gids", page_bytes=512) as writer:
+            rng = np.random.default_rng(0)
+            writer.write_table("node", "_N", "feat", rng.integers(0, 99, (20_000, 60)).astype(np.uint8))
+    else:
+        write_rich_dataset(tmp_path / "a.gids")
+        options |= {"method": "community", "sync_bytes": 20_000}
+    totals, said, progress = [], [], []
+    partition(tmp_path / "a.gids", tmp_path / "undisturbed", 3, on_total=totals.append, **options)
     stops = 0
 
     def stop(size):
-        stop.seen += size
-        if stop.seen > 300_000 + 250_000 * stops:
+        progress.append(size)
+        if sum(progress) > totals[0] * (stops + 1) / 5:
             raise KeyboardInterrupt
 
     while not (tmp_path / "parts").exists():
-        stop.seen = 0
-        try:
-            partition(tmp_path / "a.gids", tmp_path / "parts", 3, on_bytes=stop, **options)
-        except KeyboardInterrupt:
-            stops += 1
-    assert stops >= 3
+        progress.clear()
+        said.clear()
+        with contextlib.suppress(KeyboardInterrupt):
+            partition(tmp_path / "a.gids", tmp_path / "parts", 3, say=said.append, on_bytes=stop, **options)
+        stops += 1
+    assert stops == 5
+    assert said[0] == "resuming an unfinished partition"
+    assert sum(progress) == totals[0]
     assert contents(tmp_path / "parts") == contents(tmp_path / "undisturbed")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gids", "parts", "undisturbed"]
 
 
 def test_a_changed_dataset_or_option_starts_again(tmp_path):

@@ -19,8 +19,8 @@ from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
 from gids.store import verify
 from gids.write import DatasetWriter, create_table, publish, restripe, workplace
-from gids.write.amend import only_writer
 from gids.write.journal import Journal
+from gids.write.publish import only_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 
@@ -127,6 +127,22 @@ def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done
     assert len(folders(disks)) == 2
     writer.close(discard=True)
     check_rows(path, disks)
+
+
+def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path, monkeypatch):
+    """Between the rename and the removal of what was replaced, dataset/ has the old data."""
+    path = write_dataset(tmp_path / "a.gids")
+
+    def work():
+        with DatasetWriter(path, overwrite=True, resume_key={"k": 1}) as writer:
+            writer.write_labels("n", torch.arange(7))
+            assert not writer.resumed
+
+    killed(work, monkeypatch, publish, "_exchange", after=True)
+    assert FeatureStore(path).node_types == ["n"], "it was published"
+    work()
+    assert list(verify(path)) == []
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_moved_dataset_keeps_its_shards(tmp_path, disks, source, monkeypatch):

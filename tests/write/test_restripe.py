@@ -16,7 +16,7 @@ from gids.cli import main
 from gids.errors import FormatError, StorageError
 from gids.store import FeatureStore, verify
 from gids.write import DatasetWriter, restripe
-from gids.write import restripe as restripe_function
+from gids.write.page_sink import PageSink
 
 ROWS = np.random.default_rng(0).standard_normal((500, 64)).astype(np.float32)
 ORDER = np.random.default_rng(1).permutation(500)
@@ -102,7 +102,7 @@ def test_invalid_arguments_raise_and_change_nothing(dataset, disks, tmp_path, mo
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("stage", ["write_pages", "sync_tree", "replace_manifest", "make_shard_folder"])
+@pytest.mark.parametrize("stage", ["PageSink.store", "sync_tree", "replace_manifest", "make_shard_folder"])
 def test_failure_leaves_the_dataset_unchanged(dataset, disks, tmp_path, monkeypatch, stage):
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
@@ -111,8 +111,8 @@ def test_failure_leaves_the_dataset_unchanged(dataset, disks, tmp_path, monkeypa
 
     for stripe in (disks, []):
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules[restripe_function.__module__], stage, fail)
-            if stripe or stage in ("write_pages", "replace_manifest"):
+            patch.setattr(f"gids.write.restriping.{stage}", fail)
+            if stripe or stage in ("PageSink.store", "replace_manifest"):
                 with pytest.raises(StorageError, match="the dataset is unchanged"):
                     restripe(dataset, stripe, allow_dirs=disks)
                 assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
@@ -129,17 +129,16 @@ def test_a_damaged_page_is_not_copied(dataset, disks):
 
 
 def test_dataset_cannot_be_opened_while_it_is_moved(dataset, disks, monkeypatch):
-    module = sys.modules[restripe_function.__module__]
-    copy = module.write_pages
+    store = PageSink.store
     refused = []
 
     def write(*arguments):
         with pytest.raises(FormatError, match="is being restriped: open it when that is done"):
             FeatureStore(dataset, allow_dirs=disks)
         refused.append(True)
-        copy(*arguments)
+        store(*arguments)
 
-    monkeypatch.setattr(module, "write_pages", write)
+    monkeypatch.setattr(PageSink, "store", write)
     restripe(dataset, disks, allow_dirs=disks)
     assert refused
     check(dataset, disks)

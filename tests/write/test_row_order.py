@@ -265,21 +265,21 @@ def test_stopped_conversion_with_an_order_resumes(tmp_path, source, monkeypatch)
     options = Options(order="community", memory_bytes=1 << 20, workers=1)
     files = sorted(source.iterdir())
     convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)
-    computed, record, path = [], Workplace.record_pages, tmp_path / "stopped.gids"
+    computed, record, path = [], Workplace.save, tmp_path / "stopped.gids"
     compute = table_orders.community_order
     monkeypatch.setattr(table_orders, "community_order", lambda *a: computed.append(1) or compute(*a))
     stops = 0
     while not path.exists():
         left = 2
 
-        def record_few(self, item, pages):
+        def record_few(self, item, value):
             nonlocal left
-            record(self, item, pages)
+            record(self, item, value)
             left -= 1
             if left == 0:
                 raise Stopped
 
-        monkeypatch.setattr(Workplace, "record_pages", record_few)
+        monkeypatch.setattr(Workplace, "save", record_few)
         with contextlib.suppress(Stopped):
             convert(files, lambda s: read_source(source, s), path, options, sync_bytes=60_000)
         stops += 1

@@ -249,7 +249,7 @@ def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gids.write.page_writer.os.pwrite", full)
+            patch.setattr("gids.write.files.os.pwrite", full)
             with pytest.raises(StorageError, match=r"writing table 'paper.h' failed \(No space left"):
                 writer.write(0, values(20, 4))
         with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):
@@ -262,10 +262,10 @@ KILLED = """
 import os, signal, sys
 import torch
 from gids import FeatureStore
-from gids.write import create_table, table_folder, table_writer
+from gids.write import create_table, table_writer
 def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
 module, _, name = sys.argv[2].rpartition(".")
-setattr({"os": os, "writer": table_writer, "folder": table_folder}[module], name, kill)
+setattr({"os": os, "writer": table_writer}[module], name, kill)
 store = FeatureStore(sys.argv[1], allow_dirs=sys.argv[3:])
 with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
     writer.write(0, torch.ones(20, 4))

@@ -243,7 +243,7 @@ def inferred(scale: float, *, replace: bool = False) -> Step:
         store = FeatureStore(place.dataset, allow_dirs=place.disks)
         layerwise(
             [layer, layer],
-            gids.open(store, memory=64 << 20, engine="threads"),
+            gids.open(store, memory=64 << 20, tuning=gids.Tuning(engine="threads")),
             tables=["feat"],
             output="h",
             replace=replace,

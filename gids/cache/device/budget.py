@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gids.cache.budget import SCARCE, Budget, MemoryPlan, Sizes, Way, best_plan, too_little
+from gids.cache.budget import Budget, MemoryPlan, Sizes, Way, best_plan, too_little
 from gids.cache.device.state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
@@ -63,7 +63,7 @@ class DeviceBudget(Budget):
         least = sizes.with_planned(sizes.least_planned_batches)
         ways = [
             Way(self._more_planned(sizes.grown(roomy)), self._plan, least_lines=1),
-            *(Way(sizes.with_planned(n).grown(tight[0]), self._plan, least_lines=SCARCE) for n in fewer),
+            *(Way(sizes.with_planned(n).grown(tight[0]), self._plan) for n in fewer),
             *(Way(least.grown(growth), self._plan) for growth in tight),
         ]
         if (best := best_plan(ways)) is not None:

@@ -1,19 +1,41 @@
-"""Methods that give every node an owner. Called by run.py.
+"""Methods that give every node an owner: range, hash, community, METIS. Called by run.py.
 
-range and hash compute each owner by itself; community and metis are in clusters.py and metis.py.
+By range and by hash, each owner is computed by itself. Community and METIS divide one graph over the nodes of
+all types: the id of a node is its id within its type plus the number of nodes of the types before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gids.store.manifest import owner_dtype
+from gids import _core, dgl_finder
+from gids.errors import FormatError
+from gids.store.feature_store import FeatureStore
+from gids.store.graph import Graph
+from gids.store.manifest import Manifest, owner_dtype
+from gids.write.edge_sort import EDGE_BYTES
+from gids.write.edges import Edges, EdgeSource, in_edges
+from gids.write.graph_writer import sorted_in_edges
+from gids.write.partition.divide import SourceArrays
+from gids.write.row_order import MAX_ROWS, InEdges, find_communities
 
 METHODS = ("range", "hash", "community", "metis")
 _BLOCK = 1 << 20
+
+_SHARE = 20  # a community has at most 1/20 of the rows of a part
+_HEAVY = 8  # a community with more than 1/8 of another load of a part is packed node by node
+_MOST = 1.03  # times the mean: the largest load of a part that nodes may move to
+_ROUNDS = 8
+_SETTLED = 200  # stop when fewer than one node in this many moves
 
 
 def range_owners(count: int, parts: int) -> Iterator[np.ndarray]:
@@ -43,3 +65,284 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = x ^ (x >> np.uint64(31))
     return mixed
+
+
+class GraphMethod:
+    """--method community or metis for one dataset. Attributes: scratch_bytes (disk space for sorted edges).
+
+    Raises FormatError if the dataset has no graph or needs more memory, ImportError without METIS.
+    """
+
+    def __init__(self, method: str, store: FeatureStore, manifest: Manifest, memory_bytes: int) -> None:
+        if not manifest.relations:
+            raise FormatError(f"--method {method} needs a graph, and the dataset has none: use --method hash")
+        counts = [nodes.count for nodes in manifest.nodes]
+        self._starts = {n.type: sum(counts[:i]) for i, n in enumerate(manifest.nodes)}
+        self._counts = {n.type: n.count for n in manifest.nodes}
+        self._method, self._manifest, self._memory_bytes = method, manifest, memory_bytes
+        self._store = store
+        self._loads = NodeLoads(store, self._starts)
+        self._library = find_metis() if method == "metis" else ""
+        if method == "community":
+            _check_memory(sum(counts), self._loads.count, memory_bytes)
+        self._needs_union = method == "metis" or len(counts) > 1
+        edges = sum(relation.count for relation in manifest.relations)
+        self.scratch_bytes = 2 * edges * (2 * EDGE_BYTES + 8) if self._needs_union else 0
+        self._owners: np.ndarray | None = None
+
+    def owners(self, ntype: str, parts: int, scratch: Path, workers: int) -> np.ndarray:
+        """The part of each node of a type, uint16. The first call computes those of all types."""
+        if self._owners is None:
+            arrays = SourceArrays(self._store.locate)
+            for relation in self._manifest.relations:
+                for role in ("indptr", "indices"):
+                    arrays.check(relation.arrays[role])
+            self._owners = self._divide(parts, scratch, workers)
+        start = self._starts[ntype]
+        return self._owners[start : start + self._counts[ntype]]
+
+    def _divide(self, parts: int, scratch: Path, workers: int) -> np.ndarray:
+        graphs = [self._store.graph(relation.type) for relation in self._manifest.relations]
+        edges = [(graph.indptr, graph.indices) for graph in graphs]
+        node_count = sum(self._counts.values())
+        if self._needs_union:
+            union = union_graph(
+                graphs,
+                self._starts,
+                node_count,
+                scratch,
+                memory_bytes=self._memory_bytes // 2,
+                workers=workers,
+                simple=self._method == "metis",
+            )
+            edges = [union]
+        if self._method == "community":
+            return community_owners(edges, self._loads, node_count, self._loads.count, parts)
+        return metis_owners(self._library, edges[0], self._loads.kinds(), self._loads.in_edges(), parts)
+
+
+class NodeLoads:
+    """The loads of all nodes: rows of each type, then training seeds, then in-edges. count: how many loads.
+
+    starts: the id of the first node of each type.
+    """
+
+    def __init__(self, store: FeatureStore, starts: Mapping[str, int]) -> None:
+        self._store, self._starts = store, starts
+        self.count = len(starts) + 2
+
+    def __call__(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (number of the load, first node, float32[n] of the nodes from there)."""
+        for row_load, (ntype, start) in enumerate(self._starts.items()):
+            count = self._store.num_nodes(ntype)
+            seeds = self._seeds(ntype)
+            for first in range(0, count, _BLOCK):
+                last = min(first + _BLOCK, count)
+                yield row_load, start + first, np.ones(last - first, np.float32)
+                if seeds is not None:
+                    yield self.count - 2, start + first, seeds[first:last].astype(np.float32)
+                yield self.count - 1, start + first, self._in_edges(ntype, first, last).astype(np.float32)
+
+    def kinds(self) -> np.ndarray:
+        """A number for the type of each node and whether it is a training seed, int64[nodes]."""
+        kinds = [np.full(self._store.num_nodes(t), 2 * i) for i, t in enumerate(self._starts)]
+        for ntype, values in zip(self._starts, kinds, strict=True):
+            if (seeds := self._seeds(ntype)) is not None:
+                values += seeds
+        return np.concatenate(kinds)
+
+    def in_edges(self) -> np.ndarray:
+        """The number of in-edges of each node, int64[nodes]."""
+        return np.concatenate([self._in_edges(t, 0, self._store.num_nodes(t)) for t in self._starts])
+
+    def _seeds(self, ntype: str) -> np.ndarray | None:
+        """Whether each node is a training seed, bool[n]."""
+        if ntype not in self._store.splits or "train" not in self._store.splits[ntype]:
+            return None
+        seeds = np.zeros(self._store.num_nodes(ntype), np.bool_)
+        seeds[self._store.splits[ntype]["train"].numpy()] = True
+        return seeds
+
+    def _in_edges(self, ntype: str, first: int, last: int) -> np.ndarray:
+        counts = np.zeros(last - first, np.int64)
+        for relation in self._store.relations:
+            if relation[2] == ntype:
+                counts += np.diff(self._store.graph(relation).indptr[first : last + 1])
+        return counts
+
+
+# Communities
+
+
+Loads = Callable[[], Iterator[tuple[int, int, np.ndarray]]]
+"""Yields (number of the load, first node, float32 of each node from there): all that is not 0."""
+
+
+def _check_memory(node_count: int, load_count: int, memory_bytes: int) -> None:
+    """Raise FormatError, with the bytes needed, if the nodes do not fit in memory (besides memory maps)."""
+    if node_count > MAX_ROWS:
+        raise FormatError(f"--method community supports at most {MAX_ROWS} nodes, not {node_count}")
+    needed = node_count * (16 + 4 * load_count)
+    if needed > memory_bytes:
+        raise FormatError(
+            f"--method community of {node_count} nodes needs {needed} bytes, but --memory is {memory_bytes}: "
+            f"give --memory {needed // 1_000_000 + 1}MB, or --method hash"
+        )
+
+
+def community_owners(
+    graphs: Sequence[InEdges], loads_of: Loads, node_count: int, load_count: int, part_count: int
+) -> np.ndarray:
+    """The part of each node: uint16[node_count].
+
+    graphs: in-edges between all nodes. The last load is the number of in-edges. Deterministic. Raises
+    ValueError for a damaged topology.
+    """
+    most_rows = min(MAX_ROWS, max(1, node_count // (_SHARE * part_count)))
+    labels, sizes = find_communities(graphs, node_count, most_rows)
+    order = np.empty(node_count, np.uint32)
+    _core.by_weight(sizes, order)
+    weights = np.zeros((node_count, load_count), np.float32)
+    for load, first, values in loads_of():
+        _core.add_weights(labels[first : first + len(values)], values, load, weights)
+    totals = weights.sum(axis=0, dtype=np.float64)
+    loads = np.zeros((part_count, load_count))
+    of_label = np.full(node_count, _core.NO_PART, np.uint16)
+    _core.pack(order, weights, totals, 1 / (_HEAVY * part_count), loads, of_label)
+    parts = np.empty(node_count, np.uint16)
+    for start in range(0, node_count, _BLOCK):
+        parts[start : start + _BLOCK] = of_label[labels[start : start + _BLOCK]]
+    del labels, of_label
+    weights[:] = 0
+    for load, first, values in loads_of():
+        nodes = np.arange(first, first + len(values), dtype=np.uint32)
+        _core.add_weights(nodes, values, load, weights)
+    for start in range(0, node_count, _BLOCK):
+        sizes[start : start + _BLOCK] = np.minimum(weights[start : start + _BLOCK, -1], 1 << 31)
+    _core.by_weight(sizes, order)
+    _core.pack(order, weights, totals, 1.0, loads, parts)
+    for _ in range(_ROUNDS):
+        moved = sum(
+            _core.refine(indptr, indices, weights, totals, _MOST, loads, parts) for indptr, indices in graphs
+        )
+        if moved * _SETTLED < node_count:
+            break
+    return parts
+
+
+# METIS
+
+
+def find_metis() -> str:
+    """ "pymetis" or "dgl", whichever can be imported. Raises ImportError."""
+    try:
+        import pymetis  # noqa: F401
+
+        return "pymetis"
+    except ImportError:
+        pass
+    try:
+        dgl_finder.import_dgl()
+        return "dgl"
+    except ImportError as error:
+        raise ImportError(
+            "--method metis needs METIS: pip install pymetis, or install DGL "
+            f"(pymetis is not installed; {error})"
+        ) from None
+
+
+def metis_owners(
+    library: str, graph: InEdges, kinds: np.ndarray, in_edges: np.ndarray, part_count: int
+) -> np.ndarray:
+    """The part of each node: uint16[node_count].
+
+    graph: all edges in both directions, without loops and repeated edges. kinds: the type of each node, and
+    whether it is a training seed, as a small number. in_edges: int64[node_count]. DGL balances the kinds and
+    the edges; pymetis balances one weight per node, a mean of its shares of these.
+    """
+    indptr, indices = graph
+    count = len(kinds)
+    if part_count == 1 or not count:
+        return np.zeros(count, np.uint16)
+    owners = _by_pymetis if library == "pymetis" else _by_dgl
+    return np.asarray(owners(indptr, indices, kinds, in_edges, part_count)).astype(np.uint16)
+
+
+def _by_pymetis(
+    indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, in_edges: np.ndarray, parts: int
+) -> Any:
+    import pymetis
+
+    # The share of a node in the rows of its kind and in the in-edges, 1000 on average.
+    sizes = np.bincount(kinds)
+    kind_count = int((sizes > 0).sum())
+    share = len(kinds) / (sizes[kinds] * kind_count) + in_edges * (len(kinds) / max(1, int(in_edges.sum())))
+    weights = np.maximum(1, share * 500).astype(np.int64)
+    _, owners = pymetis.part_graph(
+        parts, xadj=indptr.tolist(), adjncy=indices.tolist(), vweights=weights.tolist()
+    )
+    return owners
+
+
+def _by_dgl(
+    indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, in_edges: np.ndarray, parts: int
+) -> Any:
+    dgl = dgl_finder.import_dgl()
+    import torch
+
+    pointers, sources = (torch.from_numpy(np.array(a, np.int64)) for a in (indptr, indices))
+    graph = dgl.graph(("csc", (pointers, sources, torch.empty(0, dtype=torch.int64))))
+    node_kinds = torch.from_numpy(kinds.astype(np.int64))
+    # DGL prints how long each step takes, and leaves a file to the garbage collection.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        owners = dgl.metis_partition_assignment(graph, parts, balance_ntypes=node_kinds, balance_edges=True)
+    return owners.numpy()
+
+
+# One graph over all types
+
+
+def union_graph(
+    graphs: Sequence[Graph],
+    starts: Mapping[str, int],
+    node_count: int,
+    scratch: Path,
+    *,
+    memory_bytes: int,
+    workers: int,
+    simple: bool,
+) -> InEdges:
+    """(indptr, indices) of all edges, each in both directions, memory-mapped from files in scratch.
+
+    starts: the id of the first node of each type. simple: without loops and repeated edges.
+    """
+
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        # One direction after the other: the order of edges must not depend on the size of blocks.
+        for graph, forward in itertools.product(graphs, (True, False)):
+            first_src, first_dst = starts[graph.relation[0]], starts[graph.relation[2]]
+            edges = in_edges(graph.indptr, graph.indices, None, num_src=graph.num_src, num_dst=graph.num_dst)
+            for src, dst, _ in edges.pieces(block_bytes):
+                a, b = src + first_src, dst + first_dst
+                if simple:
+                    a, b = a[a != b], b[a != b]
+                yield *((a, b) if forward else (b, a)), np.zeros(len(a), np.int64)
+
+    count = 2 * sum(len(graph.indices) for graph in graphs)
+    if simple:
+        count -= 2 * sum(_loops(graph) for graph in graphs)
+    edges = EdgeSource(count, node_count, node_count, pieces)
+    return sorted_in_edges(edges, scratch, memory_bytes, workers=workers, dedup=simple)
+
+
+def _loops(graph: Graph) -> int:
+    """The number of edges from a node to itself."""
+    if graph.relation[0] != graph.relation[2]:
+        return 0
+    loops, step = 0, 1 << 18
+    for start in range(0, graph.num_dst, step):
+        bounds = graph.indptr[start : start + step + 1]
+        nodes = np.arange(start, start + len(bounds) - 1)
+        loops += int((np.repeat(nodes, np.diff(bounds)) == graph.indices[bounds[0] : bounds[-1]]).sum())
+    return loops

@@ -6,9 +6,11 @@ final directory and published together, by one rename.
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,25 +32,62 @@ from gids.store.manifest import (
     RelationEntry,
     ScaleEntry,
     TableEntry,
+    array_entry,
     dump_manifest,
     entry_json,
     manifest_checksum,
     owner_dtype,
 )
-from gids.store.names import describe_type, encode_path, table_path
+from gids.store.names import Relation, describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
 from gids.stored_file import AnyFile
-from gids.write.array_file import ArrayFile
-from gids.write.partition import rows as table_rows
-from gids.write.partition import topology
-from gids.write.partition.by_graph import GraphMethod
-from gids.write.partition.counts import count_parts
-from gids.write.partition.owners import METHODS, hash_owners, range_owners
-from gids.write.partition.report import PartFigures, Report
-from gids.write.partition.source_arrays import SourceArrays, copy_array
+from gids.write.files import write_array
+from gids.write.page_sink import PageSink
+from gids.write.partition import divide
+from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
 from gids.write.publish import dataset_path
-from gids.write.space import check_space, total_bytes
+from gids.write.space import check_space
 from gids.write.workplace import Workplace, finish_published
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """Of one part: the nodes that it owns (rows), those of the train splits (seeds), their in-edges; bytes of
+    its files."""
+
+    rows: int
+    seeds: int
+    in_edges: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of all parts. cut_edges: edges whose source is in another part than their destination."""
+
+    method: str
+    parts: tuple[PartFigures, ...]
+    edges: int
+    cut_edges: int
+
+    @property
+    def cut_share(self) -> float:
+        return self.cut_edges / max(1, self.edges)
+
+    def balance(self, figure: str) -> float:
+        """The largest part divided by the mean: 1 is perfect. figure: a field of PartFigures."""
+        values = [getattr(part, figure) for part in self.parts]
+        return max(values) * len(values) / sum(values) if sum(values) else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "parts": [asdict(part) for part in self.parts],
+            "edges": self.edges,
+            "cut_edges": self.cut_edges,
+            "cut_share": self.cut_share,
+            "balance": {field.name: self.balance(field.name) for field in fields(PartFigures)},
+        }
 
 
 def _silent(*_: Any) -> None:
@@ -140,84 +179,73 @@ def _check(manifest: Manifest) -> None:
             )
 
 
+@dataclass
 class _Run:
     """One call of partition(). Its steps are recorded in the journal, and skipped when it resumes.
 
     first: the first part.
     """
 
-    def __init__(
-        self,
-        store: FeatureStore,
-        manifest: Manifest,
-        workplace: Workplace,
-        first: Part,
-        seed: int,
-        *,
-        workers: int,
-        memory_bytes: int,
-        sync_bytes: int,
-        say: Callable[[str], None],
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        self._store, self._manifest, self._workplace = store, manifest, workplace
-        self._first, self._parts, self._method, self._seed = first, first.count, first.method, seed
-        self._workers, self._memory_bytes, self._sync_bytes = workers, memory_bytes, sync_bytes
-        self._say, self._on_bytes = say, on_bytes
-        self._roots = [workplace.root / part_name(i) for i in range(first.count)]
-        self._owner_entries: dict[str, ArrayEntry] = {}
-        self._arrays = SourceArrays(store.locate)
+    store: FeatureStore
+    manifest: Manifest
+    workplace: Workplace
+    first: Part
+    seed: int
+    workers: int
+    memory_bytes: int
+    sync_bytes: int
+    say: Callable[[str], None]
+    on_bytes: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self.parts = self.first.count
+        self.roots = [self.workplace.root / part_name(i) for i in range(self.parts)]
+        self.arrays = divide.SourceArrays(self.store.locate)
+        self.owner_entries: dict[str, ArrayEntry] = {}
 
     def run(self, on_total: Callable[[int], None]) -> Report:
-        workplace = self._workplace
+        manifest, workplace = self.manifest, self.workplace
         if workplace.resumed and workplace.has_progress:
-            self._say("resuming an unfinished partition")
+            self.say("resuming an unfinished partition")
         elif workplace.restart_reason:
-            self._say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
+            self.say(f"found an unfinished partition, but {workplace.restart_reason}: starting again")
         by_graph = None
-        if self._method in ("community", "metis"):
-            by_graph = GraphMethod(self._method, self._store, self._manifest, self._memory_bytes)
-        needed = list(self._needed())
-        if by_graph is not None:
-            needed.append((workplace.path.parent, by_graph.scratch_bytes))
-        check_space(needed, [workplace.partial])  # before the first record, so that nothing is left
-        on_total(sum(self._work_bytes()))
-        workplace.needed_bytes = total_bytes(needed)
-        for root in self._roots:
+        if self.first.method in ("community", "metis"):
+            by_graph = GraphMethod(self.first.method, self.store, manifest, self.memory_bytes)
+        needed_bytes = self.needed_bytes() + (0 if by_graph is None else by_graph.scratch_bytes)
+        # Before the first record, so that nothing is left.
+        check_space([(workplace.path.parent, needed_bytes)], [workplace.partial])
+        on_total(sum(self.work_bytes()))
+        workplace.needed_bytes = needed_bytes
+        for root in self.roots:
             root.mkdir(exist_ok=True)
         if by_graph is not None:
-            self._say(f"dividing the nodes by {self._method}")
-        self._write_owners(by_graph)
-        counts = self._once("counts", 8 * sum(r.count for r in self._manifest.relations), self._count)
-        nodes = self._write_nodes()
-        relations = [
-            self._write_topology(r, counts["edges"][i]) for i, r in enumerate(self._manifest.relations)
-        ]
-        held_nodes = {n.type: counts["nodes"][i] for i, n in enumerate(self._manifest.nodes)}
-        held_edges = {r.type: counts["edges"][i] for i, r in enumerate(self._manifest.relations)}
-        tables = []
-        for entry in self._manifest.tables:
-            held = held_nodes[entry.type] if isinstance(entry.type, str) else held_edges[entry.type]
-            tables.append(self._write_table(entry, held))
+            self.say(f"dividing the nodes by {self.first.method}")
+        for entry in manifest.nodes:
+            self.owner_entries[entry.type] = self.write_owners(entry, by_graph)
+        counts = self.once("counts", 8 * sum(r.count for r in manifest.relations), self.count)
+        held: dict[str | Relation, list[int]] = {}  # the nodes and edges of each part, by type
+        held |= {n.type: of_parts for n, of_parts in zip(manifest.nodes, counts["nodes"], strict=True)}
+        held |= {r.type: of_parts for r, of_parts in zip(manifest.relations, counts["edges"], strict=True)}
+        nodes = {n.type: self.copy_node_arrays(n) for n in manifest.nodes}
+        edges = {r.type: self.divide_topology(r, held[r.type]) for r in manifest.relations}
+        tables = [self.divide_table(t, held[t.type]) for t in manifest.tables]
         manifests = [
             Manifest(
+                tuple(replace(n, arrays=nodes[n.type], held=held[n.type][part]) for n in manifest.nodes),
                 tuple(
-                    NodesEntry(n.type, n.count, nodes[n.type], held_nodes[n.type][part])
-                    for n in self._manifest.nodes
-                ),
-                tuple(
-                    RelationEntry(r.type, r.count, arrays[part], r.sorted_by, held_edges[r.type][part])
-                    for r, arrays in zip(self._manifest.relations, relations, strict=True)
+                    replace(r, arrays=edges[r.type][part], held=held[r.type][part])
+                    for r in manifest.relations
                 ),
                 tuple(of_parts[part] for of_parts in tables),
-                dataclasses.replace(self._first, index=part),
+                replace(self.first, index=part),
             )
-            for part in range(self._parts)
+            for part in range(self.parts)
         ]
         workplace.publish({part_name(i): dump_manifest(m) for i, m in enumerate(manifests)})
-        return self._report(manifests, counts)
+        return self.report(manifests, counts)
 
-    def _once(
+    def once(
         self,
         item: str,
         size_bytes: int,
@@ -226,233 +254,203 @@ class _Run:
         parts: range | None = None,
     ) -> Any:
         """Do what is not recorded as done. folder: of these parts (default: all), in which it makes files."""
-        found = range(self._parts) if parts is None else parts
-        folders = [self._roots[part] / folder for part in found] if folder else []
-        return self._workplace.once(
-            item, work, on_skip=lambda: self._on_bytes(size_bytes), folders=(f for f in folders if f.is_dir())
+        roots = self.roots if parts is None else self.roots[parts.start : parts.stop]
+        folders = [root / folder for root in roots] if folder else []
+        return self.workplace.once(
+            item, work, on_skip=lambda: self.on_bytes(size_bytes), folders=(f for f in folders if f.is_dir())
         )
 
-    # Owners
+    def write_owners(self, nodes: NodesEntry, by_graph: GraphMethod | None) -> ArrayEntry:
+        """Give every node of a type an owner. Writes them to the first part."""
 
-    def _write_owners(self, by_graph: GraphMethod | None) -> None:
-        """Give every node an owner. Writes them to the first part."""
-        for nodes in self._manifest.nodes:
+        def pieces() -> Iterator[np.ndarray]:
             if by_graph is not None:
-                self._write_owners_of(nodes, self._owners_by(by_graph, nodes))
-            elif self._method == "range":
-                self._write_owners_of(nodes, range_owners(nodes.count, self._parts))
+                yield by_graph.owners(nodes.type, self.parts, self.workplace.scratch, self.workers)
+            elif self.first.method == "range":
+                yield from range_owners(nodes.count, self.parts)
             else:
-                self._write_owners_of(nodes, hash_owners(nodes.type, nodes.count, self._parts, self._seed))
-
-    def _owners_by(self, method: GraphMethod, nodes: NodesEntry) -> Iterator[np.ndarray]:
-        """One piece, computed when it is asked for."""
-        yield method.owners(nodes.type, self._parts, self._workplace.scratch, self._workers)
-
-    def _write_owners_of(self, nodes: NodesEntry, owners: Iterator[np.ndarray]) -> None:
-        path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
+                yield from hash_owners(nodes.type, nodes.count, self.parts, self.seed)
 
         def write() -> Any:
-            with ArrayFile(self._roots[0], path, owner_dtype(self._parts), (nodes.count,)) as file:
-                for values in owners:
-                    file.append(values)
-                return entry_json(file.finish())
+            path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
+            dtype = owner_dtype(self.parts)
+            return entry_json(write_array(self.roots[0], path, dtype, (nodes.count,), pieces()))
 
-        self._owner_entries[nodes.type] = _entry(
-            self._once(f"owners {nodes.type}", 0, write, "nodes", range(1))
+        return array_entry(self.once(f"owners {nodes.type}", 0, write, "nodes", range(1)))
+
+    def owners(self, ntype: str) -> np.ndarray:
+        entry = self.owner_entries[ntype]
+        return map_array(self.roots[0] / entry.path, entry)
+
+    def count(self) -> dict[str, Any]:
+        return divide.count_parts(
+            self.manifest,
+            self.arrays,
+            self.owners,
+            self.parts,
+            memory_bytes=self.memory_bytes,
+            on_bytes=self.on_bytes,
         )
 
-    def _owners(self, ntype: str) -> np.ndarray:
-        entry = self._owner_entries[ntype]
-        return map_array(self._roots[0] / entry.path, entry)
-
-    def _count(self) -> dict[str, Any]:
-        return count_parts(
-            self._manifest,
-            self._arrays,
-            self._owners,
-            self._parts,
-            memory_bytes=self._memory_bytes,
-            on_bytes=self._on_bytes,
-        )
-
-    # Per-node arrays
-
-    def _write_nodes(self) -> dict[str, dict[str, ArrayEntry]]:
-        """Copy every per-node array, and the owners, to every part. Returns their entries by node type."""
-        entries: dict[str, dict[str, ArrayEntry]] = {}
-        for nodes in self._manifest.nodes:
-            found = entries[nodes.type] = {}
-            for role, source in nodes.arrays.items():
-                entry = dataclasses.replace(source, path=f"nodes/{encode_path(nodes.type)}.{role}.npy")
-                copy = partial(self._copy, self._arrays.path(source), source, entry.path, self._roots)
-                self._once(f"nodes {encode_path(nodes.type)}.{role}", array_bytes(source), copy, "nodes")
-                found[role] = entry
-            owners = self._owner_entries[nodes.type]
-            copy = partial(self._copy, self._roots[0] / owners.path, owners, owners.path, self._roots[1:])
-            self._once(f"nodes {encode_path(nodes.type)}.{OWNER}", array_bytes(owners), copy, "nodes")
-            found[OWNER] = owners
+    def copy_node_arrays(self, nodes: NodesEntry) -> dict[str, ArrayEntry]:
+        """Copy every array of a node type, and the owners, to every part. Returns their entries."""
+        name = encode_path(nodes.type)
+        entries = {role: replace(a, path=f"nodes/{name}.{role}.npy") for role, a in nodes.arrays.items()}
+        for role, source in nodes.arrays.items():
+            self.copy(f"nodes {name}.{role}", self.arrays.path(source), entries[role], self.roots, "nodes")
+        owners = entries[OWNER] = self.owner_entries[nodes.type]
+        first = self.roots[0] / owners.path
+        self.copy(f"nodes {name}.{OWNER}", first, owners, self.roots[1:], "nodes")
         return entries
 
-    def _copy(self, source: AnyFile, entry: ArrayEntry, path: str, roots: Sequence[Path]) -> None:
-        copy_array(
-            source,
-            entry,
-            path,
-            roots,
-            at_once=table_rows.files_limit(1),
-            memory_bytes=self._memory_bytes,
-            on_bytes=self._on_bytes,
-        )
+    def copy(self, item: str, source: AnyFile, entry: ArrayEntry, roots: Sequence[Path], folder: str) -> None:
+        """Copy an array's file to the entry's path in each directory, once."""
 
-    # Topology
+        def work() -> None:
+            divide.copy_array(source, entry, roots, memory_bytes=self.memory_bytes, on_bytes=self.on_bytes)
 
-    def _write_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
+        self.once(item, array_bytes(entry), work, folder)
+
+    def divide_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
         """Divide the in-edges of a relation. Returns the entries of each part."""
-        paths = {role: self._arrays.path(entry) for role, entry in relation.arrays.items()}
-        at_once, found = table_rows.files_limit(topology.FILES), []
-        for first in range(0, self._parts, at_once):
-            group = range(first, min(first + at_once, self._parts))
+        paths = {role: self.arrays.path(entry) for role, entry in relation.arrays.items()}
+        name, entries = encode_path(*relation.type), list[dict[str, ArrayEntry]]()
+        for group in groups(self.parts, divide.files_limit(divide.TOPOLOGY_FILES)):
 
             def work(group: range = group) -> Any:
                 return entry_json(
-                    topology.divide_topology(
+                    divide.divide_topology(
                         relation,
                         paths,
-                        self._arrays.mapped(relation.arrays["indptr"]),
-                        self._owners(relation.type[2]),
-                        self._roots,
+                        self.arrays.mapped(relation.arrays["indptr"]),
+                        self.owners(relation.type[2]),
+                        self.roots,
                         group,
                         held,
-                        memory_bytes=self._memory_bytes // 2,
-                        on_bytes=self._on_bytes,
+                        memory_bytes=self.memory_bytes // 2,
+                        on_bytes=self.on_bytes,
                     )
                 )
 
-            name = encode_path(*relation.type)
             item = f"graph {name} {group.start}-{group.stop - 1}"
-            done = self._once(item, 8 * relation.count, work, f"graph/{name}", group)
-            found += [{role: _entry(fields) for role, fields in arrays.items()} for arrays in done]
-        return found
+            done = self.once(item, 8 * relation.count, work, f"graph/{name}", group)
+            entries += [{role: array_entry(fields) for role, fields in arrays.items()} for arrays in done]
+        return entries
 
-    # Tables
-
-    def _write_table(self, entry: TableEntry, held: Sequence[int]) -> list[TableEntry]:
+    def divide_table(self, entry: TableEntry, held: Sequence[int]) -> list[TableEntry]:
         """Divide the rows of a table. Returns its entry in each part."""
-        folder = table_path(entry.type, entry.key)
+        folder = f"tables/{table_path(entry.type, entry.key)}"
         written = []
         for rows in held:
-            layout = table_rows.part_layout(entry, rows)
-            sums = ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0)
-            shard = f"tables/{folder}/shard-00.bin"
-            written.append(
-                dataclasses.replace(entry, row_count=rows, shards=(shard,), checksums=sums, order=None)
-            )
+            pages = div_ceil(rows, entry.geometry.rows_per_page)
+            sums = ArrayEntry(f"{folder}/checksum.bin", "uint32", (pages,), 0)
+            shards = (f"{folder}/shard-00.bin",)
+            written.append(replace(entry, row_count=rows, shards=shards, checksums=sums, order=None))
         columns = entry.scale.columns if entry.scale is not None else None
         if columns is not None:
-            path = f"tables/{folder}/scale.npy"
-            copy = partial(self._copy, self._arrays.path(columns), columns, path, self._roots)
-            self._once(f"scales {folder}", array_bytes(columns), copy, f"tables/{folder}")
-            scale = ScaleEntry("column", dataclasses.replace(columns, path=path))
-            written = [dataclasses.replace(w, scale=scale) for w in written]
+            copied = replace(columns, path=f"{folder}/scale.npy")
+            self.copy(f"scales {folder}", self.arrays.path(columns), copied, self.roots, folder)
+            written = [replace(w, scale=ScaleEntry("column", copied)) for w in written]
         if entry.order is not None:
-            self._once(f"check {folder}.order", 0, partial(self._arrays.check, entry.order))
-        sums_of: list[int] = []
-        for group in self._groups(entry):
-            sums_of += self._once(
-                f"table {folder} {group.start}-{group.stop - 1}",
+            self.once(f"check {folder}.order", 0, partial(self.arrays.check, entry.order))
+        sums_crc: list[int] = []
+        for group in self.table_groups(entry):
+            sums_crc += self.once(
+                f"{folder} {group.start}-{group.stop - 1}",
                 entry.row_count * entry.geometry.row_bytes,
-                partial(self._divide_rows, entry, written, group),
-                f"tables/{folder}",
+                partial(self.divide_rows, entry, written, group),
+                folder,
                 group,
             )
         return [
-            dataclasses.replace(w, checksums=dataclasses.replace(w.checksums, crc32c=crc))
-            for w, crc in zip(written, sums_of, strict=True)
+            replace(w, checksums=replace(w.checksums, crc32c=crc))
+            for w, crc in zip(written, sums_crc, strict=True)
         ]
 
-    def _groups(self, entry: TableEntry) -> list[range]:
+    def table_groups(self, entry: TableEntry) -> list[range]:
         """The parts that one pass over a table writes: the same when a run resumes with other memory."""
-
-        def find() -> int:
-            at_once = table_rows.parts_at_once(entry.page_bytes, self._memory_bytes)
-            return min(at_once, table_rows.files_limit(table_rows.FILES))
-
-        at_once = self._workplace.once(f"groups of {entry.name}", find, on_skip=lambda: None)
-        return [range(i, min(i + at_once, self._parts)) for i in range(0, self._parts, at_once)]
-
-    def _divide_rows(self, entry: TableEntry, written: Sequence[TableEntry], group: range) -> list[int]:
-        item = f"rows of {entry.name} {group.start}-{group.stop - 1}"
-        first_row = self._workplace.pages_done(item)
-        files = [(self._roots[part] / written[part].shards[0], written[part].geometry) for part in group]
-        if any(not p.is_file() or p.stat().st_size != layout.shard_bytes(0) for p, layout in files):
-            first_row = 0
-        table_rows.divide_rows(
-            self._store.tables[entry.name],
-            entry,
-            self._store.locate,
-            self._owners_of(entry),
-            written,
-            self._roots,
-            group,
-            first_row=first_row,
-            memory_bytes=self._memory_bytes // 2,
-            workers=self._workers,
-            sync_bytes=self._sync_bytes,
-            on_sync=lambda rows: self._workplace.record_pages(item, rows),
-            on_bytes=self._on_bytes,
+        at_once = self.workplace.once(
+            f"groups of {entry.name}",
+            lambda: divide.parts_at_once(entry.page_bytes, self.memory_bytes),
+            on_skip=lambda: None,
         )
-        return [file_crc32c(self._roots[part] / written[part].checksums.path) for part in group]
+        return groups(self.parts, at_once)
 
-    def _owners_of(self, entry: TableEntry) -> table_rows.OwnersOf:
+    def divide_rows(self, entry: TableEntry, written: Sequence[TableEntry], group: range) -> list[int]:
+        """Write the rows of these parts. Returns the CRC32C of their checksums."""
+        item = f"rows of {entry.name} {group.start}-{group.stop - 1}"
+        layouts = [written[part].geometry for part in group]
+        shards = [self.roots[part] / written[part].shards[0] for part in group]
+        checksums = [self.roots[part] / written[part].checksums.path for part in group]
+        sizes = {path: layout.shard_bytes(0) for path, layout in zip(shards, layouts, strict=True)}
+        first_row = self.workplace.saved(item, sizes) or 0
+        with ExitStack() as stack:
+            buffers = threading.local()
+            sinks = [
+                stack.enter_context(PageSink(layout, [shard], sums, buffers=buffers))
+                for layout, shard, sums in zip(layouts, shards, checksums, strict=True)
+            ]
+            divide.divide_rows(
+                self.store.tables[entry.name],
+                self.row_owners(entry),
+                sinks,
+                group,
+                first_row=first_row,
+                memory_bytes=self.memory_bytes // 2,
+                workers=self.workers,
+                sync_bytes=self.sync_bytes,
+                on_sync=partial(self.workplace.save, item),
+                on_bytes=self.on_bytes,
+            )
+        return [file_crc32c(path) for path in checksums]
+
+    def row_owners(self, entry: TableEntry) -> divide.OwnersOf:
         """The parts of the rows of a table."""
         if isinstance(entry.type, str):
-            owners = self._owners(entry.type)
+            owners = self.owners(entry.type)
             return lambda first, last: owners[first:last]
-        (relation,) = (r for r in self._manifest.relations if r.type == entry.type)
+        (relation,) = (r for r in self.manifest.relations if r.type == entry.type)
         ids = relation.arrays.get("edge_ids")
-        read = None if ids is None else partial(self._arrays.read, ids)
-        return table_rows.EdgeOwners(
-            self._arrays.mapped(relation.arrays["indptr"]),
-            read,
-            self._owners(relation.type[2]),
+        return divide.EdgeOwners(
+            self.arrays.mapped(relation.arrays["indptr"]),
+            None if ids is None else partial(self.arrays.read, ids),
+            self.owners(relation.type[2]),
             relation.count,
-            self._memory_bytes // 2,
+            self.memory_bytes // 2,
         )
 
-    # Sizes
-
-    def _work_bytes(self) -> Iterator[int]:
+    def work_bytes(self) -> Iterator[int]:
         """The bytes of progress."""
-        for nodes in self._manifest.nodes:
-            yield from map(array_bytes, nodes.arrays.values())
-            yield array_bytes(self._owner_entry(nodes))
-        for relation in self._manifest.relations:
-            passes = div_ceil(self._parts, table_rows.files_limit(topology.FILES))
+        for nodes in self.manifest.nodes:
+            yield from map(array_bytes, self.node_arrays(nodes))
+        for relation in self.manifest.relations:
+            passes = div_ceil(self.parts, divide.files_limit(divide.TOPOLOGY_FILES))
             yield 8 * relation.count * (1 + passes)
-        for entry in self._manifest.tables:
+        for entry in self.manifest.tables:
             if entry.scale is not None and entry.scale.columns is not None:
                 yield array_bytes(entry.scale.columns)
-            yield entry.row_count * entry.geometry.row_bytes * len(self._groups(entry))
+            yield entry.row_count * entry.geometry.row_bytes * len(self.table_groups(entry))
 
-    def _owner_entry(self, nodes: NodesEntry) -> ArrayEntry:
-        return ArrayEntry("owner.npy", owner_dtype(self._parts), (nodes.count,), 0)
+    def needed_bytes(self) -> int:
+        """The bytes of all parts."""
+        total = 0
+        for nodes in self.manifest.nodes:
+            total += self.parts * sum(map(array_bytes, self.node_arrays(nodes)))
+        for relation in self.manifest.relations:
+            ids = ArrayEntry("edge_ids.npy", divide.id_dtype(relation), (relation.count,), 0)
+            divided = [relation.arrays[role] for role in ("indices", "time") if role in relation.arrays]
+            total += self.parts * array_bytes(relation.arrays["indptr"]) + sum(
+                map(array_bytes, [*divided, ids])
+            )
+        for entry in self.manifest.tables:
+            total += (entry.geometry.page_count + self.parts) * (entry.page_bytes + 4)
+        return total
 
-    def _needed(self) -> Iterator[tuple[Path, int]]:
-        """(directory, bytes) that the parts need."""
-        directory = self._workplace.path.parent
-        for nodes in self._manifest.nodes:
-            arrays = [*nodes.arrays.values(), self._owner_entry(nodes)]
-            yield directory, self._parts * sum(map(array_bytes, arrays))
-        for relation in self._manifest.relations:
-            yield directory, self._parts * array_bytes(relation.arrays["indptr"])
-            ids = ArrayEntry("edge_ids.npy", topology.id_dtype(relation), (relation.count,), 0)
-            arrays = [*(relation.arrays[r] for r in ("indices", "time") if r in relation.arrays), ids]
-            yield directory, sum(map(array_bytes, arrays))
-        for entry in self._manifest.tables:
-            pages = entry.geometry.page_count + self._parts
-            yield directory, pages * (entry.page_bytes + 4)
+    def node_arrays(self, nodes: NodesEntry) -> list[ArrayEntry]:
+        """The arrays of a node type that every part gets."""
+        return [*nodes.arrays.values(), ArrayEntry("owner.npy", owner_dtype(self.parts), (nodes.count,), 0)]
 
-    def _report(self, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
+    def report(self, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
         figures = []
         for part, manifest in enumerate(manifests):
             size_bytes = sum(map(array_bytes, manifest.arrays()))
@@ -465,9 +463,10 @@ class _Run:
                     bytes=size_bytes,
                 )
             )
-        edges = sum(r.count for r in self._manifest.relations)
-        return Report(self._method, tuple(figures), edges, counts["cut"])
+        edges = sum(r.count for r in self.manifest.relations)
+        return Report(self.first.method, tuple(figures), edges, counts["cut"])
 
 
-def _entry(fields: dict[str, Any]) -> ArrayEntry:
-    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
+def groups(parts: int, at_once: int) -> list[range]:
+    """The parts 0 … parts - 1, at most at_once in a group."""
+    return [range(first, min(first + at_once, parts)) for first in range(0, parts, at_once)]

@@ -1,0 +1,51 @@
+"""The features of a comparison as stock DGL maps them: a feat.npy, or the only shard of a table.
+
+Called by epoch.py and gids.bench.epoch.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gids.store import Table
+
+
+def why_no_array(table: Table) -> str:
+    """Why the rows of a table cannot be mapped as one array; "" if they can."""
+    if table.scale is not None:
+        return "its rows are int8 with a scale"
+    if table.dtype == torch.bfloat16:
+        return "NumPy has no bfloat16"
+    if len(table.shard_paths) > 1:
+        return f"its pages are spread over {len(table.shard_paths)} shards"
+    if table.order is not None:
+        return "its rows are not stored in the order of their ids"
+    if table.rows_per_page * table.row_bytes != table.page_bytes:
+        return f"rows of {table.row_bytes} B leave a part of each page of {table.page_bytes} B empty"
+    return ""
+
+
+def array_file(source: Path, table: Table) -> Path | None:
+    """The file to map: feat.npy in the directory source, or the table's only shard; None without both."""
+    if (source / "feat.npy").exists():
+        return source / "feat.npy"
+    return None if why_no_array(table) else Path(table.shard_paths[0])
+
+
+def map_array(file: Path, table: Table, *, random_access: bool) -> Tensor:
+    """Map the rows in a file of array_file: [row_count, *shape]. random_access: without read-ahead."""
+    features: np.memmap
+    # "c" maps the file like "r"; torch warns about arrays that cannot be written.
+    if file.suffix == ".npy":
+        features = np.load(file, mmap_mode="c")
+    else:
+        dtype = np.dtype(str(table.dtype).removeprefix("torch."))
+        features = np.memmap(file, dtype, "c", shape=(table.row_count, *table.shape))
+    if random_access:
+        features._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return torch.from_numpy(features)

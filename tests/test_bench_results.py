@@ -1,0 +1,83 @@
+"""The figures in the documentation are those of bench/results."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+import harness
+import report
+
+ROOT = report.ROOT
+RESULTS = [json.loads(path.read_text()) for path in sorted(report.RESULTS.glob("*.json"))]
+
+
+def test_every_result_is_in_one_section() -> None:
+    names = [name for section in report.SECTIONS.values() for name in section]
+    assert sorted(names) == sorted(path.stem for path in report.RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", report.PAGES)
+def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    assert report.with_tables(page, report.PAGES[name]) == page, "run bench/report.py"
+    assert set(re.findall(r"<!-- results: (.*) -->", page)) == set(report.SECTIONS)
+
+
+def test_commands_of_results_name_scripts() -> None:
+    commands = [result["command"] for result in RESULTS if result["command"]]
+    scripts = {word for command in commands for word in command.split() if re.match("(bench|tools)/", word)}
+    assert len(scripts) > 10
+    assert [script for script in sorted(scripts) if not (ROOT / script).exists()] == []
+
+
+def readme_rows() -> list[tuple[str, str]]:
+    """(result, command) of each row of the table of measurements."""
+    text = (ROOT / "README.md").read_text()
+    table = text.partition("| what | result | command |")[2].partition("\n\n")[0]
+    return [(cells[2], cells[3].strip(" `")) for row in table.splitlines()[2:] if (cells := row.split("|"))]
+
+
+@pytest.mark.parametrize(("result", "command"), readme_rows())
+def test_figures_of_the_readme_are_those_of_the_results(result: str, command: str) -> None:
+    scripts = {command, "tools/graphbolt_env.sh" if "graphbolt" in command else command}
+    values = []
+    for measured in RESULTS:
+        if any((measured["command"] or "").startswith(script) for script in scripts):
+            for figure in measured["figures"]:
+                value = figure["value"]
+                values += value if isinstance(value, list) else [value]
+    numbers = re.findall(
+        "([0-9.]+)(?= (?:\N{MULTIPLICATION SIGN}|of|to|GB/s))", re.sub(r"\(docs[^)]*\)", "", result)
+    )
+    assert numbers
+    for number in numbers:
+        digits = len(number.partition(".")[2])
+        assert float(number) in {round(value, digits) for value in values}, f"{command}: {number}"
+
+
+def test_the_page_shows_what_a_benchmark_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = harness.make_parser("").parse_args(["--json", str(tmp_path / "io.json")])
+    figures = harness.Figures(args)
+    figures.add("reads", 93021.4, "reads/s", note="depth 256")
+    figures.add("over fio", 0.95321, "x", bar=0.95)
+    figures.add("memory", 253.0, "MB", most=250)
+    figures.table("details", [{"P": 1, "rows": 2.5}])
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "SECTIONS", {"All": ("io",)})
+    page = report.with_tables("a\n<!-- results: All -->\nold\n<!-- end -->\nb\n", report.figures)
+    first, *others = page.split("|---|---|---|---|")[1].strip().splitlines()[:3]
+    assert first.startswith("| reads | `bench/")
+    assert first.endswith("` |  | 93,021 reads/s (depth 256) |")
+    assert others == [
+        "| over fio |  | ≥ 0.95 | 0.9532 \N{MULTIPLICATION SIGN} |",
+        "| memory |  | ≤ 250 MB | 253 MB |",
+    ]
+    written = json.loads((tmp_path / "io.json").read_text())
+    assert [figure["passed"] for figure in written["figures"]] == [None, True, False]
+    assert written["tables"] == [{"title": "details", "columns": ["P", "rows"], "rows": [[1, 2.5]]}]

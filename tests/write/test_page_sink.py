@@ -1,0 +1,134 @@
+"""PageSink writes the pages that a model has, from ranges of rows in any order, and resumes."""
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from gids import _core
+from gids.store.geometry import Geometry
+from gids.write.files import aligned_zeros, write_directly, write_exactly
+from gids.write.page_sink import PageSink
+
+DATA = np.random.default_rng(0).integers(0, 256, 16 * 4096, np.uint8)
+
+
+@pytest.fixture
+def fd(tmp_path):
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def written(fd):
+    with open(f"/proc/self/fd/{fd}", "rb") as file:
+        return file.read()
+
+
+def is_direct(fd):
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def test_aligned_pages_are_written_without_a_copy(fd):
+    pages = aligned_zeros(16, 4096)
+    assert not pages.any()
+    pages.reshape(-1)[:] = DATA
+    assert pages.ctypes.data % mmap.PAGESIZE == 0
+    write_directly(fd)
+    before = is_direct(fd)
+    write_exactly(fd, pages.reshape(-1), 8192)
+    assert is_direct(fd) == before
+    write_exactly(fd, np.empty(0, np.uint8), 0)
+    assert written(fd)[8192:] == DATA.tobytes()
+
+
+@pytest.mark.parametrize(("start", "size", "offset"), [(1, 4096, 0), (0, 1000, 0), (0, 4096, 7)])
+def test_write_falls_back_to_the_page_cache(fd, start, size, offset):
+    memory = aligned_zeros(2, 4096).reshape(-1)
+    memory[:] = DATA[:8192]
+    write_directly(fd)
+    write_exactly(fd, memory[start : start + size], offset)
+    assert written(fd)[offset:] == DATA[start : start + size].tobytes()
+
+
+def test_other_errors_are_raised(tmp_path):
+    (tmp_path / "f").touch()
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    write_directly(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        write_exactly(fd, DATA, 0)
+    os.close(fd)
+
+
+ROWS = 203
+RNG = np.random.default_rng(1)
+
+
+def model(layout, rows):
+    """The pages of a table, by the words of the format."""
+    pages = np.zeros((layout.page_count, layout.page_bytes), np.uint8)
+    for row, data in enumerate(rows):
+        page, slot = divmod(row, layout.rows_per_page)
+        pages[page, slot * layout.row_bytes : (slot + 1) * layout.row_bytes] = data
+    return pages
+
+
+def check(layout, folder, rows):
+    pages = model(layout, rows)
+    for shard in range(layout.shard_count):
+        assert (folder / f"{shard}").read_bytes() == pages[shard :: layout.shard_count].tobytes()
+    assert (folder / "sums").read_bytes() == _core.crc32c(pages).tobytes()
+
+
+def sink_of(layout, folder, **options):
+    shards = [folder / f"{shard}" for shard in range(layout.shard_count)]
+    return PageSink(layout, shards, folder / "sums", **options)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("row_bytes", [512, 128, 100, 7])
+def test_ranges_in_any_order_make_the_pages(tmp_path, row_bytes, shards):
+    layout = Geometry(ROWS, row_bytes, 512, shards)
+    for seed in range(4):
+        rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
+        bounds = np.unique(np.append(RNG.integers(0, ROWS, 9), [0, ROWS]))
+        synced = []
+        options = {"direct": seed % 2 == 0, "sync_bytes": 5000, "on_sync": synced.append}
+        with sink_of(layout, tmp_path, **options) as sink:
+            for i in RNG.permutation(len(bounds) - 1):
+                assert sink.first_gap() is not None
+                sink.write(int(bounds[i]), rows[bounds[i] : bounds[i + 1]])
+            assert sink.first_gap() is None
+            sink.sync()
+        check(layout, tmp_path, rows)
+        assert synced == sorted(synced)
+        assert all(n == ROWS or n % layout.rows_per_page == 0 for n in synced), "they are on disk"
+        assert synced[-1] == ROWS
+
+
+@pytest.mark.parametrize("row_bytes", [512, 100, 7])
+def test_rows_go_on_where_another_sink_was_flushed(tmp_path, row_bytes):
+    layout = Geometry(ROWS, row_bytes, 512, 2)
+    rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
+    done = 0
+    for stop in (0, 3, 74, 75, 202, ROWS):
+        with sink_of(layout, tmp_path) as sink:
+            sink.resume(done)
+            sink.write(done, rows[done:stop])
+            sink.write(stop, rows[stop : stop + 1])  # lost, or written again
+            sink.flush()
+            sink.sync()
+        done = stop
+    check(layout, tmp_path, rows)
+
+
+def test_a_row_is_written_once(tmp_path):
+    layout = Geometry(ROWS, 100, 512, 1)
+    with sink_of(layout, tmp_path) as sink:
+        sink.write(10, np.zeros((10, 100), np.uint8))
+        with pytest.raises(ValueError, match="row 10 was written already"):
+            sink.write(5, np.zeros((6, 100), np.uint8))
+        assert sink.first_gap() == (0, 9)
+        assert not sink.is_writing

@@ -1,0 +1,240 @@
+"""Writes docs/api.md: every public name of gids, with its signature and the first sentence of its docstring.
+
+A package or module is public if the README, docs/*.md or an example mentions it. Its public names are
+those of `__all__`, and those that it imports "as" themselves. The code is read, not imported, so no
+framework is needed. tests/test_docs.py compares the page with the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "api.md"
+HEAD = """# Public names
+
+For everyone who looks for a name of gids. `python tools/api_page.py` writes this page from the code: each
+name with its signature and the first sentence of its docstring. `help(name)` shows the rest. Other names are
+private.
+"""
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
+
+
+class Place(NamedTuple):
+    """A definition and the module that it is in."""
+
+    module: str
+    node: Definition
+
+
+class Code:
+    """The modules below a directory, by name, parsed when they are first asked for."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def tree(self, module: str) -> ast.Module | None:
+        """None if there is no such module in Python."""
+        if module not in self._trees:
+            path = self._root.joinpath(*module.split("."))
+            files = [path / "__init__.py", path.with_suffix(".py")]
+            file = next((file for file in files if file.is_file()), None)
+            self._trees[module] = ast.parse(file.read_text()) if file else None
+        return self._trees[module]
+
+    def public_names(self, module: str) -> list[str]:
+        """Sorted, without submodules. A module without `__all__` has its public classes and functions."""
+        tree = self.tree(module)
+        assert tree is not None, module
+        listed = [node for node in tree.body if "__all__" in assigned(node)]
+        if not listed:
+            names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        else:
+            names = {name for node in listed for name in constants(node)}
+            names |= {alias.name for _, alias in imports(tree) if alias.asname == alias.name}
+        submodules = {name for name in names if self.tree(f"{module}.{name}") and not self.find(module, name)}
+        return sorted((n for n in names - submodules if not n.startswith("_")), key=str.lower)
+
+    def find(self, module: str, name: str) -> Place | None:
+        """The definition that `module.name` leads to, through imports. None if it is outside or a module."""
+        tree = self.tree(module)
+        if tree is None:
+            return None
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return Place(module, node)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and name in assigned(node):
+                return Place(module, node)
+        for source, alias in imports(tree):
+            if (alias.asname or alias.name) == name and source != module:
+                return self.find(source, alias.name)
+        return None
+
+    def bases(self, place: Place) -> Iterator[Place]:
+        """The class and those that it inherits from, nearest first, as far as they are in this code."""
+        yield place
+        if isinstance(place.node, ast.ClassDef):
+            for base in place.node.bases:
+                node = base.value if isinstance(base, ast.Subscript) else base
+                inherited = self.find(place.module, node.id) if isinstance(node, ast.Name) else None
+                if inherited is not None:
+                    yield from self.bases(inherited)
+
+    def arguments(self, place: Place) -> str:
+        """As a call is written. Empty for constants, and for classes that do not define their arguments."""
+        if isinstance(place.node, ast.FunctionDef):
+            return f"({self._written(place.module, place.node.args, skip=0)})"
+        for module, node in self.bases(place):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            made = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
+            for method in ("__init__", "__new__"):
+                if method in made:
+                    return f"({self._written(module, made[method].args, skip=1)})"
+            bases = {ast.unparse(base) for base in node.bases}
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            dataclass = next((d for d in decorators if d.startswith("dataclass")), None)
+            if dataclass or "NamedTuple" in bases:
+                fields = ["*"] if dataclass and "kw_only=True" in dataclass else []
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                        fields.append(ast.unparse(field.target) + self._default(module, field.value))
+                return f"({', '.join(fields)})"
+        return ""
+
+    def _written(self, module: str, arguments: ast.arguments, *, skip: int) -> str:
+        """Arguments with defaults, without types, and without the first `skip`."""
+        plain = [*arguments.posonlyargs, *arguments.args]
+        defaults = [None] * (len(plain) - len(arguments.defaults)) + arguments.defaults
+        words = [a.arg + self._default(module, d) for a, d in zip(plain, defaults, strict=True)][skip:]
+        if arguments.vararg:
+            words.append(f"*{arguments.vararg.arg}")
+        elif arguments.kwonlyargs:
+            words.append("*")
+        keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        words += [a.arg + self._default(module, d) for a, d in keywords]
+        if arguments.kwarg:
+            words.append(f"**{arguments.kwarg.arg}")
+        return ", ".join(words)
+
+    def _default(self, module: str, value: ast.expr | None) -> str:
+        """The value of a named constant; … for what is made anew for each call, and for functions."""
+        if value is None:
+            return ""
+        place = self.find(module, value.id) if isinstance(value, ast.Name) else None
+        if place is not None and isinstance(place.node, ast.Assign | ast.AnnAssign):
+            return self._default(place.module, place.node.value)
+        is_made = isinstance(value, ast.Lambda) or ast.unparse(value).startswith("field(")
+        return "=…" if place is not None or is_made else f"={ast.unparse(value)}"
+
+    def entry(self, module: str, name: str) -> str:
+        place = self.find(module, name)
+        if place is None:
+            return bullet(f"`{module}.{name}`")
+        return bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+
+    def sentence(self, place: Place) -> str:
+        """The first of the docstring, or of the text below a constant."""
+        if isinstance(place.node, ast.ClassDef | ast.FunctionDef):
+            text = ast.get_docstring(place.node) or ""
+        else:
+            tree = self.tree(place.module)
+            body = tree.body if tree else []
+            after = body[body.index(place.node) + 1 :][:1]
+            text = next((str(v) for v in map(docstring_value, after) if v), "")
+        paragraph = " ".join(text.split("\n\n")[0].split())
+        match = re.match(r".*?\.(?=\s|$)", paragraph)
+        return match[0] if match else paragraph
+
+
+def docstring_value(node: ast.stmt) -> str | None:
+    if (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ):
+        return node.value.value
+    return None
+
+
+def assigned(node: ast.stmt) -> set[str]:
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def constants(node: ast.stmt) -> list[str]:
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
+    """Names that the module imports from others, at its top or for type checkers."""
+    nodes = [*tree.body]
+    for node in nodes:
+        if isinstance(node, ast.If | ast.Try):
+            nodes += [*node.body, *node.orelse]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield node.module, alias
+
+
+def bullet(text: str) -> str:
+    return (
+        textwrap.fill(
+            f"* {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        + "\n"
+    )
+
+
+def modules_of_pages(root: Path) -> list[str]:
+    """Packages and modules of gids that the user pages mention, sorted."""
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/examples/*")]
+    code = Code(root)
+    modules = {"gids"}
+    for page in pages:
+        if page.name == PAGE.name:
+            continue
+        for name in re.findall(r"\bgids(?:\.[a-z_]+)+", page.read_text()):
+            words = name.split(".")
+            prefixes = (".".join(words[:n]) for n in range(2, len(words) + 1))
+            modules |= {prefix for prefix in prefixes if code.tree(prefix) is not None}
+    return sorted(modules)
+
+
+def page_of(root: Path) -> str:
+    """The text of docs/api.md for the code and the pages below `root`."""
+    code, parts = Code(root), [HEAD]
+    homes: dict[int, str] = {}  # the first module that lists a definition
+    for module in modules_of_pages(root):
+        package, _, last = module.rpartition(".")
+        if package and last in code.public_names(package):
+            continue  # a function with the name of its module
+        new: list[str] = []
+        listed: list[str] = []
+        for name in code.public_names(module):
+            place = code.find(module, name)
+            home = homes.setdefault(id(place.node), module) if place else module
+            (new if home == module else listed).append(name)
+        text = "".join(code.entry(module, name) for name in new)
+        if listed:
+            text += bullet("listed above: " + ", ".join(f"`{module}.{name}`" for name in listed))
+        if text:
+            parts.append(f"\n## {module}\n\n{text}")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_of(ROOT))
