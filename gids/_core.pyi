@@ -1,12 +1,27 @@
-"""The native half of gids, bound in native/bind. Every call releases the GIL while it works."""
+"""The native half of gids, bound in native/bind. Every call releases the GIL while it works.
 
+Arrays are in C order and are not converted: each has the dtype that its alias names.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+UInt8 = NDArray[np.uint8]
+UInt16 = NDArray[np.uint16]
+UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+Index = Int32 | Int64
+
 # native/bind/store.cpp
-def map_file(fd: int, nbytes: int, path: str) -> tuple[NDArray[np.uint8], int]:
+def map_file(fd: int, nbytes: int, path: str) -> tuple[UInt8, int]:
     """The first bytes of a file, mapped for reading: uint8[nbytes], and a duplicate of fd.
 
     The duplicate is open while the array lives. path: for errors."""
@@ -20,50 +35,40 @@ class MapGuard:
     def __enter__(self) -> None: ...
     def __exit__(self, error: object, value: object, traceback: object) -> None: ...
 
-def crc32c(pages: NDArray[np.uint8]) -> NDArray[np.uint32]:
+def crc32c(pages: UInt8) -> UInt32:
     """CRC32C of each page. pages: uint8[n, page_bytes], C order. Returns uint32[n]."""
 
-def crc32c_extend(crc: int, data: NDArray[np.uint8]) -> int:
+def crc32c_extend(crc: int, data: UInt8) -> int:
     """CRC32C of the bytes that led to crc (0: none) followed by data, uint8[n]."""
 
-def crc32c_portable(crc: int, data: NDArray[np.uint8]) -> int:
+def crc32c_portable(crc: int, data: UInt8) -> int:
     """crc32c_extend without the processor's instruction, for comparison."""
 
-def crc32c_kind() -> str:
-    """'sse4.2' or 'portable': what crc32c runs here."""
-
-def count_sources(
-    indices: NDArray[np.int32] | NDArray[np.int64], limit: int, first: int, counts: NDArray[np.uint32]
-) -> int | None:
+def count_sources(indices: Index, limit: int, first: int, counts: UInt32) -> int | None:
     """Add to counts (saturating) how often each of first, first + 1, ... occurs in indices.
 
     Returns None, or the position of the first index outside [0, limit)."""
 
 def sort_edges(
-    sources: NDArray[np.int64],
-    destinations: NDArray[np.int64],
-    ids: NDArray[np.int64],
+    sources: Int64,
+    destinations: Int64,
+    ids: Int64,
     first: int,
-    offsets: NDArray[np.int64],
-    sorted_sources: NDArray[np.int64],
-    sorted_ids: NDArray[np.int64],
+    offsets: Int64,
+    sorted_sources: Int64,
+    sorted_ids: Int64,
 ) -> int | None:
     """Stable sort of edges by destination, all in [first, first + len(offsets) - 1).
 
     Fills offsets and the sorted arrays. Returns None, or the position of the first
     destination out of range."""
 
-def sort_neighbors(offsets: NDArray[np.int64], sources: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+def sort_neighbors(offsets: Int64, sources: Int64, ids: Int64) -> None:
     """Sort the edges of each destination by source, stably and in place.
 
     Destination v has those from offsets[v] to offsets[v + 1]. ValueError when offsets are none."""
 
-def carry_to_sources(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32] | NDArray[np.int64],
-    shares: NDArray[np.float64],
-    visits: NDArray[np.float64],
-) -> int | None:
+def carry_to_sources(indptr: Int64, indices: Index, shares: Float64, visits: Float64) -> int | None:
     """Add shares[v] to visits[s] for each in-edge of destination v from source s.
 
     Destination v has the edges indptr[v] to indptr[v + 1] of indices. Returns None, or the position
@@ -74,17 +79,17 @@ class HeldRows:
     """The ids of the rows that a part of a dataset holds, a bitmap. A row's position there is its rank."""
 
     def __init__(self, id_count: int) -> None: ...
-    def add_owned(self, owners: NDArray[np.uint8] | NDArray[np.uint16], first: int, part: int) -> None:
+    def add_owned(self, owners: UInt8 | UInt16, first: int, part: int) -> None:
         """Add the ids first + i with owners[i] == part."""
-    def add(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> int | None:
+    def add(self, ids: Index) -> int | None:
         """Add ids. Returns None, or the position of the first that is out of range or repeated."""
     def seal(self) -> None:
         """End of adding: only now are there positions. ValueError for 2^32 ids or more."""
-    def positions_of(self, ids: NDArray[np.int64], out: NDArray[np.int64]) -> int | None:
+    def positions_of(self, ids: Int64, out: Int64) -> int | None:
         """out[i] = the number of held ids below ids[i].
 
         Returns None, or the position of the first id that is not held."""
-    def ids(self, out: NDArray[np.int64]) -> None:
+    def ids(self, out: Int64) -> None:
         """Write the held ids, ascending, to out, int64[len(self)]."""
     def __len__(self) -> int: ...
     @property
@@ -93,18 +98,11 @@ class HeldRows:
 NO_PART: int
 """Of an item that pack() has not given to a part."""
 
-def add_weights(
-    labels: NDArray[np.uint32], values: NDArray[np.float32], load: int, weights: NDArray[np.float32]
-) -> None:
+def add_weights(labels: UInt32, values: Float32, load: int, weights: Float32) -> None:
     """weights[labels[i], load] += values[i]. weights: [count, loads]."""
 
 def pack(
-    order: NDArray[np.uint32],
-    weights: NDArray[np.float32],
-    totals: NDArray[np.float64],
-    most: float,
-    loads: NDArray[np.float64],
-    parts: NDArray[np.uint16],
+    order: UInt32, weights: Float32, totals: Float64, most: float, loads: Float64, parts: UInt16
 ) -> None:
     """Give each item in turn to the part that is best for the balance of all loads.
 
@@ -113,13 +111,13 @@ def pack(
     `most` times the total of a load."""
 
 def refine(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32] | NDArray[np.int64],
-    weights: NDArray[np.float32],
-    totals: NDArray[np.float64],
+    indptr: Int64,
+    indices: Index,
+    weights: Float32,
+    totals: Float64,
     most: float,
-    loads: NDArray[np.float64],
-    parts: NDArray[np.uint16],
+    loads: Float64,
+    parts: UInt16,
 ) -> int:
     """Each node moves to the part of most of its in-neighbors, if no load there exceeds `most` * the mean.
 
@@ -129,70 +127,44 @@ def refine(
 SLOT_BYTES: int
 """Of a record of a scattered file, before the row."""
 
-_Positions = NDArray[np.int32] | NDArray[np.int64]
-
-def to_positions(order: _Positions, ids: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+def to_positions(order: Index, ids: Int64, out: Int64) -> None:
     """out[i] = order[ids[i]]; an id out of range stays as it is, for whoever checks ids to find."""
 
-def sum_by_page(
-    order: _Positions, weights: NDArray[np.float32], rows_per_page: int, sums: NDArray[np.float32]
-) -> int | None:
+def sum_by_page(order: Index, weights: Float32, rows_per_page: int, sums: Float32) -> int | None:
     """Add each row's weight to the sum of the page that order puts it in.
 
     Returns None, or the first row whose page there is not."""
 
-def mark_positions(order: _Positions, row_count: int, first: int, marks: NDArray[np.uint8]) -> int | None:
+def mark_positions(order: Index, row_count: int, first: int, marks: UInt8) -> int | None:
     """Mark each position in [first, first + len(marks)).
 
     Returns None, or the first row whose position is out of range or marked already."""
 
 def propagate_labels(
-    indptr: NDArray[np.int64],
-    indices: _Positions,
-    labels: NDArray[np.uint32],
-    sizes: NDArray[np.uint32],
-    most: int,
-    seed: int,
+    indptr: Int64, indices: Index, labels: UInt32, sizes: UInt32, most: int, seed: int
 ) -> int:
     """One round: each node takes the label of most of its in-neighbors, of clusters below `most` nodes.
 
     Returns how many moved. ValueError for a damaged topology."""
 
-def adopt_lone(
-    indptr: NDArray[np.int64],
-    indices: _Positions,
-    labels: NDArray[np.uint32],
-    sizes: NDArray[np.uint32],
-    most: int,
-) -> int:
+def adopt_lone(indptr: Int64, indices: Index, labels: UInt32, sizes: UInt32, most: int) -> int:
     """Nodes that are alone join the cluster of a node that they point to. Returns how many."""
 
-def by_weight(weights: NDArray[np.uint32], nodes: NDArray[np.uint32]) -> None:
+def by_weight(weights: UInt32, nodes: UInt32) -> None:
     """All nodes by falling weight, equals in their order. Weights above 65535 are equal."""
 
-def place_in_clusters(
-    nodes: NDArray[np.uint32],
-    labels: NDArray[np.uint32],
-    ranks: NDArray[np.uint32],
-    starts: NDArray[np.uint64],
-    order: _Positions,
-) -> None:
+def place_in_clusters(nodes: UInt32, labels: UInt32, ranks: UInt32, starts: UInt64, order: Index) -> None:
     """order[node] = the next place of cluster ranks[labels[node]], for nodes in turn. starts are advanced."""
 
 def scatter_rows(
-    fd: int,
-    rows: NDArray[np.uint8],
-    positions: NDArray[np.int64],
-    bucket_rows: int,
-    row_count: int,
-    filled: NDArray[np.uint64],
+    fd: int, rows: UInt8, positions: Int64, bucket_rows: int, row_count: int, filled: UInt64
 ) -> int:
     """Append rows (uint8[n, row_bytes]) to the buckets of their positions in a file. Returns 0 or errno.
 
     Bucket b, of positions from b * bucket_rows, begins at that record; filled: records in each, advanced.
     A record is the place within the bucket (SLOT_BYTES) and the row. EINVAL for a position without room."""
 
-def place_rows(records: NDArray[np.uint8], out: NDArray[np.uint8]) -> bool:
+def place_rows(records: UInt8, out: UInt8) -> bool:
     """Put a bucket's records in their places. Returns whether they were a whole bucket."""
 
 # native/bind/io.cpp
@@ -209,21 +181,9 @@ class Engine:
     def max_read_bytes(self) -> int: ...
     @property
     def bounce_bytes(self) -> int: ...
-    def read(
-        self,
-        files: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        errors: NDArray[np.int32],
-    ) -> None: ...
+    def read(self, files: UInt32, offsets: Int64, out: UInt8, errors: Int32) -> None: ...
     def read_extents(
-        self,
-        files: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        out_offsets: NDArray[np.int64],
-        errors: NDArray[np.int32],
+        self, files: UInt32, offsets: Int64, lengths: Int64, out: UInt8, out_offsets: Int64, errors: Int32
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
     def latencies(self) -> tuple[list[float], list[int]]: ...
@@ -289,7 +249,7 @@ class QueueService:
     def __init__(
         self,
         engine: Engine,
-        tables: list[tuple[int, int, int, int, NDArray[np.uint32] | None]],
+        tables: Sequence[tuple[int, int, int, int, UInt32 | None]],
         memory: QueueMemory,
         *,
         timeout_ms: int,
@@ -345,7 +305,7 @@ class Workers:
 class BufferPool:
     @staticmethod
     def create(keep_bytes: int) -> BufferPool: ...
-    def take(self, bytes: int, room: int = 0) -> NDArray[np.uint8]:
+    def take(self, bytes: int, room: int = 0) -> UInt8:
         """uint8[bytes]. The buffer returns to the pool with the last view of it.
 
         room: expected size of later requests. A request of more than half of it gets a buffer of this size.
@@ -361,21 +321,16 @@ class Planner:
     """The metadata of a cache, without pages. Steps enter, are planned and retire in order."""
 
     def __init__(
-        self,
-        pages: int,
-        lines: int,
-        policy: str = "lookahead",
-        seed: int = 0,
-        heat: NDArray[np.uint8] | None = None,
+        self, pages: int, lines: int, policy: str = "lookahead", seed: int = 0, heat: UInt8 | None = None
     ) -> None: ...
-    def enter(self, step: int, pages: NDArray[np.int64]) -> int:
+    def enter(self, step: int, pages: Int64) -> int:
         """Mark a minibatch's pages, int64[n]; returns the number of unique ones. IndexError marks nothing."""
     def plan(self, step: int) -> tuple[int, int, int]:
         """(hits, loads, bypasses) in pages. Loads complete at once."""
     def retire(self, step: int) -> None: ...
     def lines_in_use(self) -> int:
         """Number of lines whose page a live step uses. Linear in the pages of live steps."""
-    def words(self) -> NDArray[np.uint64]: ...
+    def words(self) -> UInt64: ...
     def audit(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
@@ -396,27 +351,27 @@ class PageCache:
         lines: int,
         policy: str,
         seed: int = 0,
-        heat: NDArray[np.uint8] | None = None,
-        checksums: NDArray[np.uint32] | None = None,
+        heat: UInt8 | None = None,
+        checksums: UInt32 | None = None,
         stored_as: int = 0,
         wanted_as: int = 0,
         row_values: int = 0,
-        scales: NDArray[np.float32] | None = None,
+        scales: Float32 | None = None,
     ) -> None: ...
-    def check(self, ids: NDArray[np.int64]) -> None: ...
-    def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...
-    def plan(self, step: int, ids: NDArray[np.int64], out: NDArray[np.uint8] | None = None) -> None:
+    def check(self, ids: Int64) -> None: ...
+    def enter(self, step: int, ids: Int64) -> int: ...
+    def plan(self, step: int, ids: Int64, out: UInt8 | None = None) -> None:
         """Plan and submit reads. Without out, only reads of pages that win a line; gather() gets out."""
-    def gather(self, step: int, out: NDArray[np.uint8] | None = None) -> list[tuple[int, int, int]]:
+    def gather(self, step: int, out: UInt8 | None = None) -> list[tuple[int, int, int]]:
         """Wait and copy rows. Returns (file, offset, errno) of each page that could not be read."""
     def ready(self, step: int) -> bool:
         """Whether all reads of a planned step are complete."""
     def retire(self, step: int) -> None: ...
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""
-    def read_through(self, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> list[tuple[int, int, int]]: ...
+    def read_through(self, ids: Int64, out: UInt8) -> list[tuple[int, int, int]]: ...
     def audit(self) -> None: ...
-    def words(self) -> NDArray[np.uint64]: ...
+    def words(self) -> UInt64: ...
     def stats(self) -> dict[str, int | float]: ...
     @property
     def plan_bytes(self) -> int:
@@ -425,18 +380,14 @@ class PageCache:
 # native/bind/place.cpp
 MAX_DEVICES: int
 
-_Heat = NDArray[np.float32] | NDArray[np.float64]
-_Masks = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
+_Heat = Float32 | Float64
+_Masks = UInt8 | UInt16 | UInt32 | UInt64
 
-def by_heat(heat: _Heat, rows: NDArray[np.uint32]) -> None:
+def by_heat(heat: _Heat, rows: UInt32) -> None:
     """All rows by falling heat, equals in their order. No heat may be negative or NaN."""
 
 def place(
-    rows: NDArray[np.uint32],
-    heat: _Heat,
-    capacities: list[int],
-    worth: tuple[float, float],
-    holders: _Masks,
+    rows: UInt32, heat: _Heat, capacities: list[int], worth: tuple[float, float], holders: _Masks
 ) -> tuple[int, list[float]]:
     """Set bit d of holders[v] for every device d that holds row v. rows: from by_heat.
 
@@ -444,16 +395,12 @@ def place(
     device gained by that."""
 
 # native/bind/bench.cpp
-def unique_pages(
-    ids: NDArray[np.int64], rows_per_page: int, marks: NDArray[np.uint32], mark: int, out: NDArray[np.int64]
-) -> int:
+def unique_pages(ids: Int64, rows_per_page: int, marks: UInt32, mark: int, out: Int64) -> int:
     """Write the pages of ids, each once, in order of first appearance, into out; returns their number.
 
     marks: uint32[page_count], none equal to mark before. IndexError for an id beyond the last page."""
 
-def min_hits(
-    next: NDArray[np.uint32], ends: NDArray[np.int64], lines: int, warm: int, hits: NDArray[np.int64]
-) -> None:
+def min_hits(next: UInt32, ends: Int64, lines: int, warm: int, hits: Int64) -> None:
     """Hits of each minibatch under Belady's MIN with bypass, int64[batches].
 
     next: for each page of each minibatch, the minibatch of its next use (batches: none). ends:
@@ -472,19 +419,12 @@ class NeighborTopology:
     """In-edges by relation, between numbered node types."""
 
     def __init__(self, node_types: list[tuple[int, str]]) -> None: ...
-    def add(
-        self,
-        indptr: NDArray[np.int64],
-        indices: NDArray[np.int32] | NDArray[np.int64],
-        src: int,
-        dst: int,
-        name: str,
-    ) -> None:
+    def add(self, indptr: Int64, indices: Index, src: int, dst: int, name: str) -> None:
         """Add a relation. Keeps the arrays without a copy."""
 
-_Arrays = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None, int]
-_Sampled = tuple[list[NDArray[np.int64]], list[list[_Arrays]], list[NDArray[np.int64]]]
-_Trees = tuple[list[NDArray[np.int64]], NDArray[np.uint32], NDArray[np.int64] | None]
+_Arrays = tuple[Int64, Int64, Int64, Float32 | None, int]
+_Sampled = tuple[list[Int64], list[list[_Arrays]], list[Int64]]
+_Trees = tuple[list[Int64], UInt32, Int64 | None]
 
 class HostSampler:
     """Threads, hash maps and buffers, which are reused for each minibatch."""
@@ -493,14 +433,14 @@ class HostSampler:
     def neighbor(
         self,
         topology: NeighborTopology,
-        seeds: list[list[NDArray[np.int64]]],
+        seeds: list[list[Int64]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
         replace: bool,
-        weights: list[NDArray[np.float32] | None],
+        weights: list[Float32 | None],
         dependency: tuple[int, bool],
-        near: list[NDArray[np.uint8] | None],
+        near: list[UInt8 | None],
         factor: float,
         trees: list[_Trees],
         times: list[tuple[NDArray[Any], bool] | None],
@@ -522,7 +462,7 @@ class HostSampler:
     def labor(
         self,
         topology: NeighborTopology,
-        seeds: list[list[NDArray[np.int64]]],
+        seeds: list[list[Int64]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
@@ -535,7 +475,7 @@ class HostSampler:
     def ladies(
         self,
         topology: NeighborTopology,
-        seeds: list[list[NDArray[np.int64]]],
+        seeds: list[list[Int64]],
         sizes: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
@@ -545,7 +485,7 @@ class HostSampler:
     def walk(
         self,
         topology: NeighborTopology,
-        seeds: list[list[NDArray[np.int64]]],
+        seeds: list[list[Int64]],
         counts: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
@@ -572,55 +512,36 @@ def hop_walks(
     relation: int,
     numbers: tuple[int, int, int],
     layer: int,
-    starts: NDArray[np.int64],
-    draws: NDArray[np.int64],
-    nodes: NDArray[np.int64],
-    out: NDArray[np.int64],
+    starts: Int64,
+    draws: Int64,
+    nodes: Int64,
+    out: Int64,
 ) -> None:
     """One hop of random walks from nodes; starts, draws: where each began, and the number of its draw.
 
     out: the next nodes; -1 in a dead end."""
 
 def restart_walks(
-    numbers: tuple[int, int, int],
-    layer: int,
-    restart: float,
-    starts: NDArray[np.int64],
-    draws: NDArray[np.int64],
-    out: NDArray[np.bool_],
+    numbers: tuple[int, int, int], layer: int, restart: float, starts: Int64, draws: Int64, out: Bool
 ) -> None:
     """Whether walks go back to their starts."""
 
-def rank_walks(
-    visited: NDArray[np.int64],
-    each: int,
-    most: int,
-    indptr: NDArray[np.int64],
-    sources: NDArray[np.int64],
-    shares: NDArray[np.float32],
-) -> int:
+def rank_walks(visited: Int64, each: int, most: int, indptr: Int64, sources: Int64, shares: Float32) -> int:
     """The neighbors that `each` visits of every node make; -1: no visit. Returns their number."""
 
 class FoundNodes:
     """The nodes of a minibatch by type, while its edges come from several samplers."""
 
-    def __init__(
-        self,
-        threads: int,
-        seeds: list[NDArray[np.int64]],
-        trees: list[NDArray[np.int64]] | None = None,
-    ) -> None: ...
-    def relabel(self, type: int, ids: NDArray[np.int64], trees: NDArray[np.uint32] | None = None) -> None:
+    def __init__(self, threads: int, seeds: list[Int64], trees: list[Int64] | None = None) -> None: ...
+    def relabel(self, type: int, ids: Int64, trees: UInt32 | None = None) -> None:
         """Replace ids by local ids, in place; new nodes get the next ones, in order of appearance."""
     def size(self, type: int) -> int: ...
-    def nodes(self, type: int) -> NDArray[np.int64]:
+    def nodes(self, type: int) -> Int64:
         """A copy, in order of first appearance."""
-    def trees(self, type: int) -> NDArray[np.uint32]:
+    def trees(self, type: int) -> UInt32:
         """The tree of each node, a copy."""
 
-def tree_tags(
-    node_type: int, roots: NDArray[np.int64], times: NDArray[np.int64], out: NDArray[np.uint32]
-) -> None:
+def tree_tags(node_type: int, roots: Int64, times: Int64, out: UInt32) -> None:
     """What the trees with these roots draw by."""
 
 def variate_keys(
@@ -629,12 +550,7 @@ def variate_keys(
     """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
 
 def variates(
-    numbers: tuple[int, int, int],
-    kappa: int,
-    layer: int,
-    number: int,
-    nodes: NDArray[np.int64],
-    out: NDArray[np.uint64],
+    numbers: tuple[int, int, int], kappa: int, layer: int, number: int, nodes: Int64, out: UInt64
 ) -> None:
     """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence
     kappa (0: without end). out: uint64[n]."""
@@ -642,10 +558,7 @@ def variates(
 def philox2(counter: int, key: int) -> int:
     """Philox2x32-10: 64 bits of 64 bits and a key of 32."""
 
-MOST_COUNT: int
-"""Counts stay there."""
-
-def check_rows(ids: NDArray[np.int64], row_count: int) -> None:
+def check_rows(ids: Int64, row_count: int) -> None:
     """Raise IndexError for an id outside 0 to row_count - 1."""
 
 def row_set_bytes(row_count: int) -> int:
@@ -656,16 +569,16 @@ class RowSet:
 
     @staticmethod
     def create(row_count: int) -> RowSet: ...
-    def insert(self, rows: NDArray[np.uint32], without: RowSet | None = None) -> None:
+    def insert(self, rows: UInt32, without: RowSet | None = None) -> None:
         """Insert rows that the other set does not contain. IndexError for a row beyond the table."""
     def clear(self) -> None: ...
     def seal(self) -> None:
         """Compute the ranks, after the last insert()."""
     def rows(self) -> list[int]:
         """Ascending."""
-    def words(self) -> NDArray[np.uint64]:
+    def words(self) -> UInt64:
         """A bit for each row. A view."""
-    def ranks(self) -> NDArray[np.uint32]:
+    def ranks(self) -> UInt32:
         """For each word, the rows of the set in the words before it. A view of a sealed set."""
     def __len__(self) -> int: ...
     @property
@@ -688,7 +601,7 @@ class Counts:
 
     @staticmethod
     def create(row_count: int) -> Counts: ...
-    def add(self, rows: NDArray[np.uint32]) -> int:
+    def add(self, rows: UInt32) -> int:
         """Count a minibatch's rows, each once; returns how many distinct ones it has."""
     def histogram(self) -> list[int]:
         """Rows that 0, 1, 2, … minibatches want."""
@@ -705,14 +618,9 @@ class Cutter:
     """
 
     def __init__(
-        self,
-        spaces: list[tuple[RowSet, int]],
-        pack_bytes: int,
-        *,
-        lists_bytes: int = 0,
-        parts: bool = False,
+        self, spaces: list[tuple[RowSet, int]], pack_bytes: int, *, lists_bytes: int = 0, parts: bool = False
     ) -> None: ...
-    def add(self, rows: list[NDArray[np.uint32]]) -> None:
+    def add(self, rows: list[UInt32]) -> None:
         """The next minibatch's rows of each space."""
     def packs(self) -> list[tuple[int, list[int]]]:
         """(the minibatch after its last one, rows of each space) of each pack. Parts of a minibatch have the
@@ -728,7 +636,7 @@ class PackMemory:
 
     @staticmethod
     def create(nbytes: int) -> PackMemory: ...
-    def bytes(self) -> NDArray[np.uint8]:
+    def bytes(self) -> UInt8:
         """A view."""
     def discard(self, at: int, nbytes: int) -> None:
         """Give whole pages of memory back until they are written again. Their contents are lost."""
@@ -766,7 +674,7 @@ class SweepTable:
         rows_per_page: int,
         shard_count: int,
         first_file: int,
-        checksums: NDArray[np.uint32] | None = None,
+        checksums: UInt32 | None = None,
         targets: list[_Target],
     ) -> None: ...
 
@@ -813,14 +721,14 @@ class PackRead:
 
 def gather_packed(
     workers: Workers,
-    ids: NDArray[np.uint32],
+    ids: UInt32,
     holders: list[tuple[RowSet, PackMemory, int]],
     *,
     row_bytes: int,
     stored_as: int,
     wanted_as: int,
     row_values: int,
-    scales: NDArray[np.float32] | None = None,
-    out: NDArray[np.uint8],
+    scales: Float32 | None = None,
+    out: UInt8,
 ) -> int:
     """Copy rows from the first (rows, memory, offset) that has them; returns how many none has."""

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from emulator_memory import EmulatedMemory
 
+from gids.cuda.compiler import Sources
 from gids.cuda.device import (
     COPY_PRIORITY,
     Argument,
@@ -36,7 +37,6 @@ from gids.cuda.device import (
     check_grid,
     check_host_range,
 )
-from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"

@@ -39,13 +39,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_archive_holds_tracked_files_wheels_and_commit(repository: Path) -> None:
     (repository / "tests/test_a.py").write_text("changed")
     archive = repository / "x.tar"
-    assert gpu_pack.pack(repository, archive, {"commit": "abc"}) == archive.stat().st_size
+    assert gpu_pack.pack(repository, archive, "abc") == archive.stat().st_size
     with tarfile.open(archive) as tar:
         names = ["tests/test_a.py", "tools/gpu_check.sh", "wheels/gids-1.whl", "wheels/tqdm-1.whl"]
-        names.append("wheels/commit.json")
+        names.append("wheels/commit.txt")
         assert tar.getnames() == [f"gids-gpu-check/{name}" for name in names]
         files = {name: tar.extractfile(f"gids-gpu-check/{name}") for name in (names[0], names[-1])}
-        assert [file.read() for file in files.values() if file] == [b"changed", b'{"commit": "abc"}']
+        assert [file.read() for file in files.values() if file] == [b"changed", b"abc"]
 
 
 def test_an_archive_that_is_too_large_is_not_written(
@@ -60,7 +60,7 @@ def test_an_archive_that_is_too_large_is_not_written(
 
 def test_a_wheel_that_cannot_be_built_is_reported(tmp_path: Path) -> None:
     with pytest.raises(gpu_pack.PackError, match=r"the wheel of gids cannot be built: .*tmp"):
-        gpu_pack.pack(tmp_path, tmp_path / "x.tar", {})
+        gpu_pack.pack(tmp_path, tmp_path / "x.tar", "")
     assert not list(tmp_path.glob("x.tar*"))
 
 
@@ -113,4 +113,4 @@ def test_the_packed_check_runs_without_network_in_a_fresh_environment(tmp_path: 
     steps = {step["name"]: step for step in found["steps"]}
     assert (steps["machine"]["result"], steps["build"]["result"]) == ("passed", "passed"), done.stdout
     assert re.match(r"no GPU: \d{3} GPU tests in \d\d files", steps["tests"]["note"]), done.stdout
-    assert found["machine"].get("commit") == gpu_check.commit().get("commit")
+    assert found["machine"]["commit"] == gpu_check.commit()

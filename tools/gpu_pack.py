@@ -6,8 +6,6 @@ beside torch, NumPy and CuPy. The check installs from wheels/ what the machine l
 
 from __future__ import annotations
 
-import io
-import json
 import platform
 import subprocess
 import sys
@@ -35,7 +33,7 @@ class PackError(Exception):
     """The archive cannot be made."""
 
 
-def pack(root: Path, archive: Path, commit: dict[str, str]) -> int:
+def pack(root: Path, archive: Path, commit: str) -> int:
     """Write the archive of the clone at root. Returns its bytes. Raises PackError."""
     if platform.machine() != "x86_64":
         raise PackError(f"make the archive on an x86-64 machine (this is {platform.machine()})")
@@ -80,7 +78,7 @@ def _run(what: str, command: list[str]) -> None:
         raise PackError(f"{what}: {done.stderr.strip()[-2000:]}")
 
 
-def _write(root: Path, wheels: Path, commit: dict[str, str], archive: Path) -> None:
+def _write(root: Path, wheels: Path, commit: str, archive: Path) -> None:
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, text=True)
     if listed.returncode:
         raise PackError(f"{root} must be a git clone: {listed.stderr.strip()}")
@@ -91,7 +89,5 @@ def _write(root: Path, wheels: Path, commit: dict[str, str], archive: Path) -> N
                 tar.add(root / name, f"{FOLDER}/{name}")
         for wheel in sorted(wheels.glob("*.whl")):
             tar.add(wheel, f"{FOLDER}/wheels/{wheel.name}")
-        text = json.dumps(commit).encode()
-        entry = tarfile.TarInfo(f"{FOLDER}/wheels/commit.json")
-        entry.size = len(text)
-        tar.addfile(entry, io.BytesIO(text))
+        (wheels / "commit.txt").write_text(commit)
+        tar.add(wheels / "commit.txt", f"{FOLDER}/wheels/commit.txt")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.ids import check_ids
 from gids.cache.output_dtype import out_dtype_of, row_form
-from gids.errors import StorageError
+from gids.errors import MissingError, StorageError
 from gids.store.dtypes import make_bools_proper
 from gids.store.table import positions_of
 
@@ -235,3 +234,30 @@ class FeatureCache:
             reason = "the shard ends before this page; it was truncated"
         more = f" (and {len(failures) - 1} more pages of this minibatch)" if len(failures) > 1 else ""
         return StorageError(code, f"cannot read a page: {reason}{more}", self._shards[file], offset)
+
+
+def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: torch.device) -> None:
+    """Raise KeyError for an unknown table, TypeError or ValueError for ids that are not int64[n].
+
+    Ids may be on the CPU, or on device.
+    """
+    for name, tensor in ids.items():
+        if name not in tables:
+            raise MissingError(f"no table '{name}' in this loader (it loads {', '.join(map(repr, tables))})")
+        _check_tensor(tensor, name, device)
+
+
+def _check_tensor(ids: torch.Tensor, table: str, device: torch.device) -> None:
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
+    if ids.dtype != torch.int64:
+        raise TypeError(
+            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
+        )
+    if ids.device != device and ids.device.type != "cpu":
+        wanted, cure = (device, ".cpu()") if device.type == "cpu" else (f"{device} or cpu", ".to()")
+        raise ValueError(
+            f"ids for table '{table}' are on {ids.device}; expected {wanted}: move them with {cure}"
+        )
+    if ids.dim() != 1:
+        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")

@@ -22,7 +22,7 @@ def open_device(device: str | torch.device | None = "cuda") -> Device:
     NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or if the driver
     is older than the CUDA toolkit of CuPy or torch.
     """
-    from gids.cuda.open import open_cuda
+    from gids.cuda.cuda_device import open_cuda
 
     return open_cuda(device)
 

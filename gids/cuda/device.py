@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from types import TracebackType
 from typing import Protocol, Self, overload
 
 import numpy as np
 import torch
+
+from gids.closing import Closing
 
 Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32 | np.float64
 """A kernel argument: a tensor (its address), an int (64 bits) or a NumPy scalar (its own size)."""
@@ -108,7 +109,7 @@ def _copied(values: collections.abc.Mapping[str, torch.Tensor]) -> dict[str, tor
     return {name: copies[id(value)] for name, value in values.items()}
 
 
-class Mapping:
+class Mapping(Closing):
     """Host memory that the device reads and writes in place, until close() or until this is dropped.
 
     It keeps the memory until then, so that no freed memory is mapped, whatever fails meanwhile.
@@ -125,14 +126,6 @@ class Mapping:
     def close(self) -> None:
         """Unmap. Idempotent. The caller has waited for the device's last access."""
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Device(ABC):

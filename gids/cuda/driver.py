@@ -1,18 +1,99 @@
-"""Asks the CUDA driver for its devices, through libcuda. Called by `gids info --system` and open_device.
+"""The CUDA driver, through ctypes: the functions that the device calls, and the list of devices.
 
-Needs neither torch nor cupy, creates no context and allocates nothing on a device.
+Needs neither torch nor cupy. Signatures and numbers are from cuda.h; tests/cuda checks them with a libcuda
+compiled against it. `gids info --system` and open_device ask for the devices, which creates no context and
+allocates nothing on a device.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-_PCI_BUS_ID_BYTES = 32
-_HOST_NATIVE_ATOMICS = 86  # CUdevice_attribute numbers, from cuda.h
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+# CUdevice_attribute
+MULTIPROCESSOR_COUNT = 16
+PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+HOST_NATIVE_ATOMICS = 86
+READ_ONLY_HOST_REGISTER = 113
+CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
+# Flags of cuStreamCreateWithPriority, cuMemHostRegister and cuStreamWaitValue64
+STREAM_NON_BLOCKING = 0x1
+REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
+WAIT_GEQ = 0
+# CUresult
+OUT_OF_MEMORY, DEINITIALIZED, ALREADY_REGISTERED = 2, 4, 712
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetName": [POINTER(c_char), c_int, c_int],
+    "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxGetCurrent": [POINTER(c_void_p)],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
+    "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
+    "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
+    "cuMemHostUnregister": [c_void_p],
+}
+_NEWER: dict[str, list[Any]] = {
+    "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],  # 11.7
+    "cuFuncLoad": [c_void_p],  # 12.4
+    "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],  # 12.4
+}
+
+
+class CudaError(RuntimeError):
+    """A driver function failed. status: its CUresult."""
+
+    def __init__(self, function: str, status: int, text: str) -> None:
+        super().__init__(f"{function}: {text} (CUDA error {status})")
+        self.status = status
+
+
+class Libcuda:
+    """libcuda. load: opens a shared library. Raises OSError without a driver."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        library = load("libcuda.so.1")
+        self._functions: dict[str, Any] = {}
+        for name, types in (_SIGNATURES | _NEWER).items():
+            function = getattr(library, name, None)
+            if function is None and name in _SIGNATURES:
+                raise OSError(f"libcuda.so.1 has no {name}: update the NVIDIA driver")
+            if function is not None:
+                function.argtypes, function.restype = types, c_int
+                self._functions[name] = function
+
+    def has(self, function: str) -> bool:
+        """Whether this driver has a newer function."""
+        return function in self._functions
+
+    def call(self, function: str, *args: object) -> None:
+        """Call a function. Raises CudaError if it fails."""
+        if status := self._functions[function](*args):
+            text = c_char_p()
+            self._functions["cuGetErrorString"](status, ctypes.byref(text))
+            raise CudaError(function, status, (text.value or b"unknown error").decode(errors="replace"))
+
+    def attribute(self, device: int, number: int) -> int:
+        """A device's attribute; 0 if this driver does not know it."""
+        value = c_int()
+        try:
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+        except CudaError:
+            return 0
+        return value.value
 
 
 @dataclass(frozen=True)
@@ -44,12 +125,12 @@ def ask_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
         cuda = load("libcuda.so.1")
     except OSError:
         return Driver(None, [], "no NVIDIA driver (libcuda.so.1 not found)")
-    version = ctypes.c_int()
+    version = c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     supported = (version.value // 1000, version.value % 1000 // 10)
     if status := cuda.cuInit(0):
         return Driver(supported, [], f"the driver does not start: {_error(cuda, status)}")
-    count = ctypes.c_int()
+    count = c_int()
     if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
         return Driver(supported, [], f"the driver does not list devices: {_error(cuda, status)}")
     devices = [_device(cuda, index) for index in range(count.value)]
@@ -57,29 +138,29 @@ def ask_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
 
 
 def _device(cuda: Any, index: int) -> Device:
-    handle = ctypes.c_int()
+    handle = c_int()
     cuda.cuDeviceGet(ctypes.byref(handle), index)
-    name, pci = ctypes.create_string_buffer(256), ctypes.create_string_buffer(_PCI_BUS_ID_BYTES)
-    memory = ctypes.c_size_t()
+    name, pci = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+    memory = c_size_t()
     cuda.cuDeviceGetName(name, len(name), handle)
     cuda.cuDeviceGetPCIBusId(pci, len(pci), handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
 
     def attribute(number: int) -> int:
-        value = ctypes.c_int()
+        value = c_int()
         cuda.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         return value.value
 
     return Device(
         name=name.value.decode(errors="replace"),
         memory_bytes=memory.value,
-        capability=(attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR)),
-        host_native_atomics=attribute(_HOST_NATIVE_ATOMICS) == 1,
+        capability=(attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR)),
+        host_native_atomics=attribute(HOST_NATIVE_ATOMICS) == 1,
         pci=pci.value.decode(errors="replace").lower(),
     )
 
 
 def _error(cuda: Any, status: int) -> str:
-    text = ctypes.c_char_p()
+    text = c_char_p()
     cuda.cuGetErrorString(status, ctypes.byref(text))
     return text.value.decode(errors="replace") if text.value else f"CUDA error {status}"

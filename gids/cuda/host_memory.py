@@ -54,8 +54,8 @@ def share_memory(nbytes: int, numa_node: int | None = None) -> tuple[mmap.mmap, 
         memory = _map_file(descriptor, max(1, nbytes))
         _prepare(memory, numa_node)
         _allocate(memory, descriptor)
-        found = os.fstat(descriptor)
-        return memory, SharedFile(os.getpid(), descriptor, found.st_dev, found.st_ino)
+        status = os.fstat(descriptor)
+        return memory, SharedFile(os.getpid(), descriptor, status.st_dev, status.st_ino)
     except BaseException:
         os.close(descriptor)
         raise
@@ -68,8 +68,8 @@ def open_shared(file: SharedFile, nbytes: int) -> mmap.mmap:
     Its NUMA node is the maker's. Raises OSError if this process may not open it, or if it is not there.
     """
     path = f"/proc/{file.pid}/fd/{file.descriptor}"
-    found = os.stat(path)  # before it is opened: another process may have this id by now
-    if (found.st_dev, found.st_ino, found.st_size) != (file.device, file.inode, max(1, nbytes)):
+    status = os.stat(path)  # before it is opened: another process may have this id by now
+    if (status.st_dev, status.st_ino, status.st_size) != (file.device, file.inode, max(1, nbytes)):
         raise FileNotFoundError(f"{path} is not the shared memory of {nbytes} bytes")
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -40,8 +40,8 @@ def disks_of(path: StrPath) -> set[str]:
     except OSError:
         return set()
     number = f"{os.major(device)}:{os.minor(device)}"
-    found = SYSFS / "dev/block" / number
-    return _below(found.resolve()) if found.exists() else {number}
+    block = SYSFS / "dev/block" / number
+    return _below(block.resolve()) if block.exists() else {number}
 
 
 def device_of(path: StrPath) -> int:

@@ -24,7 +24,7 @@ import torch
 from gids import _core, cuda
 from gids.cache import page_heat
 from gids.cache.budget import Sizes, longest_read_bytes, row_orders
-from gids.cache.device.checks import check_policies
+from gids.cache.device.state import check_policies
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError

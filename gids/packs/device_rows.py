@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.cache.device.checks import check_memory
-from gids.cache.device.state import HostArray, row_copy
+from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY
 from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.ids import check_ids
+from gids.cache.feature_cache import check_ids
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:

@@ -164,7 +164,7 @@ void bind_io(nb::module_& m) {
         nb::arg("threads"), nb::arg("rings"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
         nb::arg("descriptors") = std::vector<int>(), nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_file", &probe_file, nb::arg("path"), nb::kw_only(), nb::arg("direct"));
-  m.attr("IO_THREADS_MAX") = u32{io::kThreadsMax};
+  m.attr("IO_THREADS_MAX") = u32{io::threads_max};
   m.def("why_no_uring", &io::why_no_uring);
 }
 

@@ -169,7 +169,6 @@ u64 gather(cache::Workers& workers, RowIds ids,
 }  // namespace
 
 void bind_packs(nb::module_& m) {
-  m.attr("MOST_COUNT") = u32{Counts::most};
   m.def("check_rows",
         [](const nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>& ids, u64 row_count) {
           nb::gil_scoped_release release;

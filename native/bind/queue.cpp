@@ -107,7 +107,7 @@ void bind_queue(nb::module_& m) {
   m.attr("QUEUE_TABLES_MAX") = queue::tables_max;
   m.attr("QUEUE_SLOT_UNIT") = queue::slot_unit;
   m.attr("QUEUE_DOORBELLS") = queue::doorbells;
-  m.attr("QUEUE_PAIRS_MAX") = u32{io::QueueOptions::kPairsMax};
+  m.attr("QUEUE_PAIRS_MAX") = u32{io::QueueOptions::pairs_max};
 
   nb::class_<io::QueueMemory>(m, "QueueMemory")
       .def(nb::new_(&make_memory), nb::kw_only(), "staging_bytes"_a, "slot_bytes"_a, "pairs"_a, "rounds_max"_a,

@@ -31,7 +31,7 @@ const i64* ids_of(const Ids& a) { return reinterpret_cast<const i64*>(a.data());
 i64* ids_of(const OutIds& a) { return reinterpret_cast<i64*>(a.data()); }
 const std::byte* bytes_of(const uint8_t* data) { return reinterpret_cast<const std::byte*>(data); }
 
-nb::object position_or_none(size_t at) { return at == store::kAllInRange ? nb::object(nb::none()) : nb::cast(at); }
+nb::object position_or_none(size_t at) { return at == store::all_in_range ? nb::object(nb::none()) : nb::cast(at); }
 
 auto crc32c_pages(Pages pages) {
   const size_t count = pages.shape(0), page_bytes = pages.shape(1);
@@ -104,7 +104,7 @@ nb::object carry_to_sources(Ids indptr, Indices<Index> indices, Shares shares, V
                                      visits.data(), visits.size());
     });
   }
-  if (bad == store::kBadIndptr) throw nb::value_error("indptr decreases or exceeds the indices");
+  if (bad == store::bad_indptr) throw nb::value_error("indptr decreases or exceeds the indices");
   return position_or_none(bad);
 }
 
@@ -169,7 +169,6 @@ void bind_store(nb::module_& m) {
         "CRC32C of the bytes that led to crc (0: none) followed by data, uint8[n].");
   m.def("crc32c_portable", &crc32c_portable, "crc"_a, "data"_a.noconvert(),
         "crc32c_extend without the processor's instruction, for comparison.");
-  m.def("crc32c_kind", &store::crc32c_kind, "'sse4.2' or 'portable': what crc32c runs here.");
   m.def("count_sources", &count_sources<int32_t>, "indices"_a.noconvert(), "limit"_a, "first"_a, "counts"_a.noconvert(),
         "Add to counts (uint32, saturating) how often each of first, first + 1, ... occurs in indices "
         "(int32 or int64). Returns None, or the position of the first index outside [0, limit).");

@@ -15,11 +15,21 @@ namespace gids::cache {
 namespace {
 
 template <ValueType type> struct Value;
-template <> struct Value<float32> { using Type = Float32; };
-template <> struct Value<float16> { using Type = Float16; };
-template <> struct Value<bfloat16> { using Type = BFloat16; };
-template <> struct Value<int8_by_row> { using Type = Int8; };
-template <> struct Value<int8_by_column> { using Type = Int8; };
+template <> struct Value<float32> {
+  using Type = Float32;
+};
+template <> struct Value<float16> {
+  using Type = Float16;
+};
+template <> struct Value<bfloat16> {
+  using Type = BFloat16;
+};
+template <> struct Value<int8_by_row> {
+  using Type = Int8;
+};
+template <> struct Value<int8_by_column> {
+  using Type = Int8;
+};
 
 template <class T>
 T load(const std::byte* p) {  // rows have any alignment

@@ -13,8 +13,8 @@ namespace gids::cache {
 struct RowForm {
   ValueType from = unchanged;  // unchanged: bytes, and the rest but row_bytes says nothing
   ValueType to = unchanged;
-  u32 row_bytes = 0;           // in a page
-  u32 values = 0;              // of a row
+  u32 row_bytes = 0;                   // in a page
+  u32 values = 0;                      // of a row
   std::span<const float> scales = {};  // of int8_by_column, one for each value
 
   bool as_stored() const { return from == unchanged; }
@@ -22,7 +22,7 @@ struct RowForm {
 
   void validate() const {
     if (as_stored()) return;
-    const u64 stored = from == float32        ? u64{values} * 4
+    const u64 stored = from == float32          ? u64{values} * 4
                        : from == int8_by_row    ? scale_offset(values) + 4
                        : from == int8_by_column ? u64{values}
                                                 : u64{values} * 2;
@@ -33,7 +33,6 @@ struct RowForm {
 };
 
 // Writes the rows at from[i] to to[i] in that form. streaming: as for copy_rows.
-void convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows,
-                  bool streaming);
+void convert_rows(const RowForm& form, const std::byte* const* from, std::byte* const* to, size_t rows, bool streaming);
 
 }  // namespace gids::cache

@@ -124,7 +124,8 @@ extern "C" __global__ void gids_find_rows(const device::Table* table, const void
     if (!inside) return;
     const i64 id = ids[i];
     if (!t.holds(id)) rows[i] = id;
-    else rows[i] = width == 4 ? static_cast<i64>(static_cast<const int*>(order)[id]) : static_cast<const i64*>(order)[id];
+    else
+      rows[i] = width == 4 ? static_cast<i64>(static_cast<const int*>(order)[id]) : static_cast<const i64*>(order)[id];
   });
 }
 
@@ -273,6 +274,4 @@ extern "C" __global__ void gids_admit_pages(const device::Table* table, device::
 }
 
 // One block: shows counters to the host, in mapped host memory.
-extern "C" __global__ void gids_show_counters(const u64* counters, u64* host, u64 n) {
-  show(counters, host, n);
-}
+extern "C" __global__ void gids_show_counters(const u64* counters, u64* host, u64 n) { show(counters, host, n); }

@@ -31,10 +31,11 @@ __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round
 
 // The pages of one round, as it was posted from misses [first, first + round_max): into the lines that they won,
 // which become RESIDENT. A page that could not be read gives its line back. A warp copies a page.
-extern "C" __global__ __launch_bounds__(256, 4) void
-    gids_fill_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first,
-                    u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer, const int* errors,
-                    const u64* statuses) {
+extern "C" __global__ __launch_bounds__(256,
+                                        4) void gids_fill_lines(const device::Table* table, device::Counters* counters,
+                                                                const device::Misses* misses, u64 first, u64 round_max,
+                                                                const queue::Pair* pair, u64 number, const u8* buffer,
+                                                                const int* errors, const u64* statuses) {
   const device::Table t = *table;
   const device::Misses m = *misses;
   const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
@@ -65,11 +66,10 @@ extern "C" __global__ __launch_bounds__(256, 4) void
 }
 
 // Rows of the round's pages that won no line, from where the round read them to.
-extern "C" __global__ __launch_bounds__(256, 4) void
-    gids_gather_round(const device::Table* table, const device::Counters* counters, const device::Misses* misses,
-                      u64 first, u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer,
-                      const int* errors, const u64* statuses, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
-                      const float* scales) {
+extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_round(
+    const device::Table* table, const device::Counters* counters, const device::Misses* misses, u64 first,
+    u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer, const int* errors, const u64* statuses,
+    const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales) {
   if (counters->bypasses == 0) return;
   const device::Table t = *table;
   const device::Misses m = *misses;
@@ -89,9 +89,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void
 }
 
 // Rows that are in lines in host memory: bounded by the bus, so that a few blocks do.
-extern "C" __global__ __launch_bounds__(256, 4) void
-    gids_gather_host_lines(const device::Table* table, const i64* ids, u64 n, u8* out, u64 as, u64 row_items,
-                           u64 out_row_bytes, const float* scales) {
+extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_host_lines(const device::Table* table, const i64* ids,
+                                                                            u64 n, u8* out, u64 as, u64 row_items,
+                                                                            u64 out_row_bytes, const float* scales) {
   const device::Table t = *table;
   gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
@@ -102,12 +102,12 @@ extern "C" __global__ __launch_bounds__(256, 4) void
 }
 
 // Copies all rows that are in lines in device memory. It trusts the word, not the plan: it copies from the line that
-// the word names, if the word is RESIDENT; gids_gather_host_lines copies the rows of the other lines. misses: of the step, whose bypassed pages were gathered from their rounds; or null. Rows found
-// in neither are counted, and their positions go to left[] if it is not null.
-extern "C" __global__ __launch_bounds__(256, 4) void
-    gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
-                      const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
-                      const float* scales, i64* left) {
+// the word names, if the word is RESIDENT; gids_gather_host_lines copies the rows of the other lines. misses: of the
+// step, whose bypassed pages were gathered from their rounds; or null. Rows found in neither are counted, and their
+// positions go to left[] if it is not null.
+extern "C" __global__ __launch_bounds__(256, 4) void gids_gather_lines(
+    const device::Table* table, device::Counters* counters, const device::Misses* misses, const i64* ids, u64 n,
+    u8* out, u64 as, u64 row_items, u64 out_row_bytes, const float* scales, i64* left) {
   const device::Table t = *table;
   gather_rows(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     const i64 id = ids[i];

@@ -13,14 +13,16 @@ struct Geometry {
   u32 page_bytes;
   u32 rows_per_page;  // a row longer than a page would have one long page to itself
   u32 shard_count;
-  u32 first_file;     // the engine's number of shard 0; the others follow
+  u32 first_file;  // the engine's number of shard 0; the others follow
 
   void validate() const {
     if (!row_bytes || !page_bytes || !rows_per_page || !shard_count || u64{row_bytes} * rows_per_page > page_bytes)
       throw std::invalid_argument("a page does not hold its rows");
   }
   u64 page_count() const { return div_ceil(row_count, rows_per_page); }
-  u64 page_of(i64 row) const { return rows_per_page == 1 ? static_cast<u64>(row) : static_cast<u64>(row) / rows_per_page; }
+  u64 page_of(i64 row) const {
+    return rows_per_page == 1 ? static_cast<u64>(row) : static_cast<u64>(row) / rows_per_page;
+  }
   u32 offset_in_page(i64 row) const {
     return rows_per_page == 1 ? 0 : static_cast<u32>(static_cast<u64>(row) % rows_per_page) * row_bytes;
   }

@@ -16,8 +16,8 @@ u64 unique_pages(std::span<const i64> ids, u32 rows_per_page, std::span<u32> mar
     }
     const u64 page = static_cast<u64>(ids[i]) / rows_per_page;
     if (page >= marks.size())
-      throw std::out_of_range("id " + std::to_string(ids[i]) + " at position " + std::to_string(i) + " is beyond page " +
-                              std::to_string(marks.size()));
+      throw std::out_of_range("id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
+                              " is beyond page " + std::to_string(marks.size()));
     out[count] = static_cast<i64>(page);
     count += marks[page] != mark;
     marks[page] = mark;

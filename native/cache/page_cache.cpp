@@ -89,7 +89,8 @@ class PageCache::Fill final : public io::Batch {
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
     const Geometry& g = cache_.geometry_;
     const u64 page = g.page_at(read.file, read.offset);
-    if (!error && !cache_.checksums_.empty() && store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
+    if (!error && !cache_.checksums_.empty() &&
+        store::crc32c(data, g.page_bytes) != store::value_at(&cache_.checksums_[page]))
       error = EBADMSG;
     if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));
@@ -201,13 +202,13 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     throw std::invalid_argument("checksums must have one value per page");
   if (geometry_.page_bytes > engine_->max_read_bytes())
     throw std::invalid_argument("pages of " + std::to_string(geometry_.page_bytes) +
-                                " B; the engine was opened for reads of " +
-                                std::to_string(engine_->max_read_bytes()) + " B at most (max_read_bytes)");
+                                " B; the engine was opened for reads of " + std::to_string(engine_->max_read_bytes()) +
+                                " B at most (max_read_bytes)");
   if (u64{geometry_.first_file} + geometry_.shard_count > engine_->file_count())
     throw std::invalid_argument("shards in the files from " + std::to_string(geometry_.first_file) + " to " +
                                 std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
                                 "; the engine has " + std::to_string(engine_->file_count()));
-  if (geometry_.page_count() / geometry_.shard_count >= io::kOffsetMax / geometry_.page_bytes)
+  if (geometry_.page_count() / geometry_.shard_count >= io::offset_max / geometry_.page_bytes)
     throw std::invalid_argument("the table has more bytes than any file can hold");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
@@ -268,8 +269,7 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
 
 // Copies rows whose words are RESIDENT. fill: rows that it has delivered are done; rows that it may still write are
 // left out, even if a later step has brought their pages into lines meanwhile.
-void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
-                              std::vector<u32>& positions) {
+void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions) {
   const size_t n = positions.size();
   const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
@@ -330,9 +330,8 @@ std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()
   return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, check);
 }
 
-std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out,
-                                                std::vector<u32> positions, u32 tries,
-                                                const std::function<void()>& check) {
+std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
+                                                u32 tries, const std::function<void()>& check) {
   if (!positions.empty() && positions.size() > late_rows)  // a page's rows come together
     std::sort(positions.begin(), positions.end(), [&](u32 a, u32 b) { return ids[a] < ids[b]; });
   std::vector<Failure> failures;

@@ -34,9 +34,9 @@ struct CacheOptions {
   u32 lines = 0;
   Policy policy = Policy::lookahead;
   u64 seed = 0;
-  std::span<const u8> heat;         // one byte per page, or empty
-  std::span<const u32> checksums;   // CRC32C per page: every read is checked. Empty: not checked
-  RowForm form;                     // how rows are handed out; row_bytes is the geometry's
+  std::span<const u8> heat;        // one byte per page, or empty
+  std::span<const u32> checksums;  // CRC32C per page: every read is checked. Empty: not checked
+  RowForm form;                    // how rows are handed out; row_bytes is the geometry's
 };
 
 // Upper bounds of the bytes of a planned minibatch, per row or page.
@@ -61,7 +61,8 @@ class PageCache {
   // if it throws they need not, but the step must still be retired.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
-  // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had none.
+  // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had
+  // none.
   void gather_ready(u64 step, std::byte* late_out);
   bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
   // Copies the other rows and repeats failed reads. Returns pages that failed twice; their rows are arbitrary.

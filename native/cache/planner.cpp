@@ -185,7 +185,8 @@ void Planner::evict(u64 page, u32 line) {
 
 Step& Planner::plan(u64 number) {
   Step& s = step(number);
-  if (number != planned_) throw std::logic_error("steps must be planned in order: expected " + std::to_string(planned_));
+  if (number != planned_)
+    throw std::logic_error("steps must be planned in order: expected " + std::to_string(planned_));
   {
     std::lock_guard lock(failed_mutex_);
     spare_.insert(spare_.end(), failed_.begin(), failed_.end());
@@ -272,7 +273,8 @@ void Planner::drop(u32 list, u32 count) {
 // line_count() when none was found.
 u32 Planner::random_victim() {
   for (int k = 0; k < victim_tries && fresh_ > 0; ++k) {
-    const u32 line = static_cast<u32>((static_cast<unsigned __int128>(score::mix(random_state_ += golden)) * fresh_) >> 64);
+    const u32 line =
+        static_cast<u32>((static_cast<unsigned __int128>(score::mix(random_state_ += golden)) * fresh_) >> 64);
     const u64 w = word::load(words_[lists_.owner(line)]);
     const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
     if (state_of(w) == PageState::resident && !(uses_of(w) & pinned)) return line;

@@ -106,8 +106,8 @@ class Planner {
   size_t table_bytes() const { return words_.bytes(); }
   size_t line_bytes() const { return lists_.bytes(); }
   static size_t least_line_bytes() { return BucketLists(0, buckets).bytes(); }  // without a line
-  size_t step_bytes() const;  // pages of live steps
-  size_t plan_bytes() const;  // what planning needs
+  size_t step_bytes() const;                                                    // pages of live steps
+  size_t plan_bytes() const;                                                    // what planning needs
   // Lines whose page a live step asks for: pinned by minibatches in the window, or planned. O(their pages).
   u64 lines_in_use();
 
@@ -123,8 +123,8 @@ class Planner {
   bool idle(u64 w) const {  // resident, and no planned minibatch needs it
     return state_of(w) == PageState::resident && !(uses_of(w) & planned_mask_);
   }
-  u32 worth(u64 w) const;                // bucket in order of worth, seen from planned_ (the next step)
-  u32 list_of_worth(u32 bucket) const;   // the list that holds that bucket's lines
+  u32 worth(u64 w) const;               // bucket in order of worth, seen from planned_ (the next step)
+  u32 list_of_worth(u32 bucket) const;  // the list that holds that bucket's lines
   // Lists of lines whose next use is that step, coldest first.
   static u32 list_of_use(u64 step, u32 level) {
     return word::heat_levels + static_cast<u32>(step % word::use_bits) * use_levels + level;
@@ -150,16 +150,16 @@ class Planner {
   HugeArray<u64> words_;
   u32 line_count_;
   BucketLists lists_;
-  std::vector<u32> spare_;     // lines given back
-  u32 fresh_ = 0;              // lines below it have been used
+  std::vector<u32> spare_;  // lines given back
+  u32 fresh_ = 0;           // lines below it have been used
   std::mutex failed_mutex_;
-  std::vector<u32> failed_;    // lines given back by completions
-  u64 failures_ = 0;           // guarded by failed_mutex_
+  std::vector<u32> failed_;  // lines given back by completions
+  u64 failures_ = 0;         // guarded by failed_mutex_
 
-  std::deque<std::unique_ptr<Step>> live_;             // retired_ .. entered_ - 1
-  std::vector<std::unique_ptr<Step>> recycled_;        // their vectors keep their memory
+  std::deque<std::unique_ptr<Step>> live_;       // retired_ .. entered_ - 1
+  std::vector<std::unique_ptr<Step>> recycled_;  // their vectors keep their memory
   u64 entered_ = 0, planned_ = 0, retired_ = 0;
-  u32 planned_mask_ = 0;       // use bits of planned, not retired steps
+  u32 planned_mask_ = 0;  // use bits of planned, not retired steps
   u64 random_state_;
   PlannerStats stats_;
 

@@ -70,13 +70,14 @@ u64 place(const u32* rows, const Heat* heat, size_t n, std::span<const u64> capa
   const Start start(capacities, n);
   const auto bit = [](u32 device) { return static_cast<Mask>(Mask{1} << device); };
   std::fill(gained.begin(), gained.end(), 0.0);
-  std::vector<u32> holding;  // the devices that hold the row whose copies go
+  std::vector<u32> holding;          // the devices that hold the row whose copies go
   u64 fresh = start.capacity_at(0);  // the hottest row that no device holds
   u64 old = start.capacity_at(1);    // rows below, by heat, have every copy they started with, and 2 or more
   u64 exchanged = 0;
   for (size_t devices = 0; old > 0;) {
     const u64 row = old - 1;
-    for (; devices < start.count && start.capacity_at(devices) > row; ++devices) holding.push_back(start.device[devices]);
+    for (; devices < start.count && start.capacity_at(devices) > row; ++devices)
+      holding.push_back(start.device[devices]);
     // Who gained least takes the next row; who gained most keeps its copy. Nearly sorted from the row before.
     for (size_t i = 1; i < holding.size(); ++i)
       for (size_t j = i; j && (gained[holding[j]] < gained[holding[j - 1]] ||
@@ -130,7 +131,7 @@ u64 place(const u32* rows, const Heat* heat, size_t n, std::span<const u64> capa
 template void by_heat<float>(const float*, size_t, u32*);
 template void by_heat<double>(const double*, size_t, u32*);
 
-#define GIDS_PLACE(Heat, Mask)                                                                                     \
+#define GIDS_PLACE(Heat, Mask)                                                                        \
   template u64 place<Heat, Mask>(const u32*, const Heat*, size_t, std::span<const u64>, Worth, Mask*, \
                                  std::span<double>);
 GIDS_PLACE(float, u8)

@@ -18,13 +18,13 @@
 namespace gids::io {
 namespace {
 
-constexpr u32 kAttemptsMax = 16;  // EINTR and EAGAIN of one request
+constexpr u32 attempts_max = 16;  // EINTR and EAGAIN of one request
 
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
 
-constexpr size_t kFirstPart = 4096;          // reads of a large batch that are sorted before the first one is issued
-constexpr size_t kSortedAtOnce = 2 * kFirstPart;  // reads of a batch that is not large
+constexpr size_t first_part = 4096;  // reads of a large batch that are sorted before the first one is issued
+constexpr size_t sorted_at_once = 2 * first_part;  // reads of a batch that is not large
 
 // Keeps the order within a file.
 void group_by_file(std::vector<Read>& reads, u32 file_count) {
@@ -76,7 +76,8 @@ Engine::Engine(std::string name, const std::vector<std::string>& paths, const Op
   // An extent that starts and ends amid two blocks is longer than its bytes by almost two blocks.
   slot_bytes_ = static_cast<u32>(align_up(options_.max_read_bytes, alignment_));
   if (alignment_ > 1) slot_bytes_ += alignment_;
-  note_ = options_.direct ? "direct I/O in units of " + std::to_string(alignment_) + " B" : "buffered by the page cache";
+  note_ =
+      options_.direct ? "direct I/O in units of " + std::to_string(alignment_) + " B" : "buffered by the page cache";
 }
 
 Engine::~Engine() = default;
@@ -84,18 +85,20 @@ Engine::~Engine() = default;
 // --- submission ---
 
 void Engine::submit(std::shared_ptr<Batch> batch) {
-  if (getpid() != pid_) throw std::runtime_error("the I/O engine was opened before a fork: open a new one in this process");
+  if (getpid() != pid_)
+    throw std::runtime_error("the I/O engine was opened before a fork: open a new one in this process");
   std::vector<Read>& reads = batch->reads;
-  if (!batch->finished()) throw std::logic_error("the batch is still being read: wait until it has finished before submitting it again");
+  if (!batch->finished())
+    throw std::logic_error("the batch is still being read: wait until it has finished before submitting it again");
   if (reads.size() >= ~0u) throw std::invalid_argument("a batch must have fewer than 2^32 reads");
   for (const Read& r : reads) {
     if (r.file >= file_count_) refuse(r, "file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
     if (r.bytes == 0 || r.bytes > options_.max_read_bytes)
       refuse(r, "the engine was opened for 1 to " + std::to_string(options_.max_read_bytes) + " B (max_read_bytes)");
-    if (r.offset > kOffsetMax) refuse(r, "the offset is beyond any file");
+    if (r.offset > offset_max) refuse(r, "the offset is beyond any file");
   }
   auto before = [](const Read& a, const Read& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; };
-  const bool in_parts = reads.size() > kSortedAtOnce && !std::is_sorted(reads.begin(), reads.end(), before);
+  const bool in_parts = reads.size() > sorted_at_once && !std::is_sorted(reads.begin(), reads.end(), before);
   if (in_parts) {
     group_by_file(reads, file_count_);
   } else if (!std::is_sorted(reads.begin(), reads.end(), before)) {
@@ -128,7 +131,7 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
     ++submitting_;
   }
   // A large batch is sorted in parts, each with reads of every file, while those before it are read.
-  for (u64 size = kFirstPart, rest = reads.size(); rest; size *= 4) {
+  for (u64 size = first_part, rest = reads.size(); rest; size *= 4) {
     const u64 of = rest;
     for (size_t f = 0; f < left.size(); ++f) {
       const u64 of_file = left[f].end - left[f].begin;
@@ -206,7 +209,7 @@ bool Engine::aligned(const Read& r) const {
 bool Engine::next(Request& q) {
   q.got = q.position = q.attempts = q.settled = 0;
   q.error = 0;
-  u32 limit = Request::kReadsMax;  // reads of this request, at most
+  u32 limit = Request::reads_max;  // reads of this request, at most
   Batch::Run alone;
   Batch::Run* run = &alone;
   if (!again_.empty()) {
@@ -272,8 +275,7 @@ u32 Engine::take(std::span<Request*> into, bool wait, u64 chores) {
   u32 n = 0;
   {
     std::unique_lock lock(queue_mutex_);
-    if (wait)
-      queue_cv_.wait(lock, [&] { return closing_ || !queue_.empty() || !again_.empty() || chores_ != chores; });
+    if (wait) queue_cv_.wait(lock, [&] { return closing_ || !queue_.empty() || !again_.empty() || chores_ != chores; });
     while (n < into.size() && next(*into[n])) ++n;
   }
   if (n == 0) return 0;
@@ -296,7 +298,7 @@ bool Engine::drained() const {
 bool Engine::advance(Request& q, i64 result, Stats& tally) {
   if (const int injected = faulty_.load(std::memory_order_relaxed) ? fault(q) : 0) result = -injected;
   if (result < 0) {
-    if (transient(static_cast<int>(-result)) && ++q.attempts <= kAttemptsMax) {
+    if (transient(static_cast<int>(-result)) && ++q.attempts <= attempts_max) {
       ++tally.retries;
       return false;
     }

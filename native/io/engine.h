@@ -38,8 +38,8 @@ struct Read {
 };
 static_assert(sizeof(Read) == 32);
 
-constexpr u32 kThreadsMax = 1024;  // of an engine
-constexpr u64 kOffsetMax = u64{1} << 62;  // of a read
+constexpr u32 threads_max = 1024;         // of an engine
+constexpr u64 offset_max = u64{1} << 62;  // of a read
 
 // A set of reads submitted together, and the sink of their completions. Kept alive by the engine
 // until the last completion; several batches are in flight at once. A finished batch may be submitted
@@ -78,26 +78,26 @@ class Batch {
 };
 
 struct Options {
-  u32 depth = 256;                // requests in flight
-  u32 threads = 0;                // 0: `rings` (uring), `depth` (threads), one per core (mmap)
-  u32 max_read_bytes = 1u << 20;  // largest Read::bytes that will be submitted
-  u32 max_merge_bytes = 1u << 17; // neighboring reads are merged up to this size; 0: never
-  bool direct = true;             // O_DIRECT
-  u32 rings = 1;                  // threads of the engine uring where `threads` is 0
-  std::vector<int> descriptors{}; // of files that the caller has opened, by path; empty: open the paths
+  u32 depth = 256;                 // requests in flight
+  u32 threads = 0;                 // 0: `rings` (uring), `depth` (threads), one per core (mmap)
+  u32 max_read_bytes = 1u << 20;   // largest Read::bytes that will be submitted
+  u32 max_merge_bytes = 1u << 17;  // neighboring reads are merged up to this size; 0: never
+  bool direct = true;              // O_DIRECT
+  u32 rings = 1;                   // threads of the engine uring where `threads` is 0
+  std::vector<int> descriptors{};  // of files that the caller has opened, by path; empty: open the paths
 };
 
 struct Stats {
-  u64 reads = 0;               // Read objects completed
-  u64 requests = 0;            // requests to the kernel, after merging
-  u64 bytes_asked = 0;         // sum of Read::bytes
-  u64 bytes_read = 0;          // bytes that the device was asked for (aligned extents)
-  u64 errors = 0;              // reads completed with an error
-  u64 retries = 0;             // short reads continued, EINTR/EAGAIN repeated, failed merges read one by one
-  u64 busy_ns = 0;             // time with at least one request in flight
-  u64 latency_ns = 0;          // sum over requests, submission to completion
-  u32 depth_max = 0;           // most requests ever in flight
-  u32 in_flight = 0;           // now
+  u64 reads = 0;        // Read objects completed
+  u64 requests = 0;     // requests to the kernel, after merging
+  u64 bytes_asked = 0;  // sum of Read::bytes
+  u64 bytes_read = 0;   // bytes that the device was asked for (aligned extents)
+  u64 errors = 0;       // reads completed with an error
+  u64 retries = 0;      // short reads continued, EINTR/EAGAIN repeated, failed merges read one by one
+  u64 busy_ns = 0;      // time with at least one request in flight
+  u64 latency_ns = 0;   // sum over requests, submission to completion
+  u32 depth_max = 0;    // most requests ever in flight
+  u32 in_flight = 0;    // now
 };
 
 // A fault for tests: reads of `file` that touch `offset` complete with `error`, `times` times. EINTR and
@@ -144,15 +144,15 @@ class Engine {
   void close();
 
   const std::string& name() const { return name_; }
-  std::string note() const;                            // what the probe found, for a log line
-  u32 alignment() const { return alignment_; }         // of offsets, lengths and buffers, in bytes; see Read
-  u32 depth() const { return options_.depth; }         // requests that can be in flight
+  std::string note() const;                     // what the probe found, for a log line
+  u32 alignment() const { return alignment_; }  // of offsets, lengths and buffers, in bytes; see Read
+  u32 depth() const { return options_.depth; }  // requests that can be in flight
   u32 file_count() const { return file_count_; }
   u32 max_read_bytes() const { return options_.max_read_bytes; }
-  u64 bounce_bytes() const { return bounce_bytes_; }   // memory of the bounce pool
+  u64 bounce_bytes() const { return bounce_bytes_; }  // memory of the bounce pool
   Stats stats() const;
-  LatencyHistogram::Counts latencies() const;          // requests by the time they took
-  void inject_faults(std::vector<Fault> faults);       // replaces those injected before
+  LatencyHistogram::Counts latencies() const;     // requests by the time they took
+  void inject_faults(std::vector<Fault> faults);  // replaces those injected before
 
  protected:
   Engine(std::string name, const std::vector<std::string>& paths, const Options& options);
@@ -181,7 +181,7 @@ class Engine {
   std::vector<File> files_;
   u32 alignment_ = 1;         // of offsets and lengths, at least that of buffers
   u32 memory_alignment_ = 1;  // of buffers
-  u32 slot_bytes_ = 0;  // one bounce slot holds the enclosing aligned extent of the largest read
+  u32 slot_bytes_ = 0;        // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_cv_;
@@ -211,11 +211,11 @@ class Engine {
   std::vector<std::thread> threads_;
 
   mutable std::mutex stats_mutex_;
-  Stats stats_;          // guarded by stats_mutex_
+  Stats stats_;                 // guarded by stats_mutex_
   LatencyHistogram latencies_;  // guarded by stats_mutex_
-  u32 in_flight_ = 0;    // guarded by stats_mutex_
-  u64 busy_since_ns_ = 0;  // guarded by stats_mutex_
-  std::string note_;     // guarded by stats_mutex_
+  u32 in_flight_ = 0;           // guarded by stats_mutex_
+  u64 busy_since_ns_ = 0;       // guarded by stats_mutex_
+  std::string note_;            // guarded by stats_mutex_
 
   std::mutex fault_mutex_;
   std::vector<Fault> faults_;  // guarded by fault_mutex_

@@ -20,7 +20,7 @@
 namespace gids::io {
 namespace {
 
-constexpr u32 kAlignmentMax = 1u << 16;
+constexpr u32 alignment_max = 1u << 16;
 
 std::system_error error(int code, const std::string& text) { return {code, std::generic_category(), text}; }
 
@@ -44,7 +44,7 @@ struct Statx {
   std::array<u64, 12> spare;
 };
 static_assert(sizeof(Statx) == 256, "the kernel writes 256 bytes");
-constexpr u32 kStatxDioAlign = 0x2000;
+constexpr u32 statx_dio_align = 0x2000;
 
 struct Alignment {
   u32 offset, memory;  // 0: no direct I/O on this file
@@ -53,14 +53,14 @@ struct Alignment {
 // What the kernel says of the file; nothing before Linux 6.1 and on some file systems.
 std::optional<Alignment> stated_alignment(int fd) {
   Statx s{};
-  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, &s) != 0 || !(s.mask & kStatxDioAlign)) return {};
+  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, statx_dio_align, &s) != 0 || !(s.mask & statx_dio_align)) return {};
   return Alignment{s.dio_offset_align, s.dio_mem_align};
 }
 
 // The least power of two from 512 with which a direct read is not refused.
 Alignment probed_alignment(int fd) {
-  std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(kAlignmentMax, 2 * kAlignmentMax), &std::free);
-  for (u32 a = 512; a <= kAlignmentMax; a *= 2) {
+  std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(alignment_max, 2 * alignment_max), &std::free);
+  for (u32 a = 512; a <= alignment_max; a *= 2) {
     // Memory that is aligned to `a` and to nothing more, so that a success speaks for it.
     char* odd = static_cast<char*>(buffer.get()) + a;
     if (pread(fd, odd, a, 0) >= 0) return {a, a};
@@ -77,13 +77,13 @@ std::string file_system_name(int fd) {
     const char* name;
   };
   static constexpr Name names[] = {
-      {0xEF53, "ext4"},       {0x58465342, "xfs"},    {0x9123683E, "btrfs"},   {0x01021994, "tmpfs"},
-      {0x794C7630, "overlay"}, {0x6969, "nfs"},       {0x65735546, "fuse"},    {0x2FC12FC1, "zfs"},
-      {0x9FA0, "proc"},       {0x62656572, "sysfs"},  {0xF2F52010, "f2fs"},    {0x01021997, "9p"},
-      {0xFF534D42, "cifs"},   {0x858458F6, "ramfs"},  {0x00C36400, "ceph"},    {0x0BD00BD0, "lustre"},
-      {0x73717368, "squashfs"}, {0xCA451A4E, "bcachefs"}, {0xFE534D42, "smb2"}, {0x47504653, "gpfs"},
+      {0xEF53, "ext4"},         {0x58465342, "xfs"},      {0x9123683E, "btrfs"}, {0x01021994, "tmpfs"},
+      {0x794C7630, "overlay"},  {0x6969, "nfs"},          {0x65735546, "fuse"},  {0x2FC12FC1, "zfs"},
+      {0x9FA0, "proc"},         {0x62656572, "sysfs"},    {0xF2F52010, "f2fs"},  {0x01021997, "9p"},
+      {0xFF534D42, "cifs"},     {0x858458F6, "ramfs"},    {0x00C36400, "ceph"},  {0x0BD00BD0, "lustre"},
+      {0x73717368, "squashfs"}, {0xCA451A4E, "bcachefs"}, {0xFE534D42, "smb2"},  {0x47504653, "gpfs"},
   };
-  struct statfs s {};
+  struct statfs s{};
   if (fstatfs(fd, &s) != 0) return "unknown";
   for (const Name& n : names)
     if (n.magic == static_cast<u32>(s.f_type)) return n.name;
@@ -96,7 +96,7 @@ File::File(const std::string& path, bool direct, int opened) : path_(path) {
   fd_ = opened < 0 ? open(path.c_str(), O_RDONLY | O_CLOEXEC) : fcntl(opened, F_DUPFD_CLOEXEC, 0);
   if (fd_ < 0) throw error(errno, "cannot open " + path + " for reading");
   try {
-    struct stat s {};
+    struct stat s{};
     if (fstat(fd_, &s) != 0) throw error(errno, "cannot stat " + path);
     if (!S_ISREG(s.st_mode) && !S_ISBLK(s.st_mode))
       throw error(EINVAL, path + " is neither a regular file nor a block device");
@@ -127,7 +127,7 @@ File::File(File&& other) noexcept
       map_bytes_(other.map_bytes_) {}
 
 void File::map() {
-  struct stat s {};
+  struct stat s{};
   if (fstat(fd_, &s) != 0) throw error(errno, "cannot stat " + path_);
   if (s.st_size == 0) return;
   void* m = mmap(nullptr, static_cast<size_t>(s.st_size), PROT_READ, MAP_SHARED, fd_, 0);
@@ -143,7 +143,7 @@ i64 File::read(const iovec* iov, int count, u64 offset) const {
 }
 
 i64 File::copy(const iovec* iov, int count, u64 offset) const {
-  struct stat s {};
+  struct stat s{};
   if (fstat(fd_, &s) != 0) return -errno;
   const u64 end = std::min(map_bytes_, static_cast<u64>(s.st_size));
   u64 at = offset;

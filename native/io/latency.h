@@ -11,8 +11,8 @@ namespace gids::io {
 
 class LatencyHistogram {
  public:
-  static constexpr u32 steps = 16;                    // buckets to a doubling
-  static constexpr u32 octaves = 44;                  // up to 2^44 ns, five hours; longer requests count as that
+  static constexpr u32 steps = 16;    // buckets to a doubling
+  static constexpr u32 octaves = 44;  // up to 2^44 ns, five hours; longer requests count as that
   static constexpr u32 buckets = steps * (octaves - 3);
   using Counts = std::array<u64, buckets>;
 

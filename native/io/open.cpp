@@ -13,8 +13,8 @@
 namespace gids::io {
 namespace {
 
-constexpr u32 kReadBytesMax = 1u << 30;  // the kernel reads less than 2 GiB at a time
-constexpr u32 kDepthMax = 1u << 14;      // an io_uring holds twice as many
+constexpr u32 read_bytes_max = 1u << 30;  // the kernel reads less than 2 GiB at a time
+constexpr u32 depth_max = 1u << 14;       // an io_uring holds twice as many
 
 void check_range(const char* what, u32 value, u32 low, u32 high) {
   if (value >= low && value <= high) return;
@@ -35,11 +35,11 @@ std::string why_no_uring() {
 
 std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths,
                                     const Options& options) {
-  check_range("queue depth", options.depth, 1, kDepthMax);
-  check_range("threads", options.threads, 0, kThreadsMax);
-  check_range("rings", options.rings, 1, kThreadsMax);
-  check_range("max_read_bytes", options.max_read_bytes, 1, kReadBytesMax);
-  check_range("max_merge_bytes", options.max_merge_bytes, 0, kReadBytesMax);
+  check_range("queue depth", options.depth, 1, depth_max);
+  check_range("threads", options.threads, 0, threads_max);
+  check_range("rings", options.rings, 1, threads_max);
+  check_range("max_read_bytes", options.max_read_bytes, 1, read_bytes_max);
+  check_range("max_merge_bytes", options.max_merge_bytes, 0, read_bytes_max);
 
   // Ends the threads before the parts of a derived class that they use. A forked child leaks the engine:
   // its threads are not there to be joined, and its locks may be held for ever.

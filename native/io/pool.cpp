@@ -11,7 +11,9 @@ namespace gids::io {
 // A thread has one request in flight, so the depth is the number of threads: by default as many readers as requests
 // are asked for, or one per core where reading is copying (mmap).
 Options PoolEngine::settle_options(Kind kind, Options o) {
-  const u32 wanted = o.threads ? o.threads : kind == Kind::threads ? std::min(o.depth, kThreadsMax) : std::max(1u, std::thread::hardware_concurrency());
+  const u32 wanted = o.threads               ? o.threads
+                     : kind == Kind::threads ? std::min(o.depth, threads_max)
+                                             : std::max(1u, std::thread::hardware_concurrency());
   o.threads = std::min(wanted, o.depth);
   o.depth = o.threads;
   if (kind == Kind::mmap) o.direct = false;

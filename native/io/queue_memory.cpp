@@ -12,9 +12,9 @@
 namespace gids::io {
 namespace {
 
-constexpr u64 kMemoryPage = 4096;
-constexpr u64 kSector = 128;      // of a GPU's caches: words of different writers do not share one
-constexpr u64 kDepthMax = u64{1} << 24;
+constexpr u64 memory_page = 4096;
+constexpr u64 sector = 128;  // of a GPU's caches: words of different writers do not share one
+constexpr u64 depth_max = u64{1} << 24;
 
 void require(bool fine, const std::string& what) {
   if (!fine) throw std::invalid_argument("request queue: " + what);
@@ -24,7 +24,7 @@ void require(bool fine, const std::string& what) {
 struct Carver {
   uintptr_t base;
   u64 used = 0;
-  template <class T> T* take(u64 count, u64 alignment = kSector) {
+  template <class T> T* take(u64 count, u64 alignment = sector) {
     used = align_up(used, alignment);
     T* piece = reinterpret_cast<T*>(base + used);
     used += count * sizeof(T);
@@ -38,7 +38,7 @@ void carve_shared(Carver& c, queue::Pair& q) {
   q.abandoned = c.take<u64>(1);
   q.statuses = c.take<u64>(q.depth());
   q.completed = c.take<u64>(1);
-  q.staging = c.take<u8>(q.depth() * q.slot_bytes, kMemoryPage);
+  q.staging = c.take<u8>(q.depth() * q.slot_bytes, memory_page);
 }
 
 void carve_local(Carver& c, queue::Pair& q) {
@@ -52,9 +52,9 @@ void carve_local(Carver& c, queue::Pair& q) {
 }  // namespace
 
 QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
-  require(options.pairs >= 1 && options.pairs <= QueueOptions::kPairsMax,
-          "pairs must be 1 to " + std::to_string(QueueOptions::kPairsMax) + " (got " +
-              std::to_string(options.pairs) + ")");
+  require(
+      options.pairs >= 1 && options.pairs <= QueueOptions::pairs_max,
+      "pairs must be 1 to " + std::to_string(QueueOptions::pairs_max) + " (got " + std::to_string(options.pairs) + ")");
   require(options.slot_bytes >= queue::slot_unit && options.slot_bytes % queue::slot_unit == 0,
           "slot_bytes must be a positive multiple of " + std::to_string(queue::slot_unit) + " (got " +
               std::to_string(options.slot_bytes) + ")");
@@ -68,14 +68,14 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
               std::to_string(options.slot_bytes) + " B need " +
               std::to_string(u64{options.pairs} * options.rounds_max * options.slot_bytes));
   depth_ = std::bit_floor(slots);
-  require(depth_ <= kDepthMax, "a pair can have at most 2^24 slots: use more pairs or less staging");
+  require(depth_ <= depth_max, "a pair can have at most 2^24 slots: use more pairs or less staging");
 
   queue::Pair q = pair(0, nullptr);
   Carver shared{0}, local{0};
   carve_shared(shared, q);
   carve_local(local, q);
-  pair_bytes_ = align_up(shared.used, kMemoryPage);
-  pair_local_bytes_ = align_up(local.used, kSector);
+  pair_bytes_ = align_up(shared.used, memory_page);
+  pair_local_bytes_ = align_up(local.used, sector);
   shared_bytes_ = pair_bytes_ * options.pairs;
   local_bytes_ = pair_local_bytes_ * options.pairs;
 

@@ -12,12 +12,12 @@
 namespace gids::io {
 
 struct QueueOptions {
-  static constexpr u32 kPairsMax = 1024;
+  static constexpr u32 pairs_max = 1024;
   u64 staging_bytes = 256u << 20;  // over all pairs; the depth is what fits, a power of two
   u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of queue::slot_unit
   u32 pairs = 1;
-  u32 rounds_max = 2;              // of a pair, posted and not collected: round_max is depth / rounds_max
-  u64 spin_ns = 60'000'000'000;    // until a lane that polls gives up; longer than the service's time-out
+  u32 rounds_max = 2;            // of a pair, posted and not collected: round_max is depth / rounds_max
+  u64 spin_ns = 60'000'000'000;  // until a lane that polls gives up; longer than the service's time-out
 };
 
 class QueueMemory {
@@ -28,10 +28,10 @@ class QueueMemory {
 
   u32 pairs() const { return options_.pairs; }
   u32 slot_bytes() const { return options_.slot_bytes; }
-  u64 depth() const { return depth_; }  // slots of a pair
+  u64 depth() const { return depth_; }                                  // slots of a pair
   const std::shared_ptr<std::byte>& shared() const { return shared_; }  // entries, doorbells, statuses, staging
   u64 shared_bytes() const { return shared_bytes_; }
-  u64 local_bytes() const { return local_bytes_; }     // what the posting side keeps, of all pairs
+  u64 local_bytes() const { return local_bytes_; }  // what the posting side keeps, of all pairs
 
   // Pair i as the host sees it: what the service takes (with no `local`), and host threads that play the warps, with
   // zeroed memory of local_bytes().

@@ -24,10 +24,10 @@ static_assert(queue::try_again == EAGAIN && queue::broken == EPROTO && queue::ti
                   queue::canceled == ECANCELED && queue::invalid == EINVAL && queue::corrupt == EBADMSG,
               "the device code spells the errors as numbers");
 
-constexpr u32 kTakeMax = 16384;        // submissions of one batch of reads: the engine sorts and merges them
-constexpr u32 kYields = 32;            // idle polls before the thread sleeps between them
-constexpr u64 kPauseMaxNs = 50'000;    // the longest such sleep
-constexpr u64 kForever = ~u64{0};
+constexpr u32 take_max = 16384;       // submissions of one batch of reads: the engine sorts and merges them
+constexpr u32 yields = 32;            // idle polls before the thread sleeps between them
+constexpr u64 pause_max_ns = 50'000;  // the longest such sleep
+constexpr u64 forever = ~u64{0};
 
 void require(bool fine, const std::string& what) {
   if (!fine) throw std::invalid_argument("queue service: " + what);
@@ -51,7 +51,7 @@ struct QueueService::Wake {
     pollfd p{fd, POLLIN, 0};
     const timespec limit{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     asleep.store(true, std::memory_order_relaxed);
-    ppoll(&p, 1, ns == kForever ? nullptr : &limit, nullptr);
+    ppoll(&p, 1, ns == forever ? nullptr : &limit, nullptr);
     asleep.store(false, std::memory_order_relaxed);
     u64 rings;
     [[maybe_unused]] const auto n = read(fd, &rings, sizeof rings);
@@ -86,12 +86,12 @@ class QueueService::Pair : public std::enable_shared_from_this<Pair> {
  private:
   // A slot as the service sees it: the request that was taken last, and whether it was answered.
   struct Slot {
-    std::atomic<u64> open{0};          // ticket + 1 while it waits for its answer, kAnswering, or 0
+    std::atomic<u64> open{0};          // ticket + 1 while it waits for its answer, answering, or 0
     std::atomic<bool> reading{false};  // the engine may still write to the staging page
     u64 taken_ns = 0;
     queue::Request request = 0;
   };
-  static constexpr u64 kAnswering = ~u64{0};
+  static constexpr u64 answering = ~u64{0};
 
   Slot& slot(u64 ticket) { return slots_[q_.slot(ticket)]; }
   bool answer(u64 ticket, int error);
@@ -140,7 +140,7 @@ class QueueService::Reads final : public Batch {
 bool QueueService::Pair::answer(u64 ticket, int error) {
   Slot& s = slot(ticket);
   u64 expected = ticket + 1;
-  if (!s.open.compare_exchange_strong(expected, kAnswering, std::memory_order_acq_rel)) return false;
+  if (!s.open.compare_exchange_strong(expected, answering, std::memory_order_acq_rel)) return false;
   if (error == 0 && !intact(ticket)) {
     error = queue::corrupt;
     corrupt_.fetch_add(1, std::memory_order_relaxed);
@@ -200,7 +200,7 @@ bool QueueService::Pair::pass_answered(u64 now, u64 timeout_ns) {
 }
 
 bool QueueService::Pair::take_submissions(Engine& engine, u64 now) {
-  const u64 end = std::min(cursor_ + kTakeMax, oldest_ + q_.depth());
+  const u64 end = std::min(cursor_ + take_max, oldest_ + q_.depth());
   const u64 before = cursor_;
   std::shared_ptr<Reads> batch;
   for (; cursor_ < end; ++cursor_) {
@@ -318,7 +318,7 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
     const std::string name = "table " + std::to_string(i);
     require(t.file_count >= 1 && t.page_bytes >= 1, name + " has no files or no bytes");
     require(t.page_count <= u64{1} << queue::page_bits, name + " has more than 2^48 pages");
-    require(t.page_count / t.file_count < kOffsetMax / t.page_bytes, name + " has more bytes than any file");
+    require(t.page_count / t.file_count < offset_max / t.page_bytes, name + " has more bytes than any file");
     require(u64{t.first_file} + t.file_count <= engine_->file_count(),
             name + " has files " + std::to_string(t.first_file) + " to " +
                 std::to_string(u64{t.first_file} + t.file_count - 1) + "; the engine has " +
@@ -384,10 +384,10 @@ void QueueService::run() {
     idle = busy ? 0 : idle + 1;
     if (!armed) {
       sleeps_.fetch_add(1, std::memory_order_relaxed);
-      wake_->sleep(kForever);  // arm() counts first and rings then: it is not missed
+      wake_->sleep(forever);  // arm() counts first and rings then: it is not missed
       idle = 0;
-    } else if (idle > kYields) {
-      wake_->sleep(std::min(kPauseMaxNs, u64{1000} << std::min(idle - kYields, 6u)));
+    } else if (idle > yields) {
+      wake_->sleep(std::min(pause_max_ns, u64{1000} << std::min(idle - yields, 6u)));
     } else if (idle) {
       sched_yield();
     }
@@ -398,7 +398,7 @@ void QueueService::run() {
 void QueueService::finish() {
   for (const auto& pair : pairs_) pair->cancel_reads(*engine_);
   for (const auto& pair : pairs_) {
-    while (!pair->settle(timeout_ns_)) wake_->sleep(kPauseMaxNs);
+    while (!pair->settle(timeout_ns_)) wake_->sleep(pause_max_ns);
     pair->close();
   }
 }

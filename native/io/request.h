@@ -12,7 +12,7 @@
 namespace gids::io {
 
 struct Request {
-  static constexpr u32 kReadsMax = 64;
+  static constexpr u32 reads_max = 64;
 
   Batch* batch = nullptr;
   u32 first = 0, count = 0;  // batch->reads[first, first + count)
@@ -28,7 +28,7 @@ struct Request {
   int error = 0;         // of the reads beyond `got`
   u64 issued_ns = 0;
   std::byte* slot = nullptr;
-  std::array<iovec, kReadsMax> iov;
+  std::array<iovec, reads_max> iov;
 
   const Read& read(u32 i) const { return batch->reads[first + i]; }
   // Fills iov for the bytes from `position` on; returns the number of entries. Pieces that are adjacent in

@@ -46,17 +46,17 @@ extern "C" __global__ void gids_collect_round(const queue::Pair* pair, gids::u64
 // Wait `warp`: the warps themselves read the pages of requests[first, min(*count, first + limit)) over all pairs,
 // for each of which `round` was armed. The page of requests[first + i] goes to to + i * bytes, its error to errors[i].
 // In blocks of 1024: the bound keeps a thread to 64 registers.
-extern "C" __global__ __launch_bounds__(1024, 1) void
-    gids_read_pages(const queue::Pair* pairs, gids::u64 pair_count, gids::u64 round, const queue::Request* requests,
-                    const gids::u64* count, gids::u64 first, gids::u64 limit, gids::u8* to, gids::u64 bytes,
-                    int* errors) {
+extern "C" __global__ __launch_bounds__(1024, 1) void gids_read_pages(const queue::Pair* pairs, gids::u64 pair_count,
+                                                                      gids::u64 round, const queue::Request* requests,
+                                                                      const gids::u64* count, gids::u64 first,
+                                                                      gids::u64 limit, gids::u8* to, gids::u64 bytes,
+                                                                      int* errors) {
   const gids::u64 warp_index = thread_index() / 32;
   const queue::Pair q = pairs[warp_index % pair_count];
   const gids::u64 size = smaller(*count > first ? *count - first : 0, limit);
   const queue::Warp warp = this_warp();
   for (gids::u64 i = warp_index; i < size; i += thread_count() / 32) {
-    const int error =
-        queue::read_page(q, requests[first + i], warp, to + i * bytes, static_cast<gids::u32>(bytes));
+    const int error = queue::read_page(q, requests[first + i], warp, to + i * bytes, static_cast<gids::u32>(bytes));
     if (warp.lane == 0) errors[i] = error;
   }
   __syncthreads();

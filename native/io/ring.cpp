@@ -16,13 +16,13 @@ namespace gids::io {
 namespace {
 
 // Newer than the oldest headers that this is built with.
-constexpr u32 kCoopTaskrun = 1u << 8;    // 5.19
-constexpr u32 kSingleIssuer = 1u << 12;  // 6.0
-constexpr u32 kDeferTaskrun = 1u << 13;  // 6.1
-constexpr u32 kNoSqArray = 1u << 16;     // 6.6
-constexpr u32 kEnterRegisteredRing = 1u << 4;
-constexpr u32 kRegisterBuffers2 = 15, kRegisterBuffersUpdate = 16, kRegisterRingFds = 20, kUnregisterRingFds = 21;
-constexpr u32 kRegisterSparse = 1u;
+constexpr u32 coop_taskrun = 1u << 8;    // 5.19
+constexpr u32 single_issuer = 1u << 12;  // 6.0
+constexpr u32 defer_taskrun = 1u << 13;  // 6.1
+constexpr u32 no_sq_array = 1u << 16;    // 6.6
+constexpr u32 enter_registered_ring = 1u << 4;
+constexpr u32 register_buffers2 = 15, register_buffers_update = 16, register_ring_fds = 20, unregister_ring_fds = 21;
+constexpr u32 register_sparse = 1u;
 
 struct RegisterTable {  // io_uring_rsrc_register
   u32 count, flags;
@@ -43,10 +43,10 @@ struct Features {
   u32 flags;
   const char* names;
 };
-constexpr Features kFeatures[] = {
-    {kSingleIssuer | kDeferTaskrun | kNoSqArray, "SINGLE_ISSUER|DEFER_TASKRUN|NO_SQARRAY"},
-    {kSingleIssuer | kDeferTaskrun, "SINGLE_ISSUER|DEFER_TASKRUN"},
-    {kCoopTaskrun, "COOP_TASKRUN"},
+constexpr Features optional_features[] = {
+    {single_issuer | defer_taskrun | no_sq_array, "SINGLE_ISSUER|DEFER_TASKRUN|NO_SQARRAY"},
+    {single_issuer | defer_taskrun, "SINGLE_ISSUER|DEFER_TASKRUN"},
+    {coop_taskrun, "COOP_TASKRUN"},
     {0, "no optional features"},
 };
 
@@ -65,7 +65,7 @@ std::string reason(int error) {
 }  // namespace
 
 Ring::Ring(u32 entries) {
-  for (const Features& f : kFeatures) {
+  for (const Features& f : optional_features) {
     params_ = {};
     params_.flags = f.flags | IORING_SETUP_CLAMP;
     features_ = f.names;
@@ -88,16 +88,16 @@ Ring::Ring(u32 entries) {
   }
   enter_fd_ = fd_;
   RegisterRingFd u{~0u, 0, static_cast<u64>(fd_)};  // saves a look-up of the descriptor in every enter()
-  if (syscall(__NR_io_uring_register, fd_, kRegisterRingFds, &u, 1) == 1) {
+  if (syscall(__NR_io_uring_register, fd_, register_ring_fds, &u, 1) == 1) {
     enter_fd_ = static_cast<int>(u.offset);
-    enter_flags_ = kEnterRegisteredRing;
+    enter_flags_ = enter_registered_ring;
   }
 }
 
 Ring::~Ring() {
-  if (enter_flags_ & kEnterRegisteredRing) {  // a thread has 16 places for rings, which a closed one would keep
+  if (enter_flags_ & enter_registered_ring) {  // a thread has 16 places for rings, which a closed one would keep
     RegisterRingFd u{static_cast<u32>(enter_fd_), 0, 0};
-    syscall(__NR_io_uring_register, fd_, kUnregisterRingFds, &u, 1);
+    syscall(__NR_io_uring_register, fd_, unregister_ring_fds, &u, 1);
   }
   // The kernel tears a closed ring down later: until then it would hold the files and pin the memory.
   if (files_) syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_FILES, nullptr, 0);
@@ -128,7 +128,7 @@ void Ring::map() {
   cqes_ = reinterpret_cast<io_uring_cqe*>(cq_ + params_.cq_off.cqes);
   sq_mask_ = params_.sq_entries - 1;
   cq_mask_ = params_.cq_entries - 1;
-  if (!(params_.flags & kNoSqArray)) {
+  if (!(params_.flags & no_sq_array)) {
     u32* array = word(sq_, params_.sq_off.array);
     for (u32 i = 0; i < params_.sq_entries; ++i) array[i] = i;
   }
@@ -150,7 +150,8 @@ io_uring_sqe* Ring::push() {
 int Ring::enter(u32 wait) {
   std::atomic_ref(*sq_tail_).store(tail_, std::memory_order_release);
   // GETEVENTS also without waiting: under DEFER_TASKRUN completions appear only then.
-  const auto n = syscall(__NR_io_uring_enter, enter_fd_, queued(), wait, enter_flags_ | IORING_ENTER_GETEVENTS, nullptr, 0);
+  const auto n =
+      syscall(__NR_io_uring_enter, enter_fd_, queued(), wait, enter_flags_ | IORING_ENTER_GETEVENTS, nullptr, 0);
   if (n < 0) return -errno;
   submitted_ += static_cast<u32>(n);
   return 0;
@@ -162,15 +163,15 @@ bool Ring::register_files(const int* fds, u32 count) {
 }
 
 bool Ring::register_buffer_table(u32 count) {
-  RegisterTable table{count, kRegisterSparse, 0, 0, 0};
-  buffers_ = syscall(__NR_io_uring_register, fd_, kRegisterBuffers2, &table, sizeof table) == 0;
+  RegisterTable table{count, register_sparse, 0, 0, 0};
+  buffers_ = syscall(__NR_io_uring_register, fd_, register_buffers2, &table, sizeof table) == 0;
   return buffers_;
 }
 
 int Ring::register_buffer(u32 index, std::byte* base, u64 bytes) {
   iovec buffer{base, bytes};
   RegisterUpdate update{index, 0, reinterpret_cast<u64>(&buffer), 0, 1, 0};
-  return syscall(__NR_io_uring_register, fd_, kRegisterBuffersUpdate, &update, sizeof update) == 1 ? 0 : errno;
+  return syscall(__NR_io_uring_register, fd_, register_buffers_update, &update, sizeof update) == 1 ? 0 : errno;
 }
 
 }  // namespace gids::io

@@ -1,5 +1,5 @@
-// Starts the threads of the native code: named, and without signals from outside. Called by the engines, the request queue's
-// service and the cache's workers.
+// Starts the threads of the native code: named, and without signals from outside. Called by the engines, the request
+// queue's service and the cache's workers.
 #pragma once
 
 #include <csignal>
@@ -12,8 +12,8 @@
 
 namespace gids::io {
 
-// Runs `body` in a thread that takes no signals from outside: Python's handlers belong to the main thread. name: at most 15
-// characters. Throws std::system_error that names the limits when the system gives no thread.
+// Runs `body` in a thread that takes no signals from outside: Python's handlers belong to the main thread. name: at
+// most 15 characters. Throws std::system_error that names the limits when the system gives no thread.
 template <class F>
 std::thread start_thread(const std::string& name, F body) {
   struct SignalsBlocked {  // a thread inherits the mask of the one that starts it

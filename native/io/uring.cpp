@@ -18,9 +18,9 @@
 namespace gids::io {
 namespace {
 
-constexpr u64 kChunkBytes = 1ull << 30;    // the kernel's limit for one buffer
-constexpr u32 kChunksMax = 1024;           // entries of the buffer table
-constexpr u64 kPinnedBounceMax = 1u << 26;  // a larger pool is not registered: that would make all of it resident
+constexpr u64 chunk_bytes = 1ull << 30;      // the kernel's limit for one buffer
+constexpr u32 chunks_max = 1024;             // entries of the buffer table
+constexpr u64 pinned_bounce_max = 1u << 26;  // a larger pool is not registered: that would make all of it resident
 
 }  // namespace
 
@@ -53,7 +53,7 @@ class UringEngine::Worker {
     std::vector<int> fds;
     for (const File& f : engine.files_) fds.push_back(f.fd());
     fixed_files_ = ring_.register_files(fds.data(), static_cast<u32>(fds.size()));
-    buffer_table_ = ring_.register_buffer_table(kChunksMax);
+    buffer_table_ = ring_.register_buffer_table(chunks_max);
     engine.add_note(ring_.features() + (fixed_files_ ? "" : ", files not registered"));
     register_chunks();
     poll_doorbell();
@@ -120,8 +120,8 @@ class UringEngine::Worker {
   void enter(u32 wait) {
     const int error = -ring_.enter(wait);
     if (error == 0 || error == EINTR) return;
-    if (error != EAGAIN && error != EBUSY) refused_ = kRefusalsMax;
-    if (++refused_ < kRefusalsMax) {  // short of memory for requests, or completions overflowed: reap, then go on
+    if (error != EAGAIN && error != EBUSY) refused_ = refusals_max;
+    if (++refused_ < refusals_max) {  // short of memory for requests, or completions overflowed: reap, then go on
       const timespec millisecond{0, 1'000'000};
       nanosleep(&millisecond, nullptr);
       return;
@@ -207,7 +207,7 @@ class UringEngine::Worker {
     int index;
     std::shared_ptr<void> owner;
   };
-  static constexpr u32 kRefusalsMax = 1000;
+  static constexpr u32 refusals_max = 1000;
 
   UringEngine& engine_;
   Doorbell& doorbell_;
@@ -215,8 +215,8 @@ class UringEngine::Worker {
   Ring ring_;
   std::vector<Request> requests_;
   std::vector<Request*> free_, finished_, again_, taken_;
-  u64 chores_ = 0;            // chunks that this ring has seen
-  u32 refused_ = 0;           // enter() calls refused since the last completion
+  u64 chores_ = 0;   // chunks that this ring has seen
+  u32 refused_ = 0;  // enter() calls refused since the last completion
   bool fixed_files_ = false, buffer_table_ = false;
 };
 
@@ -229,7 +229,7 @@ UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
     : Engine("uring", paths, settle_options(options)),
       bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
   bounce_bytes_ = bounce_->bytes();
-  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_->base(), bounce_bytes_, bounce_);
+  if (bounce_bytes_ <= pinned_bounce_max) register_memory(bounce_->base(), bounce_bytes_, bounce_);
   std::vector<std::function<void(const Ready&)>> bodies;
   for (u32 i = 0; i < options_.threads; ++i) {
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
@@ -259,13 +259,13 @@ void UringEngine::ring_doorbells() {
 
 void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
   std::lock_guard lock(queue_mutex_);
-  for (u64 at = 0; at < bytes; at += kChunkBytes) {
+  for (u64 at = 0; at < bytes; at += chunk_bytes) {
     auto place = std::find_if(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return !c.base; });
     if (place == chunks_.end()) {
-      if (chunks_.size() == kChunksMax) return;
+      if (chunks_.size() == chunks_max) return;
       place = chunks_.insert(place, Chunk{});
     }
-    *place = {base + at, std::min<u64>(kChunkBytes, bytes - at), owner, ++chores_};
+    *place = {base + at, std::min<u64>(chunk_bytes, bytes - at), owner, ++chores_};
   }
 }
 

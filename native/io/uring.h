@@ -30,7 +30,7 @@ class UringEngine final : public Engine {
   void forget_memory(const std::byte* base, size_t bytes) override;
 
  private:
-  struct Chunk {  // memory to be registered with the kernel under one index
+  struct Chunk {      // memory to be registered with the kernel under one index
     std::byte* base;  // null: the index is free
     u64 bytes;
     std::weak_ptr<void> owner;  // each ring that has registered it keeps it
@@ -42,7 +42,7 @@ class UringEngine final : public Engine {
 
   const std::shared_ptr<BouncePool> bounce_;
   std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
-  std::vector<Chunk> chunks_;  // by index; guarded by queue_mutex_
+  std::vector<Chunk> chunks_;                         // by index; guarded by queue_mutex_
 };
 
 }  // namespace gids::io

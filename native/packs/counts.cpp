@@ -9,7 +9,8 @@ namespace gids::packs {
 u64 Counts::add(std::span<const u32> rows) {
   for (const u32 row : rows)
     if (row >= counts_.size())
-      throw std::out_of_range("row " + std::to_string(row) + " is outside a table of " + std::to_string(counts_.size()) + " rows");
+      throw std::out_of_range("row " + std::to_string(row) + " is outside a table of " +
+                              std::to_string(counts_.size()) + " rows");
   constexpr size_t ahead = 16;  // rows whose counts are on their way to the processor
   u64 distinct = 0;
   for (size_t i = 0; i < rows.size(); ++i) {

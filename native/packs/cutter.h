@@ -1,6 +1,6 @@
 // Cuts a superbatch into packs: runs of minibatches whose distinct rows fit into the memory of a pack. A minibatch that
-// does not fit is cut into several packs, if that is allowed. Called for each share of resident rows that is considered;
-// for the best one, it also lists the rows of each pack. Knows numbers only.
+// does not fit is cut into several packs, if that is allowed. Called for each share of resident rows that is
+// considered; for the best one, it also lists the rows of each pack. Knows numbers only.
 #pragma once
 
 #include <memory>

@@ -8,8 +8,8 @@
 
 namespace gids::packs {
 
-u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders, const cache::RowForm& form,
-           std::byte* out) {
+u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
+           const cache::RowForm& form, std::byte* out) {
   constexpr size_t block = 64, piece_bytes = 512 << 10;
   const size_t out_bytes = form.out_row_bytes();
   const bool streaming = ids.size() * out_bytes >= cache::streaming_bytes;
@@ -25,7 +25,8 @@ u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Ho
         for (const Holder& holder : holders) holder.rows->prefetch(ids[i]);
       size_t n = 0;
       for (size_t i = first; i < last; ++i) {
-        const auto holder = std::find_if(holders.begin(), holders.end(), [&](const Holder& h) { return h.rows->contains(ids[i]); });
+        const auto holder =
+            std::find_if(holders.begin(), holders.end(), [&](const Holder& h) { return h.rows->contains(ids[i]); });
         if (holder == holders.end()) {
           ++absent;
           continue;

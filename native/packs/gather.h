@@ -18,7 +18,7 @@ struct Holder {
 
 // Writes row ids[i], from the first holder that has it, to out + i * form.out_row_bytes(). Returns how many rows no
 // holder has; their bytes are arbitrary.
-u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders, const cache::RowForm& form,
-           std::byte* out);
+u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Holder> holders,
+           const cache::RowForm& form, std::byte* out);
 
 }  // namespace gids::packs

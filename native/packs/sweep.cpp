@@ -17,10 +17,10 @@
 namespace gids::packs {
 namespace {
 
-constexpr size_t kAlignment = 4096;  // for direct I/O
-constexpr size_t kMostPieces = 256;  // in memory
-constexpr size_t kTogether = 64;     // pieces that are distributed at a time
-constexpr size_t kCopyBytes = 128u << 10;  // that a thread copies at a time
+constexpr size_t direct_alignment = 4096;   // for direct I/O
+constexpr size_t most_pieces = 256;         // in memory
+constexpr size_t distributed_at_once = 64;  // pieces that are distributed at a time
+constexpr size_t copy_bytes = 128u << 10;   // that a thread copies at a time
 
 }  // namespace
 
@@ -90,7 +90,7 @@ struct Sweep::Output {
   // The last buffer is filled up with zeros to what direct I/O takes.
   void flush(Writer* writer) {
     if (!buffer) return;
-    const size_t bytes = align_up(filled, kAlignment);
+    const size_t bytes = align_up(filled, direct_alignment);
     std::memset(buffer + filled, 0, bytes - filled);
     writer->write(buffer, bytes, target.offset + written);
     written += filled;
@@ -106,13 +106,13 @@ Sweep::Sweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
       priority_(std::move(priority)),
       tables_(std::move(tables)),
       options_(options),
-      memory_(u64{options.pieces} * align_up(u64{options.piece_bytes}, kAlignment)),
+      memory_(u64{options.pieces} * align_up(u64{options.piece_bytes}, direct_alignment)),
       workers_(options.threads) {
   for (const TableSweep& table : tables_) {
     table.geometry.validate();
     if (table.geometry.page_bytes > options_.piece_bytes)
-      throw std::invalid_argument("a sweep reads pieces of " + std::to_string(options_.piece_bytes) + " B, and a page has " +
-                                  std::to_string(table.geometry.page_bytes));
+      throw std::invalid_argument("a sweep reads pieces of " + std::to_string(options_.piece_bytes) +
+                                  " B, and a page has " + std::to_string(table.geometry.page_bytes));
     for (const Target& target : table.targets) {
       if (target.rows->row_count() != table.geometry.row_count)
         throw std::invalid_argument("a target's rows are not those of its table");
@@ -183,7 +183,7 @@ void Sweep::sweep(const TableSweep& table) {
     for (u64 page = next + 1; page < std::min(pages, piece.first + most) && page - piece.end <= gap; ++page)
       if (is_wanted(page)) piece.end = page + 1;
     next = piece.end;
-    piece.bytes = align_up((piece.end - piece.first) * g.page_bytes, kAlignment);
+    piece.bytes = align_up((piece.end - piece.first) * g.page_bytes, direct_alignment);
     return true;
   };
   auto submit = [&](Piece& piece) {
@@ -225,7 +225,7 @@ void Sweep::sweep(const TableSweep& table) {
   Piece coming;  // not read yet
   bool more = next_piece(coming);
   while (more || !reading.empty()) {
-    while (more && reading.size() < kMostPieces && !stopped()) {
+    while (more && reading.size() < most_pieces && !stopped()) {
       coming.memory = room_for(coming.bytes);
       if (!coming.memory) break;
       if (writer_) priority_->yield(stop_);
@@ -236,7 +236,7 @@ void Sweep::sweep(const TableSweep& table) {
     if (stopped()) break;
     // Short pieces are distributed together.
     size_t pieces = 0, bytes = 0;
-    while (pieces < std::min(reading.size(), kTogether) && bytes < options_.piece_bytes) {
+    while (pieces < std::min(reading.size(), distributed_at_once) && bytes < options_.piece_bytes) {
       Piece& piece = reading[pieces++];
       piece.reads->wait();
       repair(table, piece);
@@ -286,7 +286,8 @@ void Sweep::repair(const TableSweep& table, Piece& piece) {
 }
 
 // Copies the rows of the first pieces: to files, several outputs at a time; to memory, several rows at a time.
-void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces, std::vector<Output>& outputs) {
+void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces,
+                       std::vector<Output>& outputs) {
   const cache::Geometry& g = table.geometry;
   const bool dense = g.shard_count == 1 && u64{g.rows_per_page} * g.row_bytes == g.page_bytes;
   // Calls f(address) for each row that the output wants.
@@ -311,7 +312,7 @@ void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading
     found_.clear();
     each_row(output, [&](const std::byte* at) { found_.push_back(at); });
     std::byte* const to = output.target.memory + output.written;
-    workers_.parallel_for(found_.size(), div_ceil(kCopyBytes, g.row_bytes), [&](size_t begin, size_t end, u32) {
+    workers_.parallel_for(found_.size(), div_ceil(copy_bytes, g.row_bytes), [&](size_t begin, size_t end, u32) {
       for (size_t i = begin; i < end; ++i) std::memcpy(to + i * g.row_bytes, found_[i], g.row_bytes);
     });
     output.written += found_.size() * g.row_bytes;
@@ -322,7 +323,8 @@ void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading
 
 class PackRead::Reads final : public io::Batch {
  public:
-  Reads(std::shared_ptr<Priority> priority, u64 offset) : priority_(std::move(priority)), offset_(offset), begun_ns_(io::now_ns()) {}
+  Reads(std::shared_ptr<Priority> priority, u64 offset)
+      : priority_(std::move(priority)), offset_(offset), begun_ns_(io::now_ns()) {}
 
   void done(const io::Read& read, const std::byte*, int error) noexcept override {
     if (error) {

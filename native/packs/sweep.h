@@ -102,7 +102,8 @@ class Sweep {
   void run() noexcept;
   void sweep(const TableSweep& table);
   void repair(const TableSweep& table, Piece& piece);
-  void distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces, std::vector<Output>& outputs);
+  void distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces,
+                  std::vector<Output>& outputs);
 
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Writer> writer_;
@@ -123,7 +124,8 @@ class Sweep {
   std::thread thread_;
 };
 
-// Reads one contiguous piece of a file into memory, as an urgent read. The reads are in flight until wait_for() is true.
+// Reads one contiguous piece of a file into memory, as an urgent read. The reads are in flight until wait_for() is
+// true.
 class PackRead {
  public:
   struct Bad {

@@ -20,7 +20,11 @@ int duplicate(int fd) {
 }  // namespace
 
 Writer::Writer(int fd, u32 threads, u32 buffers, size_t buffer_bytes)
-    : fd_(duplicate(fd)), buffer_bytes_(align_up(buffer_bytes, 4096)), buffers_(buffers), memory_(buffers_ * buffer_bytes_), jobs_(buffers) {
+    : fd_(duplicate(fd)),
+      buffer_bytes_(align_up(buffer_bytes, 4096)),
+      buffers_(buffers),
+      memory_(buffers_ * buffer_bytes_),
+      jobs_(buffers) {
   for (u32 i = buffers; i-- > 0;) free_.push_back(memory_.data() + i * buffer_bytes_);
   try {
     for (u32 i = 0; i < threads; ++i) threads_.push_back(io::start_thread("gids-write", [this] { serve(); }));

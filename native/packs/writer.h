@@ -25,8 +25,8 @@ class Writer {
 
   // A free buffer, aligned to a memory page. Waits for one; there is one again as soon as a write ends.
   std::byte* take();
-  // Writes the first `bytes` of a taken buffer at `offset`, later. Does not throw. Then the buffer is free. After an error nothing more
-  // is written.
+  // Writes the first `bytes` of a taken buffer at `offset`, later. Does not throw. Then the buffer is free. After an
+  // error nothing more is written.
   void write(std::byte* buffer, size_t bytes, u64 offset);
   void give_back(std::byte* buffer);  // without writing it
 

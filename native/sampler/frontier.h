@@ -28,13 +28,13 @@ class FirstFault {
 
 struct Frontier {
   const Relation& relation;
-  u64 num_src;                  // nodes of the source type
+  u64 num_src;  // nodes of the source type
   std::span<const i64> nodes;
-  const i64* begins;            // of each node's in-edges among the relation's indices
+  const i64* begins;  // of each node's in-edges among the relation's indices
   const u64* degrees;
-  FirstFault& bad_edge;         // the least position of a source that is no node
-  const u32* trees = nullptr;   // of each node, or null: the nodes are in no trees
-  const u32* tags = nullptr;    // of each tree
+  FirstFault& bad_edge;        // the least position of a source that is no node
+  const u32* trees = nullptr;  // of each node, or null: the nodes are in no trees
+  const u32* tags = nullptr;   // of each tree
 
   size_t size() const { return nodes.size(); }
   // What a node's random numbers are numbered by.
@@ -54,10 +54,8 @@ struct Frontier {
   }
   // The sources of `count` edges from a position on.
   void sources(u64 position, u32 count, u64* out) const {
-    if (relation.wide)
-      read(static_cast<const i64*>(relation.indices), position, count, out);
-    else
-      read(static_cast<const int*>(relation.indices), position, count, out);
+    if (relation.wide) read(static_cast<const i64*>(relation.indices), position, count, out);
+    else read(static_cast<const int*>(relation.indices), position, count, out);
   }
 
  private:

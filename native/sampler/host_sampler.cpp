@@ -25,8 +25,7 @@ void raise_bad_edge(const Relation& relation, const Frontier& frontier) {
 
 }  // namespace
 
-Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand,
-                           const Forest* forest) {
+Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest) {
   return forest ? run_in(tree_sets_, graph, seeds, layers, expand, forest)
                 : run_in(sets_, graph, seeds, layers, expand, nullptr);
 }
@@ -109,8 +108,8 @@ std::vector<Block> HostSampler::induced_in(std::vector<Set>& sets, const Topolog
 }
 
 template <class Set>
-Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation,
-                                  size_t count, const Forest* forest, FirstFault& bad_edge) {
+Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t count,
+                                  const Forest* forest, FirstFault& bad_edge) {
   const Set& set = sets[relation.dst];
   const auto nodes = set.nodes().first(count);
   read_ranges(relation, nodes);
@@ -123,7 +122,8 @@ Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph,
 const u32* HostSampler::trees_of_edges(const Block& block, const u32* trees) {
   u32* of_edges = edge_trees_.ensure(block.num_edges);
   workers_.parallel_for(block.num_dst, node_piece, [&](size_t first, size_t last, u32) {
-    for (size_t v = first; v < last; ++v) std::fill(of_edges + block.indptr[v], of_edges + block.indptr[v + 1], trees[v]);
+    for (size_t v = first; v < last; ++v)
+      std::fill(of_edges + block.indptr[v], of_edges + block.indptr[v + 1], trees[v]);
   });
   return of_edges;
 }

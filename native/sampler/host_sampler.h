@@ -85,8 +85,7 @@ class HostSampler {
   // For `expand`: a block with room for this many edges; indptr[0] is 0.
   Block make_block(u64 num_dst, u64 num_edges, bool weighted);
   // A block of the edges that choose(v, list) adds for each destination v, on several threads.
-  Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose,
-                bool weighted = true);
+  Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose, bool weighted = true);
 
   cache::Workers& workers() { return workers_; }
   // Memory kept between minibatches, without the pool.
@@ -110,7 +109,7 @@ class HostSampler {
   std::optional<u32> only_;
   std::vector<NodeSet> sets_;  // by node type
   std::vector<TreeSet> tree_sets_;
-  Scratch<u32> edge_trees_;    // of the edges that are relabeled
+  Scratch<u32> edge_trees_;  // of the edges that are relabeled
   Scratch<i64> begins_;
   Scratch<u64> degrees_;
   std::vector<EdgeList> lists_;  // by piece of the frontier

@@ -13,7 +13,7 @@ namespace gids::sampler {
 
 namespace {
 
-constexpr size_t node_piece = 64;      // destinations that one thread takes at a time: degrees differ much
+constexpr size_t node_piece = 64;  // destinations that one thread takes at a time: degrees differ much
 constexpr size_t source_piece = 1024;
 constexpr int most_improvements = 100;
 constexpr double least_gain = 1e-4;  // of the expected number of nodes: less is convergence
@@ -51,10 +51,8 @@ double solve_one(const i64* sources, u64 degree, const double* pi, u64 k) {
     u64 now_certain = 0;
     for (u64 e = 0; e < degree; ++e) {
       const double p = pi[sources[e]];
-      if (c * p >= 1)
-        ++now_certain;
-      else
-        rest += 1 / p;
+      if (c * p >= 1) ++now_certain;
+      else rest += 1 / p;
     }
     if (round && now_certain == certain) break;
     certain = now_certain;
@@ -66,17 +64,15 @@ double solve_one(const i64* sources, u64 degree, const double* pi, u64 k) {
 }  // namespace
 
 Minibatch Labor::sample(HostSampler& host, const Topology& graph, Seeds seeds,
-                        std::span<const std::vector<int>> fanouts, const LaborOptions& options,
-                        const Moment& moment) {
-  return host.run(graph, seeds, static_cast<u32>(fanouts.size()),
-                  [&](u32 layer, u32 r, const Frontier& frontier) {
-                    const u32 shared = options.layer_dependency ? 0 : layer;
-                    const Variates variates(moment, shared, frontier.relation.src);
-                    const int fanout = fanouts[layer][r];
-                    return options.importance_sampling == 0 || fanout <= 0
-                               ? sample_alone(host, frontier, fanout, options.fixed_count, variates)
-                               : sample_together(host, frontier, fanout, options, variates);
-                  });
+                        std::span<const std::vector<int>> fanouts, const LaborOptions& options, const Moment& moment) {
+  return host.run(graph, seeds, static_cast<u32>(fanouts.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
+    const u32 shared = options.layer_dependency ? 0 : layer;
+    const Variates variates(moment, shared, frontier.relation.src);
+    const int fanout = fanouts[layer][r];
+    return options.importance_sampling == 0 || fanout <= 0
+               ? sample_alone(host, frontier, fanout, options.fixed_count, variates)
+               : sample_together(host, frontier, fanout, options, variates);
+  });
 }
 
 Block Labor::sample_alone(HostSampler& host, const Frontier& frontier, int fanout, bool fixed_count,
@@ -86,10 +82,8 @@ Block Labor::sample_alone(HostSampler& host, const Frontier& frontier, int fanou
     if (neighbor::sampled_count(degree, fanout) == degree) return take_all(frontier, v, list);
     if (fanout == 0) return;
     const u64 k = static_cast<u64>(fanout);
-    if (fixed_count)
-      take_least(frontier, v, k, variates, Numbered::sources, labor::weight(degree, k), list);
-    else
-      take_below(frontier, v, k, variates, list);
+    if (fixed_count) take_least(frontier, v, k, variates, Numbered::sources, labor::weight(degree, k), list);
+    else take_below(frontier, v, k, variates, list);
   });
 }
 
@@ -131,8 +125,7 @@ Block Labor::sample_together(HostSampler& host, const Frontier& frontier, int fa
     settle(candidates, k);
     for (u64 i = 0; i < k; ++i) {
       const double p = std::min(1.0, pi[candidates[i].source] * candidates[k].rank);
-      list.add(static_cast<u64>(sources[candidates[i].source]), begin + candidates[i].edge,
-               static_cast<float>(1 / p));
+      list.add(static_cast<u64>(sources[candidates[i].source]), begin + candidates[i].edge, static_cast<float>(1 / p));
     }
   });
 }
@@ -172,8 +165,7 @@ void Labor::solve(HostSampler& host, const Frontier& frontier, u64 fanout) {
       double c = 0;
       if (degree <= fanout)
         for (u64 e = 0; e < degree; ++e) c = std::max(c, 1 / pi[local[e]]);  // takes all of them
-      else
-        c = solve_one(local, degree, pi, fanout);
+      else c = solve_one(local, degree, pi, fanout);
       factor[v] = c;
       for (u64 e = 0; e < degree; ++e) {
         std::atomic_ref<double> greatest(most[local[e]]);

@@ -18,8 +18,8 @@ struct LaborOptions {
 class Labor {
  public:
   // Fanouts as sample_neighbors takes them. Blocks have weights.
-  Minibatch sample(HostSampler& host, const Topology& graph, Seeds seeds,
-                   std::span<const std::vector<int>> fanouts, const LaborOptions& options, const Moment& moment);
+  Minibatch sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> fanouts,
+                   const LaborOptions& options, const Moment& moment);
   size_t bytes() const;
 
  private:

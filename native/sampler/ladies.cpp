@@ -6,8 +6,8 @@
 
 namespace gids::sampler {
 
-Minibatch Ladies::sample(HostSampler& host, const Topology& graph, Seeds seeds,
-                         std::span<const std::vector<int>> sizes, bool poisson, const Moment& moment) {
+Minibatch Ladies::sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
+                         bool poisson, const Moment& moment) {
   return host.run(graph, seeds, static_cast<u32>(sizes.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
     const Variates variates(moment, layer, poisson ? frontier.relation.src : r);
     return sample_layer(host, frontier, sizes[layer][r], poisson, variates);
@@ -23,10 +23,8 @@ Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size
   std::fill(counts, counts + sources.size(), size == neighbor::all_neighbors ? 1.0f : 0.0f);
   if (size != neighbor::all_neighbors && !sources.empty()) {
     const double total = weigh(frontier);
-    if (poisson)
-      draw_poisson(static_cast<u64>(size), variates);
-    else
-      draw(static_cast<u64>(size), total, variates);
+    if (poisson) draw_poisson(static_cast<u64>(size), variates);
+    else draw(static_cast<u64>(size), total, variates);
   }
   return host.collect(frontier, [&](size_t v, EdgeList& list) {
     const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
@@ -82,10 +80,8 @@ void Ladies::draw_poisson(u64 size, const Variates& variates) {
     double rest = 0;
     size_t now_certain = 0;
     for (size_t t = 0; t < sources.size(); ++t) {
-      if (c * norms[t] >= 1)
-        ++now_certain;
-      else
-        rest += norms[t];
+      if (c * norms[t] >= 1) ++now_certain;
+      else rest += norms[t];
     }
     if (round && now_certain == certain) break;
     certain = now_certain;

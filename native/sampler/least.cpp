@@ -33,8 +33,7 @@ void take_least(const Frontier& frontier, size_t v, u64 k, const Variates& varia
       const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
       if (by_edge)
         for (u32 lane = 0; lane < count; ++lane) node[lane] = first + lane;
-      else
-        frontier.sources(begin + first, count, node);
+      else frontier.sources(begin + first, count, node);
       for (u32 below = variates.below(node, count, limit); below; below &= below - 1) {
         const u32 lane = static_cast<u32>(std::countr_zero(below));
         candidates.push_back({unit(variates.of_node(node[lane])), first + lane, node[lane]});

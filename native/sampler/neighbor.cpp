@@ -50,8 +50,7 @@ Block sample_uniform(HostSampler& host, const Frontier& frontier, int fanout, u6
   for (size_t v = 0; v < n; ++v) edges += neighbor::sampled_count(frontier.degrees[v], fanout);
   Block block = host.make_block(n, edges, false);
   for (size_t v = 0; v < n; ++v)
-    block.indptr[v + 1] =
-        block.indptr[v] + static_cast<i64>(neighbor::sampled_count(frontier.degrees[v], fanout));
+    block.indptr[v + 1] = block.indptr[v] + static_cast<i64>(neighbor::sampled_count(frontier.degrees[v], fanout));
   host.workers().parallel_for(n, node_piece, [&](size_t first, size_t last, u32) {
     for (size_t v = first; v < last; v += pick_lanes) {
       const size_t end = std::min(last, v + pick_lanes);
@@ -80,8 +79,8 @@ const float* favour(const Frontier& frontier, size_t v, const float* weights, co
     const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
     frontier.sources(begin + first, count, source);
     for (u32 lane = 0; lane < count; ++lane)
-      favoured[first + lane] = weighted::favoured(weights ? weights[first + lane] : 1.0f,
-                                                  weighted::is_near(near, source[lane]), factor);
+      favoured[first + lane] =
+          weighted::favoured(weights ? weights[first + lane] : 1.0f, weighted::is_near(near, source[lane]), factor);
   }
   return favoured.data();
 }

@@ -50,9 +50,9 @@ extern "C" __global__ void gids_note_nodes(const i64* nodes, u64 n, u64* slots, 
 
 // Where each node's in-edges begin, how many there are, and how many of them are sampled. Two lanes read the two
 // ends of a node's range in one access, which mostly is one sector. fault: the least node with a bad range.
-extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num_dst, const i64* indptr,
-                                                u64 num_edges, int fanout, u32 replace, u32 in_trees, i64* begins,
-                                                u64* degrees, i64* counts, u64* fault) {
+extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num_dst, const i64* indptr, u64 num_edges,
+                                                int fanout, u32 replace, u32 in_trees, i64* begins, u64* degrees,
+                                                i64* counts, u64* fault) {
   const u64 end = gids::align_up(2 * n, warp_lanes);  // whole warps: all lanes meet in the shuffle
   for (u64 i = thread_index(); i < end; i += thread_count()) {
     const u64 v = i / 2;
@@ -66,8 +66,8 @@ extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num
     const u64 degree = bad ? 0 : static_cast<u64>(next - here);
     begins[v] = here;
     degrees[v] = degree;
-    counts[v] = static_cast<i64>(replace ? neighbor::replaced_count(degree, fanout)
-                                         : neighbor::sampled_count(degree, fanout));
+    counts[v] =
+        static_cast<i64>(replace ? neighbor::replaced_count(degree, fanout) : neighbor::sampled_count(degree, fanout));
   }
 }
 
@@ -88,10 +88,8 @@ extern "C" __global__ void gids_leave_out_later(const i64* nodes, u64 n, i64* be
       u64 at = begin + middle;
       if (of_sources) at = read_source(indices, wide, at);
       if (of_sources && at >= num_src) at = 0;
-      if (static_cast<i64>(read_source(times, wide_times, at)) <= latest)
-        low = middle + 1;
-      else
-        high = middle;
+      if (static_cast<i64>(read_source(times, wide_times, at)) <= latest) low = middle + 1;
+      else high = middle;
     }
     const u64 kept = low < most ? low : most;
     begins[v] = static_cast<i64>(begin + low - kept);
@@ -146,10 +144,10 @@ extern "C" __global__ void gids_draw_neighbors(const i64* nodes, u64 n, const i6
 
 // With replacement; a thread per draw.
 extern "C" __global__ void gids_draw_replaced(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
-                                              const i64* offsets, u64 now, u64 next, double cos, double sin,
-                                              u32 fanout, const void* indices, u32 wide, u64 num_src, u64 known,
-                                              u64 base, u64* slots, u32 log2_slots, u32* sources, i64* positions,
-                                              u32* slot_of, const u32* tags, u64* fault) {
+                                              const i64* offsets, u64 now, u64 next, double cos, double sin, u32 fanout,
+                                              const void* indices, u32 wide, u64 num_src, u64 known, u64 base,
+                                              u64* slots, u32 log2_slots, u32* sources, i64* positions, u32* slot_of,
+                                              const u32* tags, u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Variates variates{now, next, cos, sin};
   for (u64 t = thread_index(); t < n * fanout; t += thread_count()) {
@@ -198,9 +196,9 @@ extern "C" __global__ void gids_draw_least(const i64* nodes, u64 n, const i64* b
 
 // Counts the in-edges that LABOR-0 takes of each node with more than the fanout; a warp takes one node. A source out of
 // range is detected when its edge is taken.
-extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 now, u64 next,
-                                            double cos, double sin, u32 fanout, const void* indices, u32 wide,
-                                            u64 num_src, i64* counts, u64* fault) {
+extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 now, u64 next, double cos,
+                                            double sin, u32 fanout, const void* indices, u32 wide, u64 num_src,
+                                            i64* counts, u64* fault) {
   const Variates variates{now, next, cos, sin};
   const u32 lane = threadIdx.x % warp_lanes;
   for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
@@ -221,10 +219,10 @@ extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64*
 }
 
 // Takes these in-edges, and all of a node that has no more, in the graph's order.
-extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* degrees, const i64* offsets,
-                                           u64 now, u64 next, double cos, double sin, u32 fanout,
-                                           const void* indices, u32 wide, u64 num_src, u64 known, u64 base, u64* slots,
-                                           u32 log2_slots, u32* sources, i64* positions, u32* slot_of, const u32* tags, u64* fault) {
+extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* degrees, const i64* offsets, u64 now,
+                                           u64 next, double cos, double sin, u32 fanout, const void* indices, u32 wide,
+                                           u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
+                                           i64* positions, u32* slot_of, const u32* tags, u64* fault) {
   const Variates variates{now, next, cos, sin};
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const u32 lane = threadIdx.x % warp_lanes;
@@ -246,10 +244,10 @@ extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* 
 
 // Takes all neighbors of each node; a thread per edge, so that nodes with many neighbors do not delay others.
 // edge_count = offsets[n].
-extern "C" __global__ void gids_take_neighbors(const i64* nodes, u64 n, const i64* begins, const i64* offsets, u64 edge_count,
-                                               const void* indices, u32 wide, u64 num_src, u64 known, u64 base,
-                                               u64* slots, u32 log2_slots, u32* sources, i64* positions, u32* slot_of,
-                                               const u32* tags, u64* fault) {
+extern "C" __global__ void gids_take_neighbors(const i64* nodes, u64 n, const i64* begins, const i64* offsets,
+                                               u64 edge_count, const void* indices, u32 wide, u64 num_src, u64 known,
+                                               u64 base, u64* slots, u32 log2_slots, u32* sources, i64* positions,
+                                               u32* slot_of, const u32* tags, u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   for (u64 e = thread_index(); e < edge_count; e += thread_count()) {
     u64 low = 0, high = n;  // the last v with offsets[v] <= e
@@ -282,7 +280,8 @@ extern "C" __global__ void gids_relabel(const i64* edge_count, u64 known, u64 ba
     const u64 place = base + e;
     const u64 at = at_of(slots, slot_of[place], in_trees);
     const u64 local = at < known ? at : first + static_cast<u64>(ranks[at - known]) - 1;
-    if (at == known + place) nodes[local] = in_trees ? static_cast<i64>(slots[pair_map::slot_words * u64{slot_of[place]}]) : sources[place];
+    if (at == known + place)
+      nodes[local] = in_trees ? static_cast<i64>(slots[pair_map::slot_words * u64{slot_of[place]}]) : sources[place];
     indices[e] = static_cast<i64>(local);
     positions[e] = from_positions[place];
   }

@@ -10,9 +10,9 @@ namespace gids::sampler {
 
 namespace {
 
-constexpr size_t ids_ahead = 16;      // slots fetched while another is looked at
-constexpr size_t piece = 1 << 13;     // ids that one thread takes at a time
-constexpr u32 threads_worth_it = 3;   // three passes by two threads take as long as one by one
+constexpr size_t ids_ahead = 16;     // slots fetched while another is looked at
+constexpr size_t piece = 1 << 13;    // ids that one thread takes at a time
+constexpr u32 threads_worth_it = 3;  // three passes by two threads take as long as one by one
 
 void prefetch(const void* p) { __builtin_prefetch(p, 1, 3); }
 
@@ -27,9 +27,7 @@ struct Slots {
   static u64 key(const i64* ids, const u32* trees, size_t i) {
     return key(static_cast<u64>(ids[i]), in_trees ? trees[i] : 0);
   }
-  u32 home(u64 key) const {
-    return in_trees ? pair_map::home(key, log2_slots) : id_map::home(key, log2_slots);
-  }
+  u32 home(u64 key) const { return in_trees ? pair_map::home(key, log2_slots) : id_map::home(key, log2_slots); }
   void fetch(u64 key) const { prefetch(&slots[words * u64{home(key)}]); }
   u64 word(u32 slot) const { return slots[words * u64{slot}]; }
   bool is_empty(u32 slot) const { return word(slot) == id_map::empty; }
@@ -72,10 +70,8 @@ template <bool in_trees>
 void BasicNodeSet<in_trees>::relabel(i64* ids, size_t n, cache::Workers& workers, const u32* trees) {
   if (count_ + n >= id_map::max_ids)
     throw std::length_error("one minibatch samples 2^32 edges or more: use fewer seeds or smaller fanouts");
-  if (workers.threads() >= threads_worth_it && n > piece)
-    relabel_at_once(ids, trees, n, workers);
-  else
-    relabel_in_turn(ids, trees, n);
+  if (workers.threads() >= threads_worth_it && n > piece) relabel_at_once(ids, trees, n, workers);
+  else relabel_in_turn(ids, trees, n);
 }
 
 template <bool in_trees>

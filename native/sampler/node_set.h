@@ -35,8 +35,8 @@ class BasicNodeSet {
  private:
   void relabel_in_turn(i64* ids, const u32* trees, size_t n);
   void relabel_at_once(i64* ids, const u32* trees, size_t n, cache::Workers& workers);
-  void reserve(size_t count);        // slots for so many nodes
-  void make_room(size_t count);      // for so many nodes in the lists
+  void reserve(size_t count);    // slots for so many nodes
+  void make_room(size_t count);  // for so many nodes in the lists
   void add(i64 id, u64 tree, size_t at);
 
   Scratch<i64> nodes_;
@@ -44,8 +44,8 @@ class BasicNodeSet {
   size_t count_ = 0;
   HugeArray<u64> slots_;
   u32 log2_slots_ = 0;
-  Scratch<u32> slot_of_;   // of each id
-  Scratch<u8> first_;      // whether it appears for the first time
+  Scratch<u32> slot_of_;    // of each id
+  Scratch<u8> first_;       // whether it appears for the first time
   Scratch<u64> new_nodes_;  // by piece, then before each piece
 };
 

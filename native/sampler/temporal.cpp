@@ -11,10 +11,8 @@ constexpr u64 few_bytes = 64;       // so many bytes of times of edges are compa
 // f(values)
 template <class F>
 void with_type(const Times& times, const F& f) {
-  if (times.wide)
-    f(static_cast<const i64*>(times.values));
-  else
-    f(static_cast<const int*>(times.values));
+  if (times.wide) f(static_cast<const i64*>(times.values));
+  else f(static_cast<const int*>(times.values));
 }
 
 // How many in-edges of nodes [first, first + count) are not later than their trees: binary searches in step.

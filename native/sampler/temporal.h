@@ -1,6 +1,6 @@
 // Neighbors that are not later than the seed. A destination's in-edges are in the order of their times, so that a
-// binary search bounds them; that they are is checked when a dataset is verified, and in Python for other graphs. Called
-// by neighbor.cpp.
+// binary search bounds them; that they are is checked when a dataset is verified, and in Python for other graphs.
+// Called by neighbor.cpp.
 #pragma once
 
 #include "sampler/host_sampler.h"

@@ -31,8 +31,7 @@ Moment moment_of(u64 seed, u64 epoch, u64 step, Dependency dependency) {
   const u64 kappa = dependency.kappa;
   const bool endless = kappa == Dependency::endless;
   const u64 group = endless ? 0 : step / kappa;
-  const double c =
-      endless || dependency.nested ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
+  const double c = endless || dependency.nested ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
   return {random::minibatch_key(seed, epoch, group), random::minibatch_key(seed, epoch, group + 1), c};
 }
 
@@ -48,8 +47,8 @@ void Variates::of_nodes(const Lanes& node, u32 count, double most, Lanes& out) c
   // Two looks into a table show of most numbers that they are too large, without a logarithm.
   const double limit = most < 1 ? normal_quantile(most) + slack : std::numeric_limits<double>::infinity();
   for (u32 lane = 0; lane < count; ++lane) {
-    const double least = cos * least_quantile[out[lane] >> (64 - table_bits)] +
-                         sin * least_quantile[other[lane] >> (64 - table_bits)];
+    const double least =
+        cos * least_quantile[out[lane] >> (64 - table_bits)] + sin * least_quantile[other[lane] >> (64 - table_bits)];
     out[lane] = least > limit ? all_ones : between(out[lane], other[lane]);
   }
 }

@@ -86,10 +86,8 @@ void rank(std::vector<Visited>& visits) {
   });
   size_t kept = 0;
   for (size_t at = 0; at < visits.size(); ++at) {
-    if (kept && visits[kept - 1].node == visits[at].node)
-      ++visits[kept - 1].times;
-    else
-      visits[kept++] = visits[at];
+    if (kept && visits[kept - 1].node == visits[at].node) ++visits[kept - 1].times;
+    else visits[kept++] = visits[at];
   }
   visits.resize(kept);
   std::sort(visits.begin(), visits.end(), [](const Visited& a, const Visited& b) {

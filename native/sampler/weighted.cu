@@ -1,7 +1,7 @@
 // Neighbor sampling in proportion to weights, by GPU threads that read topology and weights in pinned host memory, by
-// zero-copy. Launched between the kernels of neighbor.cu by gids.sampler.device.sampling; a warp takes one node. Chooses
-// the same edges with the same weights as native/sampler/neighbor.cpp on the host. Grids may have any size; blocks are
-// multiples of 32 threads.
+// zero-copy. Launched between the kernels of neighbor.cu by gids.sampler.device.sampling; a warp takes one node.
+// Chooses the same edges with the same weights as native/sampler/neighbor.cpp on the host. Grids may have any size;
+// blocks are multiples of 32 threads.
 #include "gids/neighbor.h"
 #include "gids/random.h"
 #include "gids/sampled_edges.h"
@@ -67,11 +67,11 @@ extern "C" __global__ void gids_count_weighted(u64 n, const i64* begins, const u
 // has no more of them than the fanout, or with a fanout of `none`. numbers: u64 for each place, of the fanouts that
 // are less. estimates: how often the edge at a place counts.
 extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
-                                              const i64* offsets, u64 now, u64 next, double cos, double sin,
-                                              u64 fanout, const float* weights, const u8* near, float factor,
-                                              u64* numbers, float* estimates, const void* indices, u32 wide,
-                                              u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots,
-                                              u32* sources, i64* positions, u32* slot_of, const u32* tags, u64* fault) {
+                                              const i64* offsets, u64 now, u64 next, double cos, double sin, u64 fanout,
+                                              const float* weights, const u8* near, float factor, u64* numbers,
+                                              float* estimates, const void* indices, u32 wide, u64 num_src, u64 known,
+                                              u64 base, u64* slots, u32 log2_slots, u32* sources, i64* positions,
+                                              u32* slot_of, const u32* tags, u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const u32 lane = threadIdx.x % warp_lanes;
@@ -117,7 +117,8 @@ extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, 
                                                        u64 fanout, const float* weights, const u8* near, float factor,
                                                        u64* numbers, float* estimates, const void* indices, u32 wide,
                                                        u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots,
-                                                       u32* sources, i64* positions, u32* slot_of, const u32* tags, u64* fault) {
+                                                       u32* sources, i64* positions, u32* slot_of, const u32* tags,
+                                                       u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const Variates variates{now, next, cos, sin};
@@ -151,8 +152,7 @@ extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, 
           const u32 from = static_cast<u32>(__ffs(static_cast<int>(found))) - 1;
           const double of_lane = __shfl_sync(~0u, drawn, static_cast<int>(from));
           const u32 beyond = __ballot_sync(~0u, up_to_mine > of_lane);
-          if (lane == from)
-            positions[place + i] = static_cast<i64>(first) + __ffs(static_cast<int>(beyond)) - 1;
+          if (lane == from) positions[place + i] = static_cast<i64>(first) + __ffs(static_cast<int>(beyond)) - 1;
         }
       }
       before = after;

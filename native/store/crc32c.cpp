@@ -11,14 +11,14 @@
 namespace gids::store {
 namespace {
 
-constexpr u32 kPolynomial = 0x82f63b78u;  // Castagnoli, bits reversed
+constexpr u32 polynomial = 0x82f63b78u;  // Castagnoli, bits reversed
 
 // tables[k][b]: what byte b adds to the checksum once k more bytes have followed it.
 constexpr auto make_tables() {
   std::array<std::array<u32, 256>, 8> tables{};
   for (u32 byte = 0; byte < 256; ++byte) {
     u32 crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? kPolynomial : 0);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? polynomial : 0);
     tables[0][byte] = crc;
   }
   for (size_t k = 1; k < 8; ++k)
@@ -26,8 +26,8 @@ constexpr auto make_tables() {
       tables[k][byte] = (tables[k - 1][byte] >> 8) ^ tables[0][tables[k - 1][byte] & 0xff];
   return tables;
 }
-constexpr auto kTables = make_tables();
-static_assert(kTables[0][1] == 0xf26b8303u, "the table of RFC 3720");
+constexpr auto shift_tables = make_tables();
+static_assert(shift_tables[0][1] == 0xf26b8303u, "the table of RFC 3720");
 
 u64 load8(const std::byte* from) {
   u64 value;
@@ -75,9 +75,9 @@ u32 crc32c_portable(const std::byte* data, size_t bytes, u32 crc) noexcept {
   for (; bytes >= 8; data += 8, bytes -= 8) {
     const u64 word = load8(data) ^ state;
     state = 0;
-    for (int k = 0; k < 8; ++k) state ^= kTables[7 - k][(word >> (8 * k)) & 0xff];
+    for (int k = 0; k < 8; ++k) state ^= shift_tables[7 - k][(word >> (8 * k)) & 0xff];
   }
-  for (; bytes; ++data, --bytes) state = (state >> 8) ^ kTables[0][(state ^ static_cast<u8>(*data)) & 0xff];
+  for (; bytes; ++data, --bytes) state = (state >> 8) ^ shift_tables[0][(state ^ static_cast<u8>(*data)) & 0xff];
   return ~state;
 }
 
@@ -91,7 +91,5 @@ void crc32c_pages(const std::byte* pages, size_t count, size_t page_bytes, u32* 
     for (; page + 3 <= count; page += 3) crc32c_three(pages + page * page_bytes, page_bytes, out + page);
   for (; page < count; ++page) out[page] = crc32c(pages + page * page_bytes, page_bytes);
 }
-
-const char* crc32c_kind() noexcept { return has_sse42() ? "sse4.2" : "portable"; }
 
 }  // namespace gids::store

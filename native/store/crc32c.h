@@ -19,7 +19,4 @@ void crc32c_pages(const std::byte* pages, size_t count, size_t page_bytes, u32* 
 // The same number without the instruction; what other processors run and what the tests compare with.
 u32 crc32c_portable(const std::byte* data, size_t bytes, u32 crc = 0) noexcept;
 
-// "sse4.2" or "portable": what crc32c() runs on this machine.
-const char* crc32c_kind() noexcept;
-
 }  // namespace gids::store

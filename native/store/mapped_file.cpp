@@ -19,9 +19,9 @@ namespace gids::store {
 
 // A mapping. Slots are used again, and never freed: the signal handler walks over all of them.
 struct MapSlot {
-  std::atomic<uintptr_t> begin{0}, end{0};       // addresses; end 0: not in use
-  std::atomic<u64> faults{0}, retried{0};        // retried: how many of them have their page mapped again
-  std::atomic<u64> offset{0};                    // of the last fault, in the file
+  std::atomic<uintptr_t> begin{0}, end{0};  // addresses; end 0: not in use
+  std::atomic<u64> faults{0}, retried{0};   // retried: how many of them have their page mapped again
+  std::atomic<u64> offset{0};               // of the last fault, in the file
   bool used = false;
   int fd = -1;
   std::string path;
@@ -80,7 +80,8 @@ bool absorb_fault(size_t address) {
   MapGuard* const guard = current_guard;
   if (!guard) return false;
   for (MapSlot* slot = slots.load(std::memory_order_acquire); slot; slot = slot->next) {
-    const uintptr_t end = slot->end.load(std::memory_order_acquire), begin = slot->begin.load(std::memory_order_acquire);
+    const uintptr_t end = slot->end.load(std::memory_order_acquire),
+                    begin = slot->begin.load(std::memory_order_acquire);
     if (address < begin || address >= end || slot->end.load(std::memory_order_acquire) != end) continue;
     // With every fault 8 times as many pages: a file that was truncated does not cost a signal for each of its pages.
     const u64 before = slot->faults.load() - slot->retried.load();
@@ -111,7 +112,9 @@ void on_bus_error(int number, siginfo_t* info, void*) {
   errno = before;
 }
 
-bool is_ours(const struct sigaction& action) { return (action.sa_flags & SA_SIGINFO) && action.sa_sigaction == on_bus_error; }
+bool is_ours(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) && action.sa_sigaction == on_bus_error;
+}
 
 // Maps the files again over their zeros. Returns how many faults have no zeros any more; with the lock.
 u64 retry() {
@@ -129,7 +132,7 @@ u64 retry() {
 
 // Why the byte could not be read.
 int error_at(int fd, u64 offset) {
-  struct stat s {};
+  struct stat s{};
   if (fstat(fd, &s) != 0) return errno;
   if (static_cast<u64>(s.st_size) <= offset) return ENODATA;
   char byte;
@@ -200,12 +203,13 @@ void MapGuard::raise() const {
   const int error = slot->used ? error_at(slot->fd, offset) : EIO;
   const std::string path = slot->path;
   retry();
-  const std::string reason = error == ENODATA ? "the file was truncated after the dataset was opened" : std::generic_category().message(error);
+  const std::string reason =
+      error == ENODATA ? "the file was truncated after the dataset was opened" : std::generic_category().message(error);
   throw MapFault(error, "cannot read a memory-mapped file: " + reason, path, offset);
 }
 
 void MapGuard::prepare() {
-  struct sigaction now {};
+  struct sigaction now{};
   if (sigaction(SIGBUS, nullptr, &now) != 0 || is_ours(now)) return;
   std::lock_guard lock(mutex);
   if (sigaction(SIGBUS, nullptr, &now) != 0 || is_ours(now)) return;
@@ -215,7 +219,7 @@ void MapGuard::prepare() {
   page_bytes();
   previous = now;
   passed_on.store(false);
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_sigaction = on_bus_error;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
   sigemptyset(&ours.sa_mask);

@@ -11,7 +11,8 @@ constexpr size_t voters = 64;  // in-neighbors that vote, at most
 
 }  // namespace
 
-void add_weights(const u32* labels, const float* values, size_t n, size_t load, size_t load_count, float* weights) noexcept {
+void add_weights(const u32* labels, const float* values, size_t n, size_t load, size_t load_count,
+                 float* weights) noexcept {
   for (size_t i = 0; i < n; ++i) weights[size_t{labels[i]} * load_count + load] += values[i];
 }
 

@@ -14,7 +14,8 @@ namespace gids::store {
 constexpr u16 no_part = 0xffff;
 
 // weights[labels[i]][load] += values[i], i < n.
-void add_weights(const u32* labels, const float* values, size_t n, size_t load, size_t load_count, float* weights) noexcept;
+void add_weights(const u32* labels, const float* values, size_t n, size_t load, size_t load_count,
+                 float* weights) noexcept;
 
 // Gives each item, in this order, to the part that is best for the balance of all loads. Items without weight, those
 // with more than `most` of the total of a load, and those that have a part keep what parts has. loads is advanced.

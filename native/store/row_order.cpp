@@ -79,7 +79,8 @@ size_t propagate_labels(const i64* indptr, const Index* indices, size_t edge_cou
     std::sort(found, found + n);
     const u32 own = labels[v];
     u32 best = own;
-    size_t best_votes = static_cast<size_t>(std::upper_bound(found, found + n, own) - std::lower_bound(found, found + n, own));
+    size_t best_votes =
+        static_cast<size_t>(std::upper_bound(found, found + n, own) - std::lower_bound(found, found + n, own));
     for (size_t i = 0; i < n;) {
       const u32 label = found[i];
       size_t stop = i + 1;

@@ -15,7 +15,7 @@ size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_
     const u64 slot = static_cast<u64>(index - first);  // wraps when index < first, and is then too large
     if (slot < count && counts[slot] != ~u32{0}) ++counts[slot];
   }
-  return kAllInRange;
+  return all_in_range;
 }
 template size_t count_sources<int>(const int*, size_t, i64, i64, size_t, u32*) noexcept;
 template size_t count_sources<long>(const long*, size_t, i64, i64, size_t, u32*) noexcept;
@@ -37,7 +37,7 @@ size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, s
   }
   for (size_t slot = count; slot > 0; --slot) offsets[slot] = offsets[slot - 1];
   offsets[0] = 0;
-  return kAllInRange;
+  return all_in_range;
 }
 
 void sort_neighbors(const i64* offsets, size_t count, i64* sources, i64* ids) {
@@ -56,11 +56,11 @@ void sort_neighbors(const i64* offsets, size_t count, i64* sources, i64* ids) {
 }
 
 template <class Index>
-size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count,
-                        const double* shares, double* visits, size_t source_count) noexcept {
+size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count, const double* shares,
+                        double* visits, size_t source_count) noexcept {
   for (size_t v = 0; v < count; ++v) {
     const i64 begin = indptr[v], end = indptr[v + 1];
-    if (begin < 0 || end < begin || static_cast<u64>(end) > edge_count) return kBadIndptr;
+    if (begin < 0 || end < begin || static_cast<u64>(end) > edge_count) return bad_indptr;
     const double share = shares[v];
     if (share == 0) continue;  // most nodes, in the first hops from few seeds
     for (i64 at = begin; at < end; ++at) {
@@ -69,7 +69,7 @@ size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, s
       visits[source] += share;
     }
   }
-  return kAllInRange;
+  return all_in_range;
 }
 template size_t carry_to_sources<int>(const i64*, size_t, const int*, size_t, const double*, double*, size_t) noexcept;
 template size_t carry_to_sources<long>(const i64*, size_t, const long*, size_t, const double*, double*,

@@ -9,11 +9,11 @@
 
 namespace gids::store {
 
-constexpr size_t kAllInRange = ~size_t{0};
-constexpr size_t kBadIndptr = kAllInRange - 1;
+constexpr size_t all_in_range = ~size_t{0};
+constexpr size_t bad_indptr = all_in_range - 1;
 
 // counts[i - first] += 1, never past the largest u32, for each i of indices in [first, first + count).
-// Returns the position of the first index outside [0, limit), or kAllInRange.
+// Returns the position of the first index outside [0, limit), or all_in_range.
 template <class Index>
 size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_t count, u32* counts) noexcept;
 
@@ -29,9 +29,9 @@ void sort_neighbors(const i64* offsets, size_t count, i64* sources, i64* ids);
 
 // visits[s] += shares[v] for each in-edge of destination v from source s. Destination v of `count` has the edges
 // indptr[v] to indptr[v + 1] of indices (edge_count of them). Returns the position in indices of the first source
-// outside [0, source_count), kBadIndptr, or kAllInRange; nothing is written out of range.
+// outside [0, source_count), bad_indptr, or all_in_range; nothing is written out of range.
 template <class Index>
-size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count,
-                        const double* shares, double* visits, size_t source_count) noexcept;
+size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count, const double* shares,
+                        double* visits, size_t source_count) noexcept;
 
 }  // namespace gids::store

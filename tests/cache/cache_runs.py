@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import same_bits
-from raw_table import RawTable
+from raw_table import RawTable, write_raw_table
 
+from gids.errors import StorageError
 from gids.loader.readers import Cache
 
 Batch = dict[str, torch.Tensor]
@@ -35,6 +38,24 @@ def random_batches(
             ids = rng.permutation(np.unique(ids))
         out.append({table.name: torch.from_numpy(ids)})
     return out
+
+
+def several_tables(
+    folder: Path, rng: np.random.Generator, minibatches: int
+) -> tuple[list[RawTable], list[Batch]]:
+    """Three tables of other geometries, and minibatches that ask for some of them."""
+    tables = [
+        write_raw_table(folder, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
+        write_raw_table(folder, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
+        write_raw_table(folder, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
+    ]
+    batches = []
+    for _ in range(minibatches):
+        chosen = [t for t in tables if rng.random() < 0.7]
+        batches.append(
+            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
+        )
+    return tables, batches
 
 
 def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> Iterator[Batch]:
@@ -71,6 +92,24 @@ def check(
         cache.audit()  # type: ignore[attr-defined]
     for t in tables:
         assert not marked(cache, t)
+
+
+def check_fault(cache: Cache, table: RawTable, batches: Sequence[torch.Tensor], page: int) -> None:
+    """Reads of a page of one row fail: that is an error of the minibatches that need it, and of no other."""
+    path, offset = table.shard_of(page)
+    for step, ids in enumerate(batches):
+        cache.enter(step, {table.name: ids})
+        cache.plan(step)
+    for step, ids in enumerate(batches):
+        features, error = cache.gather(step)
+        if page in ids.tolist():
+            assert isinstance(error, StorageError)
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        else:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[ids])
+        cache.retire(step)
+    cache.audit()  # type: ignore[attr-defined]
 
 
 def check_cancel(cache: Cache, table: RawTable) -> None:

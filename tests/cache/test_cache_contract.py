@@ -17,7 +17,18 @@ import emulator
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, check, check_cancel, make_rows, marked, random_batches, rows_of, run
+from cache_runs import (
+    FLOATS,
+    check,
+    check_cancel,
+    check_fault,
+    make_rows,
+    marked,
+    random_batches,
+    rows_of,
+    run,
+    several_tables,
+)
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
@@ -199,18 +210,7 @@ def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:
 
 
 def test_a_minibatch_gets_the_tables_that_it_asks_for(tmp_path: Path, make: Make) -> None:
-    rng = np.random.default_rng(5)
-    tables = [
-        write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
-        write_raw_table(tmp_path, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
-        write_raw_table(tmp_path, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
-    ]
-    batches = []
-    for _ in range(12):
-        chosen = [t for t in tables if rng.random() < 0.7]
-        batches.append(
-            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
-        )
+    tables, batches = several_tables(tmp_path, np.random.default_rng(5), 12)
     check(make(tables, 25), tables, batches, 4, 3)
 
 
@@ -220,22 +220,9 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
-    path, offset = table.shard_of(7)
     cache = make(table, lines)
     make.engine.inject_faults(table.faults(7, errno.EIO))
-    for step, ids in enumerate(batches):
-        cache.enter(step, {table.name: ids})
-        cache.plan(step)
-    for step, ids in enumerate(batches):
-        features, error = cache.gather(step)
-        if 7 in ids.tolist():
-            assert isinstance(error, StorageError)
-            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
-        else:
-            assert error is None
-            assert same_bits(features[table.name], table.rows[ids])
-        cache.retire(step)
-    cache.audit()
+    check_fault(cache, table, batches, 7)
     # The line of the failed page is in use again, and so is the page once the disk recovers.
     make.engine.inject_faults([])
     check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)

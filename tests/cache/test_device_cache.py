@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, check, check_cancel, make_rows, random_batches, rows_of, run
+from cache_runs import (
+    FLOATS,
+    check,
+    check_cancel,
+    check_fault,
+    make_rows,
+    random_batches,
+    rows_of,
+    run,
+    several_tables,
+)
 from datasets import same_bits
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -116,20 +126,6 @@ def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: 
     assert not cache._reads._first_tickets
 
 
-def test_pages_that_cannot_be_read_are_errors_after_a_copy(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
-    cache = make(table, 60, staging_bytes=64 * 512, transfer="copy")
-    cache._host._engine.inject_faults([(0, 7 * 512, errno.EIO, 1 << 30)])
-    for step, ids in enumerate([[6, 7, 8], [6, 8], [7], [9]]):
-        cache.enter(step, {table.name: torch.tensor(ids)})
-        cache.plan(step)
-        features, error = cache.gather(step)
-        cache.retire(step)
-        assert isinstance(error, OSError) == (7 in ids)
-        if error is None:
-            assert same_bits(features[table.name].cpu(), table.rows[ids])
-
-
 def test_a_minibatch_that_hits_all_pages_launches_nine_kernels(
     tmp_path: Path, make: Make, device: Device
 ) -> None:
@@ -201,20 +197,8 @@ def test_a_device_that_cannot_wait_for_a_word_polls(
 
 
 def test_several_tables_share_one_queue_with_wait_warp(tmp_path: Path, make: Make) -> None:
-    rng = np.random.default_rng(5)
-    tables = [
-        write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
-        write_raw_table(tmp_path, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
-        write_raw_table(tmp_path, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
-    ]
-    cache = make(tables, 25, 5, staging_bytes=64 * 3072, wait="warp")
-    batches = []
-    for _ in range(12):
-        chosen = [t for t in tables if rng.random() < 0.7]
-        batches.append(
-            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
-        )
-    check(cache, tables, batches, 4, 3)
+    tables, batches = several_tables(tmp_path, np.random.default_rng(5), 12)
+    check(make(tables, 25, 5, staging_bytes=64 * 3072, wait="warp"), tables, batches, 4, 3)
 
 
 def test_both_waits_give_the_same_rows_and_counters(tmp_path: Path, make: Make) -> None:
@@ -246,32 +230,20 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(
         assert a[table.name].device == device.torch_device
 
 
-def test_with_wait_warp_a_failed_read_is_an_error_of_the_minibatches_that_need_it(
-    tmp_path: Path, make: Make
+@pytest.mark.parametrize("options", [{"wait": "warp"}, {"transfer": "copy"}], ids=str)
+@pytest.mark.parametrize("lines", [0, 16])
+def test_a_failed_read_is_an_error_of_the_minibatches_that_need_it(
+    tmp_path: Path, make: Make, lines: int, options: dict[str, str]
 ) -> None:
+    """As in the contract, with the other ways of a page to its row."""
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
-    path, offset = table.shard_of(7)
-    for lines in (0, 16):
-        cache = make(table, lines, wait="warp")
-        cache._host._engine.inject_faults([(table.shard_paths.index(path), offset, errno.EIO, 1 << 30)])
-        for step, ids in enumerate(batches):
-            cache.enter(step, {table.name: ids})
-            cache.plan(step)
-        for step, ids in enumerate(batches):
-            features, error = cache.gather(step)
-            if 7 in ids.tolist():
-                assert isinstance(error, OSError)
-                assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)  # type: ignore[attr-defined]
-            else:
-                assert error is None
-                assert same_bits(features[table.name], table.rows[ids])
-            cache.retire(step)
-        cache.audit()
-        assert cache.stats()[table.name]["failures"] > 0
-        # The line of the failed page is in use again, and so is the page once the disk recovers.
-        cache._host._engine.inject_faults([])
-        check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
+    cache = make(table, lines, **options)
+    cache._host._engine.inject_faults(table.faults(7, errno.EIO))
+    check_fault(cache, table, batches, 7)
+    assert cache.stats()[table.name]["failures"] > 0
+    cache._host._engine.inject_faults([])
+    check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
 
 
 def test_a_read_that_fails_once_is_read_again_and_counted(tmp_path: Path, make: Make) -> None:
@@ -346,10 +318,11 @@ def test_steps_out_of_order_are_refused(tmp_path: Path, make: Make) -> None:
         cache.gather(0)
 
 
-@pytest.mark.parametrize("wait", ["stream", "warp"])
-def test_a_cancelled_stream_leaves_no_mark_and_loses_no_line(tmp_path: Path, make: Make, wait: str) -> None:
+def test_a_cancelled_stream_with_wait_warp_leaves_no_mark_and_loses_no_line(
+    tmp_path: Path, make: Make
+) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    check_cancel(make(table, 80, staging_bytes=64 * 512, wait=wait), table)
+    check_cancel(make(table, 80, staging_bytes=64 * 512, wait="warp"), table)
 
 
 def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, make: Make) -> None:

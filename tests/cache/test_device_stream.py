@@ -66,22 +66,6 @@ def windowed(
     return EpochStream(Sampled(batches), reader, lambda batch: batch)
 
 
-@pytest.mark.parametrize(("window", "planned"), [(0, 1), (16, 2), (4, 4), (20, 4)])
-def test_a_stream_drives_it_like_the_cache_in_host_memory(
-    cache: DeviceFeatureCache, table: RawTable, window: int, planned: int
-) -> None:
-    batches = batches_of(table, 15)
-    kept = []
-    for _ in range(2):
-        for batch, features in windowed(cache, batches, window, planned):
-            kept.append((batch[table.name], features[table.name]))
-    assert len(kept) == 30
-    for ids, rows in kept:  # also rows returned long ago
-        assert torch.equal(rows.cpu(), table.rows[ids])
-    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
-    cache.audit()
-
-
 def test_plan_collects_only_for_the_next_two_minibatches(cache: DeviceFeatureCache, table: RawTable) -> None:
     in_flight = []
     for step in range(5):

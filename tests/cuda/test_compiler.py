@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gids.cuda.compiler import Compiler, cache_folder, open_compiler
-from gids.cuda.sources import Sources, installed_sources
+from gids.cuda.compiler import Compiler, Sources, cache_folder, installed_sources, open_compiler
 
 NATIVE = Path(__file__).parents[2] / "native"
 UNITS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.glob("*/*.cu"))

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-import gids.cuda.open as opening
+import gids.cuda.cuda_device as opening
 from gids import cuda
+from gids.cuda.compiler import Sources
 from gids.cuda.cuda_device import CudaDevice
-from gids.cuda.libcuda import CudaError, Libcuda
-from gids.cuda.sources import Sources
+from gids.cuda.driver import CudaError, Libcuda
 
 HERE = Path(__file__).parent
 STREAM: Any = SimpleNamespace(cuda_stream=0xABC)

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from gids.cuda.compiler import open_compiler
+from gids.cuda.compiler import installed_sources, open_compiler
 from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.device import CACHE_PRIORITY, SAMPLING_PRIORITY, Device
-from gids.cuda.driver import ask_driver
-from gids.cuda.libcuda import Libcuda
-from gids.cuda.sources import installed_sources
+from gids.cuda.driver import Libcuda, ask_driver
 
 pytestmark = pytest.mark.gpu
 

@@ -45,7 +45,7 @@ def test_random_reads_equal_the_files(
     with gids.io.open_engine(shards, kind, **options) as engine:
         assert engine.name == kind
         reads = 0
-        for step in range(24):
+        for step in range(15):
             count = int(rng.integers(1, 250))
             files = rng.choice(4, count, p=[0.5, 0.4, 0.05, 0.05]).astype(np.uint32)
             if step % 3 == 0:  # pages, many of them neighbors or duplicates

@@ -53,7 +53,7 @@ from emulator import EmulatedDevice
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.io.device.kvikio_reader import KvikioReader
-from gids.io.device.pinned_reader import PinnedExtentReader
+from gids.io.device.extent_reader import PinnedExtentReader
 
 device = EmulatedDevice()
 paths = {paths!r}
@@ -206,7 +206,7 @@ def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "cufile_driver.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
-    monkeypatch.setattr(module, "_found", {})
+    monkeypatch.setattr(module, "_probes", {})
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(module, "_NVIDIA_FS", package)
     return package / "__init__.py"
@@ -238,7 +238,7 @@ def test_after_a_hanging_mode_the_other_mode_is_used(
         f"print('noise')\nprint('''{answer}''', flush=True)\nsys.exit()\n"
     )
     for timeout_s in (1, 10, 100):  # the child of the other mode may need longer to start
-        monkeypatch.setattr(module, "_found", {})
+        monkeypatch.setattr(module, "_probes", {})
         found = probe_kvikio(file, timeout_s=timeout_s)
         if found.compat:
             break
@@ -322,7 +322,7 @@ def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
 def test_a_missing_kvikio_and_a_missing_file_are_reported(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_found", {})
+    monkeypatch.setattr(module, "_probes", {})
     missing = probe_kvikio(tmp_path / "none")
     assert "No such file" in missing.reason
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
@@ -427,7 +427,7 @@ def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
 def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_found", {})
+    monkeypatch.setattr(module, "_probes", {})
     loaded = "kvikio" in sys.modules
     found = probe_kvikio(file)
     assert (found.gds, found.compat) == (False, False)

@@ -37,7 +37,7 @@ from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
-from gids.io.device.pinned_reader import PinnedExtentReader
+from gids.io.device.extent_reader import PinnedExtentReader
 from gids.loader import pack_switch
 from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
 from gids.packs.device_loads import KvikioExtents

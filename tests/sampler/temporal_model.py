@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from sampling_model import ModelBlock, choose, layer_key, philox, words
 
+from gids.sampler import TimedSeeds
 from gids.store import Graph
 
 TREE = 0x74726565
@@ -132,3 +134,10 @@ def with_times(
         part = indices[graph.indptr[v] : graph.indptr[v + 1]]
         part[:] = part[np.argsort(times[part], kind="stable")]
     return replace(graph, indices=indices, src_times=times, sorted_by="nodes")
+
+
+def some_seeds(rng: np.random.Generator, nodes: int, count: int) -> TimedSeeds:
+    """Random nodes, some of them repeated, and random times for them."""
+    return TimedSeeds(
+        torch.from_numpy(rng.integers(0, nodes, count)), torch.from_numpy(rng.integers(0, 50, count))
+    )

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from every_sampler import assert_same_tensors
 from scipy import stats
 
 from gids import _core
-from gids.sampler import Labor, Minibatch, Neighbor, Sampler
+from gids.sampler import Labor, Neighbor, Sampler
 from gids.store import Graph
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
@@ -33,12 +34,6 @@ def make(kind: str, kappa: float, **options: Any) -> Sampler:
 
 def dense(nodes: int = 3000, degree: int = 60) -> Graph:
     return make_graph(np.full(nodes, degree), seed=8)
-
-
-def assert_same(one: Minibatch, other: Minibatch) -> None:
-    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
-    for a, b in zip(one.blocks, other.blocks, strict=True):
-        assert torch.equal(a.positions, b.positions)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kappa", [2, 8, 64])
@@ -74,10 +69,12 @@ def test_dependency_one_is_independent_and_infinity_is_constant_in_an_epoch(kind
     graph, seeds = dense(), torch.arange(100)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]([5, 5])
     for step in (0, 9):
-        assert_same(make(kind, 1).sample(graph, seeds, step=step), plain.sample(graph, seeds, step=step))
+        assert_same_tensors(
+            make(kind, 1).sample(graph, seeds, step=step), plain.sample(graph, seeds, step=step)
+        )
     endless = make(kind, math.inf)
     first = endless.sample(graph, seeds, epoch=2)
-    assert_same(first, endless.sample(graph, seeds, epoch=2, step=12345))
+    assert_same_tensors(first, endless.sample(graph, seeds, epoch=2, step=12345))
     other = endless.sample(graph, seeds, epoch=3)
     assert first.input_nodes.tolist() != other.input_nodes.tolist()  # type: ignore[union-attr]
 
@@ -88,7 +85,7 @@ def test_steps_may_be_sampled_in_any_order(kind: str) -> None:
     sampler = make(kind, 4)
     in_turn = [sampler.sample(graph, seeds, step=step) for step in range(10)]
     for step in (9, 3, 6, 0):
-        assert_same(make(kind, 4, threads=2).sample(graph, seeds, step=step), in_turn[step])
+        assert_same_tensors(make(kind, 4, threads=2).sample(graph, seeds, step=step), in_turn[step])
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
@@ -112,7 +109,7 @@ def test_full_neighborhoods_do_not_depend_on_kappa(kind: str) -> None:
     for fanouts in ([-1, -1], [30, 30]):
         one = plain(fanouts).sample(graph, seeds, step=3)
         for kappa in (8, math.inf):
-            assert_same(one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3))
+            assert_same_tensors(one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3))
 
 
 def lru_miss_rate(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ from datasets import make_graph
 from labor_model import sample
 from sampling_graphs import citations, mixed_degrees
 
-from gids.errors import FormatError
 from gids.sampler import Block, Labor, Minibatch
 from gids.store import Graph
 
@@ -94,35 +91,6 @@ def test_a_relation_may_be_left_out() -> None:
         assert edges[1] > 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"fixed_count": True, "batch_dependency": 8},
-        {"importance_sampling": -1},
-        {"importance_sampling": 2, "fixed_count": True},
-        {"batch_dependency": 8},
-    ],
-    ids=str,
-)
-def test_minibatches_do_not_depend_on_threads(options: dict[str, Any]) -> None:
-    graph = make_graph(mixed_degrees(10_000), dtype=np.int32)
-    seeds = torch.from_numpy(np.random.default_rng(2).permutation(10_000)[:500])
-    samplers = [Labor([5, 10], threads=n, **options) for n in (1, 2, 8)]
-    for step in (0, 3):
-        first, *others = [s.sample(graph, seeds, seed=1, step=step) for s in samplers]
-        assert sum(b.num_edges for b in first.blocks) > 10_000  # type: ignore[union-attr]
-        for other in others:
-            assert_same(first, other)
-
-
-def assert_same(one: Minibatch, other: Minibatch) -> None:
-    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
-    for a, b in zip(one.blocks, other.blocks, strict=True):
-        for name in ("indptr", "indices", "positions", "weights"):
-            assert torch.equal(getattr(a, name), getattr(b, name))
-
-
 @pytest.mark.parametrize("seeds", [[], [5, 5, 2, 5], [0]], ids=str)
 def test_seeds_may_be_none_may_repeat_and_may_be_isolated(seeds: list[int]) -> None:
     ids = torch.tensor(seeds, dtype=torch.int64)
@@ -130,20 +98,6 @@ def test_seeds_may_be_none_may_repeat_and_may_be_isolated(seeds: list[int]) -> N
         for importance_sampling in (0, -1):
             sampler = Labor([2, 3], importance_sampling=importance_sampling)
             assert_equal(sampler.sample(graph, ids, seed=7), [graph], {graph.relation[0]: ids}, sampler)
-
-
-def test_pickle_and_repr_of_a_sampler_hold_its_arguments() -> None:
-    sampler = Labor([2, 3], importance_sampling=1, batch_dependency=math.inf, fixed_count=True, threads=1)
-    assert repr(sampler) == "Labor([2, 3], importance_sampling=1, fixed_count=True, batch_dependency=inf)"
-    assert repr(Labor([4])) == "Labor([4])"
-    graph, seeds = make_graph(mixed_degrees(60)), torch.arange(20)
-    before = sampler.sample(graph, seeds)
-    for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
-        assert_same(before, other.sample(graph, seeds))
-    assert sampler.nbytes > 0
-    edges = sum(b.num_edges for b in before.blocks)  # type: ignore[union-attr]
-    ends = sum(b.num_dst + 1 for b in before.blocks)  # type: ignore[union-attr]
-    assert before.nbytes == 8 * (20 + len(before.input_nodes) + ends) + 20 * edges
 
 
 # --- what is refused ---
@@ -166,18 +120,3 @@ def test_bad_fanouts_and_seeds() -> None:
         Labor([0])
     with pytest.raises(IndexError, match="seed 50 is not a '_N' node"):
         Labor([2]).sample(make_graph([3] * 50), torch.tensor([50]))
-
-
-@pytest.mark.parametrize("options", [{}, {"fixed_count": True}, {"importance_sampling": 1}], ids=str)
-def test_an_inconsistent_topology_is_a_format_error(options: dict[str, Any]) -> None:
-    good = make_graph([4] * 20)
-    indices = good.indices.copy()
-    indices[[41, 42]] = 20, -1
-    spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
-    for fanout in (3, 4, -1):
-        sampler = Labor([fanout], threads=2, **options)
-        with pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"):
-            sampler.sample(spoiled, torch.arange(20))
-        assert_equal(
-            sampler.sample(good, torch.arange(20), seed=7), [good], {"_N": torch.arange(20)}, sampler
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from every_sampler import assert_same
 from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 from scipy import stats
@@ -18,20 +17,12 @@ from scipy import stats
 import gids
 from gids.cuda import Device
 from gids.heat import hottest_nodes
-from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
+from gids.sampler import LocalityBias, Neighbor
 from gids.store import FeatureStore, Graph
 from gids.write import DatasetWriter
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 HELD = np.array([True, False, False, True, False])
-
-
-def same(one: Minibatch, other: Minibatch) -> bool:
-    pairs = zip(one.blocks, other.blocks, strict=True)
-    return torch.equal(one.input_nodes, other.input_nodes) and all(  # type: ignore[arg-type]
-        torch.equal(a.positions, b.positions) and (a.weights is None) == (b.weights is None)  # type: ignore[union-attr]
-        for a, b in pairs
-    )
 
 
 @pytest.mark.parametrize("factor", [1.5, 4])
@@ -51,58 +42,13 @@ def test_pairs_have_the_probabilities_of_successive_weighted_draws(factor: float
     assert stats.chisquare(counts, expected).pvalue > UNLIKELY
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "options", [{}, {"replace": True}, {"batch_dependency": 8}, {"weighted": True}], ids=str
-)
-def test_sums_are_estimated_without_bias(options: dict[str, Any]) -> None:
-    graph, steps = make_graph(mixed_degrees(60), num_src=500, relation=("a", "to", "b")), 3000
-    rng = np.random.default_rng(4)
-    x, held = rng.normal(2, 1, 500), rng.random(500) < 0.3
-    options = dict(options)
-    if options.pop("weighted", False):
-        options["weights"] = rng.exponential(1, graph.num_edges) + 0.3
-    sampler = Neighbor([5], locality=LocalityBias({"a": held}, 4), threads=1, **options)
-    estimates = np.empty((steps, 60))
-    for step in range(steps):  # so far apart that none depends on another
-        layer = sampler.sample([graph], {"b": torch.arange(60)}, seed=3, step=step * 17).blocks[0]
-        [block] = layer.values()  # type: ignore[union-attr]
-        assert block.weights is not None
-        values = block.weights.numpy() * x[graph.indices[block.positions.numpy()]]
-        estimates[step] = np.bincount(np.repeat(np.arange(60), np.diff(block.indptr.numpy())), values, 60)
-    exact = np.bincount(np.repeat(np.arange(60), np.diff(graph.indptr)), x[graph.indices], 60)
-    spread = estimates.std(0, ddof=1) / np.sqrt(steps)
-    certain = spread < 1e-6
-    np.testing.assert_allclose(estimates.mean(0)[certain], exact[certain], rtol=1e-5)
-    z = (estimates.mean(0) - exact)[~certain] / spread[~certain]
-    assert len(z) > 25
-    assert np.abs(z).max() < stats.norm.isf(UNLIKELY / len(z)), z
-
-
 def test_a_factor_of_one_is_neighbor_without_it() -> None:
     graph, seeds = make_graph(mixed_degrees(500)), torch.arange(200)
     held = np.arange(500) % 2 == 0
     for options in ({}, {"replace": True}, {"batch_dependency": 4}):
         plain = Neighbor([3, 4], **options)  # type: ignore[arg-type]
         biased = Neighbor([3, 4], locality=LocalityBias(held, 1), **options)  # type: ignore[arg-type]
-        assert same(plain.sample(graph, seeds, step=2), biased.sample(graph, seeds, step=2))
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_counts_threads_and_pickles(dtype: type) -> None:
-    graph = make_graph(mixed_degrees(3000), dtype=dtype)
-    held = torch.from_numpy(np.random.default_rng(0).random(3000) < 0.2)
-    for fanout in (4, 60, -1):
-        kinds = [Neighbor([fanout, 3], locality=LocalityBias(held, 6), threads=n) for n in (1, 2, 8)]
-        kinds.append(pickle.loads(pickle.dumps(kinds[0])))
-        first, *others = [s.sample(graph, torch.arange(2000), step=3) for s in kinds]
-        assert all(same(first, other) for other in others)
-        for block, wanted in zip(first.blocks, (fanout, 3), strict=True):
-            assert isinstance(block, Block)
-            degrees = np.diff(graph.indptr)[first.input_nodes[: block.num_dst].numpy()]  # type: ignore[index]
-            expected = degrees if wanted == -1 else np.minimum(degrees, wanted)
-            assert block.indptr.diff().tolist() == expected.tolist()
-            assert len(np.unique(block.positions.numpy())) == block.num_edges
+        assert_same(plain.sample(graph, seeds, step=2), biased.sample(graph, seeds, step=2))
 
 
 def test_only_relations_from_a_masked_type_are_biased() -> None:
@@ -115,18 +61,6 @@ def test_only_relations_from_a_masked_type_are_biased() -> None:
         other = plain.blocks[0][relation]  # type: ignore[index]
         assert (block.weights is None) == torch.equal(block.positions, other.positions)
         assert (block.weights is not None) == (relation[0] == "author")
-
-
-def test_samplers_with_equal_repr_sample_equally() -> None:
-    masks = [HELD, HELD.copy(), ~HELD]
-    told = [repr(Neighbor([2], locality=LocalityBias(m, f))) for m, f in itertools.product(masks, (2, 3))]
-    assert (
-        told[0] == told[2] == repr(pickle.loads(pickle.dumps(Neighbor([2], locality=LocalityBias(HELD, 2)))))
-    )
-    assert len(set(told)) == 4
-    assert "5 nodes" in told[0]
-    assert "factor=3.0" in told[1]
-    assert repr(LocalityBias({"a": HELD}, 2)) != repr(LocalityBias(HELD, 2))
 
 
 # --- what is held, and what it saves ---
@@ -221,7 +155,7 @@ def test_a_resumed_epoch_needs_the_same_mask(dataset: FeatureStore) -> None:
         next(epoch)
         state = one.state_dict()
         other.load_state_dict(state)
-        assert same(next(epoch), next(iter(other)))
+        assert_same(next(epoch), next(iter(other)))
         with pytest.raises(ValueError, match="make the loader with the same arguments"):
             third.load_state_dict(state)
 

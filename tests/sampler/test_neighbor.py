@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
-import pickle
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +12,14 @@ import pytest
 import torch
 from datasets import make_graph
 from emulator import EmulatedDevice
+from every_sampler import assert_same, spoiled
 from sampling_graphs import citations, mixed_degrees
 from sampling_model import ModelBlock, sample
 
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Topology
+from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.sampler.device import PinnedGraph
-from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 
 Layers = Sequence[Sequence[int]]
@@ -108,24 +106,6 @@ def test_seed_epoch_step_and_layer_each_change_the_draws_as_in_the_model() -> No
     assert len(drawn) == 2 * 4 * rounds
 
 
-def test_minibatches_do_not_depend_on_threads() -> None:
-    graph = make_graph(mixed_degrees(30_000), dtype=np.int32)
-    seeds = torch.from_numpy(np.random.default_rng(2).permutation(30_000)[:2000])
-    samplers = [Neighbor([5, 5, 10], threads=n) for n in (1, 2, 3, 4)]
-    for step in range(3):
-        first, *others = [s.sample(graph, seeds, seed=1, step=step) for s in samplers]
-        assert sum(b.num_edges for b in first.blocks) > 100_000  # type: ignore[union-attr]
-        for other in others:
-            assert_same(first, other)
-
-
-def assert_same(one: Minibatch, other: Minibatch) -> None:
-    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
-    for a, b in zip(one.blocks, other.blocks, strict=True):
-        for name in ("indptr", "indices", "positions"):
-            assert torch.equal(getattr(a, name), getattr(b, name))
-
-
 @pytest.mark.parametrize(
     "fanouts", [[[3, 3, 3, 3]], [[5, 2, 40, 1], [2, 3, -1, 0]], [[4, 4, 4, 4]] * 3], ids=str
 )
@@ -169,11 +149,7 @@ def test_the_host_waits_for_a_device_once_per_minibatch(
     with PinnedGraph(graph, EmulatedDevice()) as pinned:
         got = sampler.sample(pinned, torch.arange(50))
     assert len(waited) == waits
-    expected = sampler.sample(graph, torch.arange(50))
-    assert torch.equal(got.input_nodes, expected.input_nodes)  # type: ignore[arg-type]
-    for one, other in zip(got.blocks, expected.blocks, strict=True):
-        for name in ("indptr", "indices", "positions", "num_src"):
-            assert torch.equal(torch.as_tensor(getattr(one, name)), torch.as_tensor(getattr(other, name)))
+    assert_same(got, sampler.sample(graph, torch.arange(50)))
 
 
 def test_one_sampler_can_sample_several_graphs(device: Device) -> None:
@@ -245,15 +221,6 @@ def test_a_block_has_edges_and_their_ids(device: Device) -> None:
     assert plain.edge_ids is None
     block = Neighbor([2]).sample(plain, torch.arange(5)).blocks[0]
     assert block.edge_ids is block.positions  # type: ignore[union-attr]
-
-
-def test_a_pickled_sampler_holds_its_arguments() -> None:
-    sampler = Neighbor([2, 3], threads=1)
-    graph = make_graph(mixed_degrees(60))
-    seeds = torch.arange(20)
-    before = sampler.sample(graph, seeds)
-    for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
-        assert_same(before, other.sample(graph, seeds))
 
 
 def sample_and_say(sampler: Neighbor, graph: Graph, pipe: Any) -> None:
@@ -348,16 +315,6 @@ def test_bad_sets_of_graphs(device: Device) -> None:
         Topology([huge])
 
 
-def spoiled(
-    graph: Graph, *, indptr: dict[int, int] | None = None, indices: dict[int, int] | None = None
-) -> Graph:
-    arrays = graph.indptr.copy(), graph.indices.copy()
-    for array, changes in zip(arrays, (indptr or {}, indices or {}), strict=True):
-        for at, value in changes.items():
-            array[at] = value
-    return Graph(graph.relation, graph.num_src, graph.num_dst, *arrays, None)
-
-
 @pytest.mark.parametrize("fanout", [3, -1])
 def test_an_inconsistent_topology_is_a_format_error(device: Device, fanout: int) -> None:
     good = make_graph([4] * 20)
@@ -389,16 +346,3 @@ def test_the_repr_of_a_minibatch_shows_its_sizes() -> None:
     several = Minibatch({"a": seeds}, {"a": nodes}, [{("a", "r", "a"): block}])
     assert "seeds={'a': int64[1]}, input_nodes={'a': int64[3]}" in repr(several)
     assert "blocks=[{('a', 'r', 'a'): Block(3 -> 1 nodes, 2 edges, weights)}]" in repr(several)
-
-
-@pytest.mark.parametrize("make", [Neighbor, Labor, Ladies])
-def test_sample_layer_equals_a_sampler_with_that_layer_only(make: type[LayeredSampler]) -> None:
-    graph = make_graph(mixed_degrees(300))
-    seeds, numbers = torch.arange(0, 300, 7), {"seed": 7, "epoch": 1, "step": 4}
-    both = make([3, 5])  # type: ignore[call-arg]
-    for layer, number in enumerate((5, 3)):
-        found = both.sample_layer(graph, seeds, layer, **numbers)
-        expected = make([number]).sample(graph, seeds, **numbers)  # type: ignore[call-arg]
-        for a, b in zip(found.tensors(), expected.tensors(), strict=True):
-            assert torch.equal(a, b)
-        assert (found.epoch, found.step) == (1, 4)

@@ -11,9 +11,7 @@ import torch
 from datasets import make_graph
 from sampling_graphs import citations, mixed_degrees
 
-from gids.cuda import Device
 from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor
-from gids.sampler.device import PinnedGraph
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import Graphs
 
@@ -78,15 +76,6 @@ def test_nesting_works_with_relations(make: Any) -> None:
     large = make([2, 4]).sample(graphs, {"paper": papers, "author": authors}, seed=4, epoch=1, step=2)
     nested = make([2, 4], batch_dependency=KAPPA, nested=True)
     assert_nested(nested, graphs, pieces, large)
-
-
-@pytest.mark.parametrize("make", [Neighbor, Labor])
-def test_a_device_nests_as_the_cpu_does(device: Device, make: Any) -> None:
-    graph, seeds = make_graph(mixed_degrees(300)), torch.arange(20)
-    nested = make([3, 4], batch_dependency=4, nested=True)
-    with PinnedGraph(graph, device) as pinned:
-        found = nested.sample(pinned, seeds, step=7)
-        assert edges_of(found) == edges_of(nested.sample(graph, seeds, step=4))
 
 
 def test_infinity_is_one_minibatch_of_the_whole_epoch() -> None:

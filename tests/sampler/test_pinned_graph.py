@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import make_graph
 from emulator import EmulatedDevice
+from every_sampler import GRAPH, NEAR, NODES, POSITIVE, assert_same
 from late_device import LateDevice
 from sampling_graphs import mixed_degrees
 
@@ -20,7 +21,7 @@ from gids.cache import budget
 from gids.cuda import Device
 from gids.cuda.device import Argument, Stream
 from gids.errors import FormatError
-from gids.sampler import Minibatch, Neighbor
+from gids.sampler import LocalityBias, Minibatch, Neighbor
 from gids.sampler.device import PinnedGraph, pinned_graph
 from gids.store import Graph
 
@@ -198,3 +199,81 @@ def test_unknown_topology_on_is_refused(device: Device) -> None:
     with pytest.raises(ValueError, match=r"topology_on must be auto, host, indptr or device \(got 'gpu'\)"):
         PinnedGraph(graph, device, topology_on="gpu")
     assert isinstance(graph, Graph)
+
+
+# --- weights and masks ---
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("topology_on", ["host", "indptr", "device"])
+def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, topology_on: str) -> None:
+    weights, seeds = POSITIVE.copy(), torch.arange(20)
+    with PinnedGraph(GRAPH, device, topology_on=topology_on) as pinned:
+        topology = pinned.host_bytes, pinned.device_bytes
+
+        def of_weights() -> tuple[int, int]:
+            return pinned.host_bytes - topology[0], pinned.device_bytes - topology[1]
+
+        assert of_weights() == (0, 0)
+        samplers = [Neighbor([2], weights=weights) for _ in range(2)]
+        for sampler in samplers:
+            sampler.sample(pinned, seeds)
+            sampler.sample(pinned, seeds, step=1)
+        pages = -(-weights.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        once = (0, weights.nbytes) if topology_on == "device" else (pages, 0)
+        assert of_weights() == once
+        assert str(pinned.host_bytes) in repr(pinned)
+        Neighbor([2], weights=weights + 1).sample(pinned, seeds)
+        gc.collect()
+        assert of_weights() == once
+        del sampler, samplers, weights
+        gc.collect()
+        assert of_weights() == (0, 0)
+        kept = Neighbor([2], weights=POSITIVE)
+        expected = kept.sample(GRAPH, seeds)
+        assert_same(kept.sample(pinned, seeds), expected)
+    with pytest.raises(ValueError, match="closed: pin the graph again"):
+        kept.sample(pinned, seeds)
+    with PinnedGraph(GRAPH, device) as again:
+        assert_same(kept.sample(again, seeds), expected)
+
+
+def test_weights_go_to_the_host_if_the_device_has_little_room(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PinnedGraph(GRAPH, device, topology_on="device") as pinned:
+        monkeypatch.setattr(device, "memory_info", lambda: (8 * POSITIVE.nbytes - 1, 1 << 40))
+        Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20))
+        assert pinned.host_bytes >= POSITIVE.nbytes
+
+
+def test_memory_of_masks_is_counted(device: Device) -> None:
+    with PinnedGraph(GRAPH, device) as pinned:
+        biased, plain = Neighbor([2], locality=LocalityBias(NEAR, 2)), Neighbor([2])
+        plain.sample(pinned, torch.arange(0))
+        biased.sample(pinned, torch.arange(0))
+        assert biased.nbytes >= plain.nbytes + -(-NODES // 8)
+
+
+def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_graph([3, 4])
+    with PinnedGraph(graph, device, topology_on="host") as pinned:
+        sampler = Neighbor([2], weights=np.ones(7))
+        with monkeypatch.context() as short:
+            short.setattr(pinned_graph, "available_bytes", lambda: 27)
+            message = (
+                r"pinning the weights of '_N\._E\._N' needs weights 28 = 28 bytes of host memory, but 27"
+            )
+            with pytest.raises(MemoryError, match=message):
+                sampler.sample(pinned, torch.arange(2))
+        with monkeypatch.context() as locked:
+
+            def refuse(address: int, nbytes: int, **options: Any) -> None:
+                raise RuntimeError("cudaErrorMemoryAllocation")
+
+            locked.setattr(device, "map_host", refuse)
+            with pytest.raises(RuntimeError, match=r"weights of '_N\._E\._N': .*: free host memory$"):
+                sampler.sample(pinned, torch.arange(2))
+        assert sampler.sample(pinned, torch.arange(2)).blocks[0].num_edges == 4  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
+            Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,7 +13,6 @@ from sampling_graphs import citations, mixed_degrees
 from sampling_model import halves, layer_key, philox, words
 from scipy import stats
 
-from gids.errors import FormatError
 from gids.sampler import Block, RandomWalk
 from gids.store import Graph
 
@@ -122,18 +120,6 @@ def test_walks_restart_with_the_given_probability(restart: float) -> None:
     assert stats.binomtest(restarts, nodes * walks, restart).pvalue > UNLIKELY
 
 
-def test_minibatches_do_not_depend_on_threads_or_pickling() -> None:
-    graph = make_graph(mixed_degrees(3000))
-    kinds = [RandomWalk([5, 5], threads=n) for n in (1, 2, 8)]
-    kinds.append(pickle.loads(pickle.dumps(kinds[0])))
-    first, *others = [s.sample(graph, torch.arange(1500), step=2) for s in kinds]
-    for other in others:
-        assert torch.equal(first.input_nodes, other.input_nodes)  # type: ignore[arg-type]
-        for a, b in zip(first.blocks, other.blocks, strict=True):
-            assert torch.equal(a.indices, b.indices)  # type: ignore[union-attr]
-            assert torch.equal(a.weights, b.weights)  # type: ignore[union-attr, arg-type]
-
-
 def test_isolated_nodes_and_no_seeds() -> None:
     for graph in (make_graph([0] * 4), Graph(("a", "b", "a"), 2, 2, np.array([0, 1, 2]), np.arange(2), None)):
         for seeds in ([], [1, 0, 1]):
@@ -167,19 +153,3 @@ def test_wrong_arguments_are_refused() -> None:
         RandomWalk([3], metapath=[("a", "b", "c")]).sample(graphs, seeds)
     with pytest.raises(ValueError, match="must lead back"):
         RandomWalk([3], metapath=[("author", "writes", "paper")]).sample(graphs, seeds)
-
-
-def test_an_inconsistent_topology_is_a_format_error() -> None:
-    good = make_graph([4] * 20)
-    indices, indptr = good.indices.copy(), good.indptr.copy()
-    indices[:] = 20
-    indptr[11] = 10
-    with pytest.raises(FormatError, match=r"indices\[\d+\] is outside 0 to 19"):
-        RandomWalk([3]).sample(Graph(good.relation, 20, 20, good.indptr, indices, None), torch.arange(20))
-    with pytest.raises(FormatError, match="indptr decreases or exceeds the indices at node 10"):
-        RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
-
-
-def test_repr_shows_everything_that_minibatches_depend_on() -> None:
-    walk = RandomWalk([2], restart=0.25, metapath=[("a", "b", "a")], threads=3)
-    assert repr(walk) == "RandomWalk([2], restart=0.25, metapath=[('a', 'b', 'a')])"

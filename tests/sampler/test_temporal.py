@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from every_sampler import assert_same, assert_same_tensors
 from sampling_graphs import citations, mixed_degrees
-from temporal_model import ModelTrees, candidates, sample_trees, time_at, with_times
+from temporal_model import ModelTrees, candidates, sample_trees, some_seeds, time_at, with_times
 
 from gids.sampler import (
     Block,
@@ -154,26 +155,23 @@ def test_many_nodes_found_by_many_threads_at_once_equal_the_model() -> None:
 def test_minibatches_in_bulk_equal_those_made_alone() -> None:
     rng = np.random.default_rng(3)
     graph = with_times(make_graph(mixed_degrees(300)), "nodes", rng)
-    given = [
-        TimedSeeds(torch.from_numpy(rng.integers(0, 300, n)), torch.from_numpy(rng.integers(0, 50, n)))
-        for n in (5, 40, 0, 17, 33, 8)
-    ]
+    given = [some_seeds(rng, 300, n) for n in (5, 40, 0, 17, 33, 8)]
     for subgraph in ("directional", "bidirectional", "induced"):
         one, many = (Neighbor([3, 4], temporal="nodes", subgraph=subgraph, threads=t) for t in (1, 3))  # type: ignore[arg-type]
         bulk = many.sample_bulk(graph, given, first_step=4)
         for step, (seeds, made) in enumerate(zip(given, bulk, strict=True), 4):
-            alone = one.sample(graph, seeds, step=step)
-            assert all(torch.equal(a, b) for a, b in zip(alone.tensors(), made.tensors(), strict=True))
+            assert_same(made, one.sample(graph, seeds, step=step))
 
 
 def test_a_tree_does_not_depend_on_the_others_of_its_minibatch() -> None:
     rng = np.random.default_rng(4)
     graph = with_times(make_graph(mixed_degrees(300)), "edges", rng)
-    seeds, times = torch.from_numpy(rng.integers(0, 300, 40)), torch.from_numpy(rng.integers(0, 50, 40))
+    seeds = some_seeds(rng, 300, 40)
     sampler = Neighbor([3, 4], temporal="edges", threads=1)
-    together = sampler.sample(graph, TimedSeeds(seeds, times), seed=9)
+    together = sampler.sample(graph, seeds, seed=9)
     for tree in (0, 11, 39):
-        alone = sampler.sample(graph, TimedSeeds(seeds[tree : tree + 1], times[tree : tree + 1]), seed=9)
+        own = slice(tree, tree + 1)
+        alone = sampler.sample(graph, TimedSeeds(seeds.ids[own], seeds.times[own]), seed=9)  # type: ignore[index]
         assert alone.input_nodes.tolist() == together.input_nodes[together.batch == tree].tolist()  # type: ignore[index,union-attr]
 
 
@@ -311,6 +309,7 @@ def test_bidirectional_subgraphs_have_every_sampled_edge_and_its_reverse_once() 
             assert block.num_src == len(both.input_nodes[src])  # type: ignore[index]
 
 
+@pytest.mark.slow  # PyG takes seconds to import
 def test_bidirectional_edges_equal_those_of_pyg() -> None:
     base = pytest.importorskip("torch_geometric.sampler.base")
     graphs = reverses([g for g in citations() if g.relation[1] != "written by"])
@@ -367,7 +366,7 @@ def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> Non
 def test_trees_continue_layer_by_layer() -> None:
     rng = np.random.default_rng(9)
     graph = with_times(make_graph(mixed_degrees(200)), "edges", rng)
-    seeds = TimedSeeds(torch.from_numpy(rng.integers(0, 200, 20)), torch.from_numpy(rng.integers(0, 50, 20)))
+    seeds = some_seeds(rng, 200, 20)
     sampler = Neighbor([3, 4], temporal="edges")
     whole = sampler.sample(graph, seeds, seed=1)
     trees = sampler.trees(graph, seeds)
@@ -388,7 +387,7 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     own = sampler.sample(graph, seeds)
     assert graph.src_times is not None
     given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
-    assert all(torch.equal(a, b) for a, b in zip(own.tensors(), given.tensors(), strict=True))
+    assert_same(own, given)
     with pytest.raises(IndexError, match=r"seed -1 is not a '_N' node: ids run from 0 to 99"):
         sampler.sample(graph, torch.tensor([3, -1]))
 
@@ -415,7 +414,7 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
             assert mine == sorted(mine)  # type: ignore[type-var]
         unmarked = replace(ordered, sorted_by=None)  # checked, and found in order
         a, b = (Neighbor([3], temporal=by).sample(g, seeds) for g in (ordered, unmarked))  # type: ignore[arg-type]
-        assert all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
+        assert_same_tensors(a, b)
 
 
 def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
@@ -449,6 +448,3 @@ def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
         Neighbor([3], temporal="edges").sample(replace(graph, edge_times=np.zeros(graph.num_edges)), seeds)
     with pytest.raises(ValueError, match=r"needs a relation for the reverses of .*--reverse-edges"):
         Neighbor([3], subgraph="bidirectional").sample(citations()[1:2], {"paper": ids})
-    assert repr(Neighbor([3], temporal="edges", strategy="last")) == (
-        "Neighbor([3], disjoint=True, temporal='edges', strategy='last')"
-    )

@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.checks import check_lines, check_memory, check_policies
 from gids.cache.device.counters import THROUGH, Counters
 from gids.cache.device.kernels import CacheKernels
 from gids.cache.device.preload import preload
@@ -34,10 +33,12 @@ from gids.cache.device.state import (
     HostArray,
     MissPool,
     TableState,
+    check_lines,
+    check_memory,
+    check_policies,
     line_bytes,
 )
-from gids.cache.feature_cache import FeatureCache
-from gids.cache.ids import check_ids
+from gids.cache.feature_cache import FeatureCache, check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -585,12 +586,12 @@ class DeviceFeatureCache:
 
 
 def _queue_tables(tables: Sequence[Table], check_crc: bool) -> list[QueueTable]:
-    found: list[QueueTable] = []
+    queue_tables: list[QueueTable] = []
     for t in tables:
-        first_file = sum(q.file_count for q in found)
+        first_file = sum(q.file_count for q in queue_tables)
         checksums = np.asarray(t.checksums()) if check_crc else None
-        found.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
-    return found
+        queue_tables.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
+    return queue_tables
 
 
 def _release(pid: int, queue: DeviceQueue, stream: Stream, mapped: list[HostArray]) -> None:

@@ -1,6 +1,7 @@
 """The memory of a cache on a device, in the layout of native/include/gids/device_cache.h.
 
-Called by DeviceFeatureCache. It allocates and packs; the cache decides which kernels run, and when.
+Called by DeviceFeatureCache. It checks sizes, allocates and packs; the cache decides which kernels run, and
+when.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from gids.cache.budget import GROWTH, TableShape
 from gids.cache.output_dtype import RowForm
 from gids.cuda import on_host
 from gids.cuda.host_memory import host_memory
+from gids.errors import MemoryBudgetError
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.cache.device.kernels import CacheKernels
@@ -29,9 +32,44 @@ RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
 """The state RESIDENT of a page word, as an int64."""
 
 DEVICE_POLICIES: tuple[str, ...] = tuple(_core.DEVICE_POLICIES)
+HOST_POLICIES = ("lookahead", "static")
 _CHUNK = 1 << 22
 _MISSES_WORDS = 7  # of a device::Misses
 _WIDEST = 16  # bytes that a lane copies at once
+
+
+def check_policies(policy: str, host_policy: str) -> None:
+    """Raise ValueError for a policy that a device does not have."""
+    if policy == "lru":
+        raise ValueError(
+            f"policy='lru' works on device='cpu' only; on a GPU use one of {', '.join(DEVICE_POLICIES)}"
+        )
+    if policy not in DEVICE_POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(DEVICE_POLICIES)} (got {policy!r})")
+    if host_policy not in HOST_POLICIES:
+        raise ValueError(f"host_policy must be one of {', '.join(HOST_POLICIES)} (got {host_policy!r})")
+
+
+def check_lines(lines: Mapping[str, int], host_lines: Mapping[str, int]) -> None:
+    """Raise ValueError for a number of lines that a table cannot have."""
+    for name, count in lines.items():
+        if count < 0 or host_lines[name] < 0 or count + host_lines[name] > _core.MAX_LINES:
+            raise ValueError(
+                f"table '{name}': lines and host lines must be 0 to {_core.MAX_LINES} together (got {count} "
+                f"and {host_lines[name]})"
+            )
+
+
+def check_memory(device: Device, purposes: Mapping[str, int]) -> None:
+    """Raise MemoryBudgetError, which lists the sum, if purposes (name -> bytes) exceed free device memory."""
+    free, total = device.memory_info()
+    needed = sum(purposes.values())
+    if needed > free:
+        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+        raise MemoryBudgetError(
+            f"the cache needs {listing} = {needed} bytes ({format_bytes(needed)}) on {device.name}, which "
+            f"has {format_bytes(free)} of {format_bytes(total)} free: give it less, or free memory there"
+        )
 
 
 class HostArray:
@@ -216,11 +254,11 @@ def order_bytes(tables: Sequence[TableShape]) -> int:
 def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | None:
     if order is None:
         return None
-    there = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
+    copy = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
     for start in range(0, len(order), _CHUNK):
         part = torch.from_numpy(order[start : start + _CHUNK].copy())
-        there[start : start + len(part)] = part.to(device.torch_device)
-    return there
+        copy[start : start + len(part)] = part.to(device.torch_device)
+    return copy
 
 
 def row_copy(form: RowForm) -> tuple[int, int, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.io.device.device_queue import DeviceQueue, Round
-    from gids.io.device.queue_table import QueueTable, requests_of
+    from gids.io.device.device_queue import DeviceQueue, QueueTable, Round, requests_of
 
 __all__ = ["DeviceQueue", "QueueTable", "Round", "requests_of"]
 
@@ -14,6 +13,6 @@ __all__ = ["DeviceQueue", "QueueTable", "Round", "requests_of"]
 def __getattr__(name: str) -> Any:  # imports torch on first use
     if name not in __all__:
         raise AttributeError(f"module 'gids.io.device' has no attribute {name!r}")
-    from gids.io.device import device_queue, queue_table
+    from gids.io.device import device_queue
 
-    return getattr(device_queue if hasattr(device_queue, name) else queue_table, name)
+    return getattr(device_queue, name)

@@ -13,18 +13,17 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.closing import Closing
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
 from gids.cuda.numa import prefer_node
-from gids.io.device.queue_table import QueueTable, native_table
 from gids.io.engine import Engine
-
-__all__ = ["DeviceQueue", "QueueTable", "Round"]
 
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
@@ -38,6 +37,27 @@ _SPINNING_THREADS = 1024
 _SPINNING_WARPS = _SPINNING_THREADS // 32
 _SPINNING_WARPS_PER_SM = 8
 """The warps of a kernel that polls. They fill a quarter of the multiprocessors; the others stay free."""
+
+
+class QueueTable(NamedTuple):
+    """The location of a table's pages in the engine's files.
+
+    Page p is in file ``first_file + p % file_count`` at byte ``p // file_count * page_bytes``. checksums:
+    uint32[page_count], CRC32C of each page, or None. A page that does not match gets the error EBADMSG.
+    """
+
+    page_count: int
+    first_file: int
+    file_count: int
+    page_bytes: int
+    checksums: npt.NDArray[np.uint32] | None = None
+
+
+def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
+    """The requests, int64[n], for pages, int64[n], of a table (its index in the queue's tables)."""
+    if not 0 <= table < _core.QUEUE_TABLES_MAX:
+        raise ValueError(f"table must be 0 to {_core.QUEUE_TABLES_MAX - 1} (got {table})")
+    return pages | table << _core.QUEUE_TABLE_SHIFT
 
 
 class Round:
@@ -62,7 +82,7 @@ class Round:
         self._collected = False
 
 
-class DeviceQueue:
+class DeviceQueue(Closing):
     """Queue pairs that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
 
     For each round, call ``post``, ``wait``, then launch a kernel that reads the staging pages (or call
@@ -117,7 +137,6 @@ class DeviceQueue:
         the staging memory until it closes, as it may still read into it.
         """
         _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
-        named = [native_table(t) for t in tables]
         pair_rounds = -(-rounds_max // pairs)
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
@@ -137,7 +156,7 @@ class DeviceQueue:
         with contextlib.ExitStack() as undo:
             self._service = _core.QueueService(
                 engine.native,
-                named,
+                list(tables),
                 self._memory,
                 timeout_ms=math.ceil(timeout_s * 1e3),
             )
@@ -258,7 +277,6 @@ class DeviceQueue:
                 raise RuntimeError(
                     f"round {round.number}: call collect() after wait() and before collected()"
                 )
-            self._check_count(count, first)
             limit = min(self._check_output(to, errors), round._limit)
             self._launch(
                 stream,
@@ -422,14 +440,6 @@ class DeviceQueue:
         """Bytes: "staging" (pinned host memory, including the rings) and "queue" (device memory)."""
         return {"staging": self._memory.shared_bytes, "queue": self._local.nbytes + self._pairs.nbytes}
 
-    def __enter__(self) -> DeviceQueue:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return (
             f"<gids.io.DeviceQueue wait {self.wait_kind!r}: {self.pairs} pair(s) of {self.depth} slots of "
@@ -478,36 +488,17 @@ class DeviceQueue:
             raise ValueError(f"round {round.number} belongs to another queue")
 
     def _check_requests(self, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
-        self._check("requests", requests, torch.int64, 1)
-        self._check_count(count, first)
-
-    def _check_count(self, count: torch.Tensor, first: int) -> None:
-        self._check("count", count, torch.int64, 1)
-        if len(count) != 1:
-            raise ValueError(f"count must have shape [1] (got {list(count.shape)})")
-        if first < 0:
-            raise ValueError(f"first must be 0 or more (got {first})")
+        """Only a bug of the caller can break these; a launch checks where tensors are."""
+        assert requests.dtype == count.dtype == torch.int64
+        assert requests.dim() == 1
+        assert count.shape == (1,)
+        assert first >= 0
 
     def _check_output(self, to: torch.Tensor, errors: torch.Tensor) -> int:
-        self._check("to", to, torch.uint8, 2)
-        self._check("errors", errors, torch.int32, 1)
-        if to.shape[1] > self.slot_bytes:
-            raise ValueError(f"rows of to must have at most {self.slot_bytes} bytes (got {to.shape[1]})")
-        if len(errors) != len(to):
-            raise ValueError(
-                f"errors must have one value per row of to (got {len(errors)} for {len(to)} rows)"
-            )
+        assert (to.dtype, to.dim()) == (torch.uint8, 2)
+        assert to.shape[1] <= self.slot_bytes
+        assert (errors.dtype, errors.shape) == (torch.int32, to.shape[:1])
         return len(to)
-
-    def _check(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
-        if tensor.dtype != dtype or tensor.dim() != dims:
-            raise ValueError(
-                f"{name} must be {dtype} with {dims} dimension(s) (got {tensor.dtype}{list(tensor.shape)})"
-            )
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous: pass {name}.contiguous()")
-        if tensor.device != self._device.torch_device:
-            raise ValueError(f"{name} must be on {self._device.torch_device} (got {tensor.device})")
 
 
 def _check_options(

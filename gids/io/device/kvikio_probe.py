@@ -25,8 +25,8 @@ _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
 # a disk may return zeros.
 _CHILD = r"""
 import json, os, sys
-def answer(**found):
-    print(json.dumps(found), flush=True)
+def answer(**facts):
+    print(json.dumps(facts), flush=True)
     sys.exit()
 import kvikio, kvikio.cufile_driver
 version = kvikio.__version__
@@ -83,7 +83,7 @@ class KvikioProbe:
     reason: str
 
 
-_found: dict[tuple[int, int], KvikioProbe] = {}
+_probes: dict[tuple[int, int], KvikioProbe] = {}
 
 
 def probe_kvikio(
@@ -105,11 +105,11 @@ def probe_kvikio(
         key = (os.stat(path).st_dev, device_index)
     except OSError as error:
         return KvikioProbe(None, False, False, f"{os.fspath(path)}: {error.strerror}")
-    if key not in _found:
+    if key not in _probes:
         if scratch:
             _write_pattern(path)
-        _found[key] = _probe(os.fspath(path), device_index, timeout_s)
-    return _found[key]
+        _probes[key] = _probe(os.fspath(path), device_index, timeout_s)
+    return _probes[key]
 
 
 def _write_pattern(path: str | os.PathLike[str]) -> None:
@@ -179,11 +179,11 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str,
         _end(child)
     lines = said.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
-        found = json.loads(lines[-1])
+        answer = json.loads(lines[-1])
         return {
-            "version": found["version"],
-            "fault": found["fault"],
-            "nvfs": "yes" if found.get("nvfs") else "",
+            "version": answer["version"],
+            "fault": answer["fault"],
+            "nvfs": "yes" if answer.get("nvfs") else "",
         }
     last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
     return {"version": "", "fault": last}

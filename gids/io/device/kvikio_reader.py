@@ -1,4 +1,4 @@
-"""Reads extents with kvikio, by GPUDirect Storage if the machine has it. Made by extents.py after a probe.
+"""Reads extents with kvikio, by GPUDirect Storage if the machine has it. Made after kvikio_probe.
 
 For large extents only: kvikio calls CUDA, has no batches, and reads short extents through host memory in the
 calling thread. So it never serves the request queue, and the pinned reader reads short extents.
@@ -14,11 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gids.errors import StorageError
-from gids.io.device.extents import ExtentReader, Extents, checked, failure, merged
+from gids.io.device.extent_reader import ExtentReader, Extents
 from gids.stored_file import AnyFile, file_status, opened
 
 if TYPE_CHECKING:
@@ -31,8 +28,8 @@ _THREADS = 16
 _IN_FLIGHT = 64
 
 
-class KvikioReader:
-    """See :class:`gids.io.device.extents.ExtentReader`.
+class KvikioReader(ExtentReader):
+    """Reads with kvikio.
 
     gds: use GPUDirect Storage (kvikio's mode OFF; probe it first, as it can hang) or read through host memory
     (mode ON). small: reads extents below kvikio's GDS threshold (KVIKIO_GDS_THRESHOLD, default 16 KiB) and is
@@ -50,12 +47,11 @@ class KvikioReader:
         gds: bool,
         small: ExtentReader | None = None,
     ) -> None:
-        self._device, self._gds, self._small = device, gds, small
-        self._paths = list(paths)
+        super().__init__(device, paths)
+        self._gds, self._small = gds, small
         self._kvikio = _import_kvikio("OFF" if gds else "ON")
         self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if small is not None else 0
         self._registered: torch.Tensor | None = None
-        self._closed = False
         self._files: list[Any] = []
         with self._mode():
             for path in self._paths:
@@ -65,23 +61,11 @@ class KvikioReader:
     def name(self) -> str:
         return "kvikio (GDS)" if self._gds else "kvikio (compat)"
 
-    def read(
-        self,
-        files: npt.NDArray[np.uint32],
-        offsets: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        out: torch.Tensor,
-        out_offsets: npt.NDArray[np.int64],
-    ) -> None:
-        """See :meth:`gids.io.device.extents.ExtentReader.read`."""
-        if self._closed:
-            raise RuntimeError("this reader is closed")
-        where = self._device.torch_device
-        extents = merged(checked(len(self._paths), files, offsets, lengths, out, out_offsets, where))
+    def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
+        extents = extents.merged()
         small = extents.lengths < self._threshold
         if self._small is not None and small.any():
-            few = extents.take(small)
-            self._small.read(few.files, few.offsets, few.lengths, out, few.out_offsets)
+            self._small.read_checked(extents.take(small), out)
             extents = extents.take(~small)
         self._device.current_stream().synchronize()  # kvikio's threads ignore torch's streams
         self._register(out)
@@ -108,17 +92,16 @@ class KvikioReader:
     def _collect(self, future: Any, row: tuple[int, int, int, int]) -> StorageError | None:
         """Wait for a read; return its error, if any. kvikio reports errors and short reads as text only."""
         file, offset, length, _ = row
-        path = self._paths[file]
         try:
             done = future.get()
         except (RuntimeError, OSError) as error:
             text = str(error).strip().splitlines()[-1]
             code = _named_errno(error) or (
-                errno.ENODATA if _ends_before(path, offset + length) else errno.EIO
+                errno.ENODATA if _ends_before(self._paths[file], offset + length) else errno.EIO
             )
-            return failure(code, path, offset, length, text)
+            return self._failure(code, file, offset, length, text)
         if done != length:
-            return failure(errno.ENODATA, path, offset, length, f"read {done} bytes")
+            return self._failure(errno.ENODATA, file, offset, length, f"read {done} bytes")
         return None
 
     def _register(self, out: torch.Tensor) -> None:
@@ -154,7 +137,7 @@ class KvikioReader:
 
     def close(self) -> None:
         """Close the files, end the registration, close the reader of small extents. Idempotent."""
-        self._closed = True
+        super().close()
         if self._registered is not None:
             with contextlib.suppress(RuntimeError, OSError), self._mode():
                 self._kvikio.memory_deregister(_buffer(self._registered))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gids.cache.budget import available_bytes
+from gids.closing import Closing
 from gids.sampler.device.held import Held, OnDevice, OnHost, Original
 from gids.sampler.device.shared import Peers, share
 from gids.store.names import describe_type
@@ -25,7 +26,7 @@ _SHARE_OF_DEVICE = 8
 """By default indptr, then indices, go to the device if they take at most an eighth of its free memory."""
 
 
-class PinnedGraph:
+class PinnedGraph(Closing):
     """A Graph copied to page-locked host memory that a device reads by zero-copy.
 
     The copy is anonymous memory of its exact size, rounded up to a page. Indices are int32 if the
@@ -157,12 +158,6 @@ class PinnedGraph:
     def close(self) -> None:
         """Wait for the kernels that read the copy, unmap and free it. Idempotent."""
         self._finalizer()
-
-    def __enter__(self) -> PinnedGraph:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         of_peer = f" and {self.borrowed_bytes} of another rank" if self.borrowed_bytes else ""

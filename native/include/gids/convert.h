@@ -33,9 +33,7 @@ GIDS_HD constexpr u64 scale_offset(u64 values) { return (values + 3) / 4 * 4; }
 namespace detail {
 
 // v / 2^by, to nearest, ties to even; by in 1..31.
-GIDS_HD constexpr u32 shift_to_nearest(u32 v, u32 by) {
-  return (v + (1u << (by - 1)) - 1 + ((v >> by) & 1)) >> by;
-}
+GIDS_HD constexpr u32 shift_to_nearest(u32 v, u32 by) { return (v + (1u << (by - 1)) - 1 + ((v >> by) & 1)) >> by; }
 
 GIDS_HD constexpr u32 leading_zeros(u32 v) {
 #if defined(__CUDA_ARCH__)
@@ -69,7 +67,7 @@ GIDS_HD constexpr void convert(BFloat16 from, Float32& to) { to.bits = u32{from.
 
 GIDS_HD constexpr void convert(Float16 from, Float32& to) {
   const u32 sign = u32{from.bits & 0x8000u} << 16, magnitude = from.bits & 0x7FFFu;
-  if (magnitude >= 0x7C00) {  // infinite or NaN
+  if (magnitude >= 0x7C00) {                               // infinite or NaN
     const u32 quiet = magnitude > 0x7C00 ? 0x400000u : 0;  // as processors make it
     to.bits = sign | 0x7F800000u | quiet | (magnitude & 0x3FF) << 13;
   } else if (magnitude >= 0x0400) {

@@ -15,16 +15,16 @@ namespace gids::device {
 // One table. Lines below device_lines lie in device memory, the others in pinned host memory, which kernels
 // read and write across the bus; beside its address a line is a line.
 struct Table {
-  u64* words;    // [pages] page words
-  u64* owners;   // [lines] page + 1, or 0: the line is free
-  u8* near;      // [device_lines][page_bytes]
-  u8* far;       // [lines - device_lines][page_bytes]
+  u64* words;   // [pages] page words
+  u64* owners;  // [lines] page + 1, or 0: the line is free
+  u8* near;     // [device_lines][page_bytes]
+  u8* far;      // [lines - device_lines][page_bytes]
   u64 device_lines;
   u64 lines;
   u64 replaced;  // lines below take part in replacement; the others keep what they were filled with
   u64 row_count, rows_per_page, row_bytes, page_bytes;
-  u64 number;    // the queue's number of the table
-  u64 policy;    // score::Policy
+  u64 number;  // the queue's number of the table
+  u64 policy;  // score::Policy
 
   GIDS_HD bool holds(i64 id) const { return static_cast<u64>(id) < row_count; }  // a negative id is a huge one
   GIDS_HD u64 page_of(i64 id) const {
@@ -41,12 +41,12 @@ static_assert(sizeof(Table) == 13 * 8, "the host packs a Table as 13 words");
 
 // Of one table and step; zeroed when the step retires.
 struct Counters {
-  u64 pages;       // unique
-  u64 bad;         // 0, or ~position of the first id that is out of range
-  u64 misses;      // pages that were ABSENT when the step was planned
-  u64 coalesced;   // pages that were LOADING
-  u64 loads;       // misses that won a line
-  u64 bypasses;    // misses that did not
+  u64 pages;      // unique
+  u64 bad;        // 0, or ~position of the first id that is out of range
+  u64 misses;     // pages that were ABSENT when the step was planned
+  u64 coalesced;  // pages that were LOADING
+  u64 loads;      // misses that won a line
+  u64 bypasses;   // misses that did not
   u64 evictions;
   u64 failures;    // misses whose read failed
   u64 unresolved;  // rows that gathering found nowhere
@@ -70,15 +70,15 @@ static_assert(sizeof(Misses) == 7 * 8, "the host packs Misses as 7 words");
 
 // One table's choice of victims: scratch of the planning kernels, and the clock's hand.
 struct Choice {
-  u32 lines[score::buckets];   // histograms; zero between plans
+  u32 lines[score::buckets];  // histograms; zero between plans
   u32 misses[score::buckets];
-  u32 free;                    // candidate lines without a page; zero between plans
-  u32 bucket, drop_lines, drop_misses;       // the cut
-  u32 lines_dropped, misses_dropped;         // tickets within the bucket of the cut
-  u32 taken, given;                          // slots filled, slots handed out
-  u32 arrived, spare;                        // blocks that are through with a kernel; zero between kernels
-  u64 hand;                                  // the next candidate
-  u64 first, count;                          // this plan's candidates
+  u32 free;                             // candidate lines without a page; zero between plans
+  u32 bucket, drop_lines, drop_misses;  // the cut
+  u32 lines_dropped, misses_dropped;    // tickets within the bucket of the cut
+  u32 taken, given;                     // slots filled, slots handed out
+  u32 arrived, spare;                   // blocks that are through with a kernel; zero between kernels
+  u64 hand;                             // the next candidate
+  u64 first, count;                     // this plan's candidates
 };
 static_assert(sizeof(Choice) == (2 * score::buckets + 10) * 4 + 3 * 8, "zeroed by the host, by its size");
 
@@ -87,9 +87,9 @@ static_assert(sizeof(Choice) == (2 * score::buckets + 10) * 4 + 3 * 8, "zeroed b
 struct Round {
   const queue::Pair* pair;  // or null: of wait `stream`
   u64 number;
-  const u8* buffer;         // or null; [round_max][page_bytes]
-  const int* errors;        // or null; [round_max], of wait `warp`
-  const u64* statuses;      // or null; [round_max], copied
+  const u8* buffer;     // or null; [round_max][page_bytes]
+  const int* errors;    // or null; [round_max], of wait `warp`
+  const u64* statuses;  // or null; [round_max], copied
   u64 page_bytes;
 
   GIDS_HD int error(u64 i) const {

@@ -18,9 +18,7 @@ GIDS_HD constexpr u64 id_of(u64 word) { return word >> 32; }
 GIDS_HD constexpr u64 at_of(u64 word) { return word & 0xFFFFFFFF; }
 
 // Where probing starts, in a table of 2^log2_slots; log2_slots is 1 to 32.
-GIDS_HD constexpr u32 home(u64 id, u32 log2_slots) {
-  return static_cast<u32>(id) * 2654435769u >> (32 - log2_slots);
-}
+GIDS_HD constexpr u32 home(u64 id, u32 log2_slots) { return static_cast<u32>(id) * 2654435769u >> (32 - log2_slots); }
 GIDS_HD constexpr u32 next(u32 slot, u32 log2_slots) {
   return (slot + 1) & static_cast<u32>((u64{1} << log2_slots) - 1);
 }
@@ -45,7 +43,7 @@ GIDS_HD u32 note(u64* slots, u32 log2_slots, u64 id, u64 at) {
     local_ref<u64> ref(slots[slot]);
     u64 held = ref.load(memory_order_relaxed);
     if (held == empty && exchange(ref, held, word(id, at))) return slot;
-    if (id_of(held) != id) continue;  // a slot never changes its id
+    if (id_of(held) != id) continue;         // a slot never changes its id
     lower(slots[slot], held, word(id, at));  // the id is the same, so that the least word has the least position
     return slot;
   }

@@ -26,9 +26,7 @@ static_assert(buckets % 32 == 0, "the lanes of a warp share the buckets");
 constexpr u32 free_line = buckets;       // instead of a bucket: the line holds nothing
 constexpr u32 protected_line = ~u32{0};  // instead of a bucket: the line cannot be taken
 
-GIDS_HD constexpr bool by_chance(Policy policy) {
-  return policy == Policy::random || policy == Policy::window_pin;
-}
+GIDS_HD constexpr bool by_chance(Policy policy) { return policy == Policy::random || policy == Policy::window_pin; }
 
 // The 64 bits of a hash, from a counter or a page (SplitMix64's finaliser).
 GIDS_HD constexpr u64 mix(u64 z) {
@@ -72,7 +70,8 @@ struct Cut {
 };
 
 // Chooses `drop` of the counted lines and misses, the least worthy first. Within the bucket of the cut, misses go
-// before lines, so that no line is rewritten for an equal page. At least `drop` must be counted in buckets [first, end).
+// before lines, so that no line is rewritten for an equal page. At least `drop` must be counted in buckets [first,
+// end).
 GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop, u32 first = 0, u32 end = buckets) {
   for (u32 b = first; b + 1 < end; ++b) {
     const u32 here = lines[b] + misses[b];

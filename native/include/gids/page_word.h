@@ -23,15 +23,14 @@ enum class PageState : u32 { absent = 0, loading = 1, resident = 2 };
 
 namespace word {
 
-constexpr u32 use_bits = 24;     // live steps at most: window + planned
+constexpr u32 use_bits = 24;  // live steps at most: window + planned
 constexpr u32 heat_levels = 256;
 constexpr u32 heat_shift = 24, line_shift = 32, state_shift = 62;
 constexpr u32 line_bits = state_shift - line_shift;
 constexpr u64 uses_mask = (u64{1} << use_bits) - 1;
 constexpr u64 line_mask = (u64{1} << line_bits) - 1;
 constexpr u64 one_state = u64{1} << state_shift;
-static_assert(use_bits == heat_shift && heat_shift + 8 == line_shift && line_bits == 30,
-              "the fields fill the word");
+static_assert(use_bits == heat_shift && heat_shift + 8 == line_shift && line_bits == 30, "the fields fill the word");
 
 GIDS_HD constexpr u32 uses_of(u64 w) { return static_cast<u32>(w & uses_mask); }
 GIDS_HD constexpr u32 heat_of(u64 w) { return static_cast<u32>(w >> heat_shift) & (heat_levels - 1); }
@@ -64,9 +63,7 @@ GIDS_HD u64 load(u64& w) { return local_ref<u64>(w).load(memory_order_acquire); 
 GIDS_HD u64 enter(u64& w, u32 bit) { return local_ref<u64>(w).fetch_or(bit, memory_order_relaxed); }
 
 // Takes the mark back; returns the word after. Idempotent.
-GIDS_HD u64 retire(u64& w, u32 bit) {
-  return local_ref<u64>(w).fetch_and(~u64{bit}, memory_order_relaxed) & ~u64{bit};
-}
+GIDS_HD u64 retire(u64& w, u32 bit) { return local_ref<u64>(w).fetch_and(~u64{bit}, memory_order_relaxed) & ~u64{bit}; }
 
 GIDS_HD void admit(u64& w, u32 line) {
   local_ref<u64>(w).fetch_add(one_state | u64{line} << line_shift, memory_order_relaxed);

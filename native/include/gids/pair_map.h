@@ -1,7 +1,7 @@
 // A map from (tree, node id) to the position where the pair first appears: id_map.h for nodes of trees. It uses open
-// addressing. A slot has two 64-bit words: the key, and the least position noted. Any number of threads may note keys at
-// once; the result does not depend on their order or number. The host and the CUDA kernels share this header. The caller
-// owns the table and fills it with ones.
+// addressing. A slot has two 64-bit words: the key, and the least position noted. Any number of threads may note keys
+// at once; the result does not depend on their order or number. The host and the CUDA kernels share this header. The
+// caller owns the table and fills it with ones.
 #pragma once
 
 #include "gids/id_map.h"

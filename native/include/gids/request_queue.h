@@ -42,18 +42,18 @@ constexpr u32 page_bits = 48, table_bits = 15;
 constexpr u32 tables_max = 1u << table_bits;
 constexpr u32 lap_shift = page_bits + table_bits;
 static_assert(lap_shift == 63, "the fields fill the entry");
-constexpr u32 error_bits = 16;   // a status: error | lap << 16
-constexpr u32 count_bits = 32;   // a doorbell: count | round's lap << 32
-constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
-constexpr u32 slot_unit = 16;    // bytes: a staging page is a multiple of what a lane copies at once
+constexpr u32 error_bits = 16;  // a status: error | lap << 16
+constexpr u32 count_bits = 32;  // a doorbell: count | round's lap << 32
+constexpr u32 doorbells = 64;   // rounds posted and not collected, at most
+constexpr u32 slot_unit = 16;   // bytes: a staging page is a multiple of what a lane copies at once
 
 // What a status holds besides the errors of the I/O engine; the values of Linux.
-constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_ns; nothing was posted
-constexpr int corrupt = 74;      // EBADMSG: the page's checksum is wrong
-constexpr int broken = 71;       // EPROTO: a doorbell counts an entry that is not there
-constexpr int timed_out = 110;   // ETIMEDOUT: no completion, or no status within spin_ns
-constexpr int canceled = 125;    // ECANCELED: the service ended, or the queue is broken
-constexpr int invalid = 22;      // EINVAL: no such table or page
+constexpr int try_again = 11;   // EAGAIN: no slot came free within spin_ns; nothing was posted
+constexpr int corrupt = 74;     // EBADMSG: the page's checksum is wrong
+constexpr int broken = 71;      // EPROTO: a doorbell counts an entry that is not there
+constexpr int timed_out = 110;  // ETIMEDOUT: no completion, or no status within spin_ns
+constexpr int canceled = 125;   // ECANCELED: the service ended, or the queue is broken
+constexpr int invalid = 22;     // EINVAL: no such table or page
 
 // completed >= this: the service has ended and answers no more. cuStreamWaitValue64's GEQ compares cyclically,
 // as signed differences; this is above all rounds that a waiter can name.
@@ -74,21 +74,21 @@ struct Pair {
   u64* rung;            // [doorbells]
   u64* abandoned;       // [1] not 0: somebody gave up waiting, the queue is broken
   // Pinned host memory. Written by the service:
-  u64* statuses;        // [depth]
-  u64* completed;       // [1] rounds complete, or `closed`
-  u8* staging;          // [depth][slot_bytes]
+  u64* statuses;   // [depth]
+  u64* completed;  // [1] rounds complete, or `closed`
+  u8* staging;     // [depth][slot_bytes]
   // Private to the posting side: in device memory, or in host memory if host threads play the warps.
-  u64* head;            // [1] the next ticket
-  u64* covered;         // [1] tickets below this belong to rounds that were rung
-  u64* arrived;         // [1] blocks that are through with the round
-  u64* starts;          // [doorbells] a round's first ticket
-  u64* turns;           // [depth] laps of the slot that were released (wait `warp`)
+  u64* head;     // [1] the next ticket
+  u64* covered;  // [1] tickets below this belong to rounds that were rung
+  u64* arrived;  // [1] blocks that are through with the round
+  u64* starts;   // [doorbells] a round's first ticket
+  u64* turns;    // [depth] laps of the slot that were released (wait `warp`)
 
-  u64 spin_ns;          // until a lane that polls gives up
+  u64 spin_ns;  // until a lane that polls gives up
   u32 depth_log2;
-  u32 slot_bytes;       // a multiple of slot_unit
-  u32 round_max;        // requests in a round (wait `stream`)
-  u32 rounds_max;       // rounds posted and not collected (wait `stream`)
+  u32 slot_bytes;  // a multiple of slot_unit
+  u32 round_max;   // requests in a round (wait `stream`)
+  u32 rounds_max;  // rounds posted and not collected (wait `stream`)
 
   GIDS_HD u64 depth() const { return u64{1} << depth_log2; }
   GIDS_HD u64 slot(u64 ticket) const { return ticket & (depth() - 1); }

@@ -60,10 +60,10 @@ struct Edges {
     const u64 source = this->source(position);
     sources[place] = static_cast<u32>(source);
     positions[place] = static_cast<i64>(position);
-    slot_of[place] = tags ? pair_map::note(slots, log2_slots,
-                                           pair_map::key(pair_map::tree_of(static_cast<u64>(node)), source),
-                                           known + place)
-                          : id_map::note(slots, log2_slots, source, known + place);
+    slot_of[place] =
+        tags ? pair_map::note(slots, log2_slots, pair_map::key(pair_map::tree_of(static_cast<u64>(node)), source),
+                              known + place)
+             : id_map::note(slots, log2_slots, source, known + place);
   }
 };
 

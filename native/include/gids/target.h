@@ -41,20 +41,20 @@ GIDS_HD void acquire_polled() {}
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+using cuda::std::memory_order_acq_rel;
 using cuda::std::memory_order_acquire;
 using cuda::std::memory_order_relaxed;
 using cuda::std::memory_order_release;
-using cuda::std::memory_order_acq_rel;
 using MemoryOrder = cuda::std::memory_order;
 // Words that only one device touches (a page table lives on one device).
 template <class T> using local_ref = cuda::atomic_ref<T, cuda::thread_scope_device>;
 // Words that cross the bus: loads and stores only, one writer each.
 template <class T> using system_ref = cuda::atomic_ref<T, cuda::thread_scope_system>;
 #else
+using std::memory_order_acq_rel;
 using std::memory_order_acquire;
 using std::memory_order_relaxed;
 using std::memory_order_release;
-using std::memory_order_acq_rel;
 using MemoryOrder = std::memory_order;
 #if defined(GIDS_EMULATED)
 template <class T> using local_ref = emulated::LocalRef<T>;

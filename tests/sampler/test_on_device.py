@@ -1,0 +1,213 @@
+"""Minibatches of a device equal those of the CPU bit by bit, sampled at once or finished later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import make_graph
+from every_sampler import GRAPH, NODES, ON_DEVICES, assert_same, blocks_of, make, spoiled
+from late_device import LateDevice
+from sampling_graphs import citations
+from waits import Waits
+
+from gids.cuda import Device
+from gids.errors import FormatError
+from gids.sampler import Labor, LocalityBias, Neighbor, Topology
+from gids.sampler.device import PinnedGraph
+from gids.sampler.layered import LayeredSampler
+
+
+@pytest.mark.few(10)
+@pytest.mark.parametrize("kind", ON_DEVICES)
+def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, kind: str) -> None:
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
+    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
+        for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7), ([1], 1)):
+            sampler = make(kind, fanouts)
+            for given in (seeds, torch.tensor([5, 5, 2]), seeds[:0]):
+                minibatch = sampler.sample(pinned, given, seed=7, epoch=2, step=step)
+                assert_same(minibatch, sampler.sample(GRAPH, given, seed=7, epoch=2, step=step))
+                assert minibatch.input_nodes.device == device.torch_device
+
+
+def on_relations(kind: str) -> LayeredSampler:
+    """A sampler of the four relations of citations(), with numbers for each of them."""
+    graphs = citations()
+    relations = [graph.relation for graph in graphs]
+    numbers = ((3, 0, -1, 1), (5, 2, 4, 1), (0, 3, 2, 2))
+    fanouts = [dict(zip(relations, layer, strict=True)) for layer in numbers]
+    weights = {relations[i]: np.arange(graphs[i].num_edges, dtype=np.float32) % 3 for i in (0, 2)}
+    options = {key: value for key, value in ON_DEVICES[kind][1].items() if key != "weights"}
+    if "weights" in kind:
+        options |= {"weights": weights, "locality": LocalityBias({"author": np.arange(150) < 40}, 5)}
+    return ON_DEVICES[kind][0](fanouts, **options)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "labor",
+        "labor of fixed count",
+        "dependent",
+        "dependent, replaced",
+        "weights",
+        "weights, replaced",
+        "weights, dependent",
+    ],
+)
+def test_relations_are_sampled_as_on_the_cpu(device: Device, kind: str) -> None:
+    """With weights, two relations lead from one type, one with weights; another has only a mask."""
+    graphs, sampler = citations(), on_relations(kind)
+    seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
+    pinned = [PinnedGraph(g, device) for g in graphs]
+    sampled = sampler.sample(pinned, seeds, step=3)
+    assert_same(sampled, sampler.sample(graphs, seeds, step=3))
+    if kind.startswith("weights"):
+        has_weights = [block.weights is not None for block in blocks_of(sampled)]
+        assert has_weights == [True, True, True, False] * 3
+    for p in pinned:
+        p.close()
+
+
+def test_a_hub_with_few_drawable_edges(device: Device) -> None:
+    """As many drawable edges as wanted, one less, one more, none; far from each other."""
+    graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))
+    weights = np.zeros(graph.num_edges, np.float32)
+    for v, possible in enumerate((0, 1, 4, 5, 40)):
+        weights[v * 3000 + np.linspace(0, 2999, possible).astype(int)] = 2
+    weights[15_000:] = np.arange(3000) % 2
+    with PinnedGraph(graph, device) as pinned:
+        for fanout in (4, 5, -1):
+            for replace in (False, True):
+                sampler = Neighbor([fanout], weights=weights, replace=replace)
+                assert_same(*(sampler.sample([g], {"b": torch.arange(6)}) for g in (pinned, graph)))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Labor([3]),
+        Labor([4]),
+        Labor([3], fixed_count=True),
+        Neighbor([3], batch_dependency=4),
+        Neighbor([3], replace=True),
+        Neighbor([3], weights=np.ones(80)),
+        Neighbor([3], weights=np.ones(80), replace=True),
+        Neighbor([3], locality=LocalityBias(np.ones(20, bool), 2)),
+        Neighbor([3], locality=LocalityBias(np.ones(20, bool), 2), replace=True),
+    ],
+    ids=str,
+)
+def test_a_source_out_of_range_is_a_format_error(device: Device, sampler: LayeredSampler) -> None:
+    bad = spoiled(make_graph([4] * 20), indices=dict.fromkeys(range(40, 44), 20))
+    messages = []
+    with PinnedGraph(bad, device) as pinned:
+        for graph in (bad, pinned):
+            with pytest.raises(FormatError, match=r"indices\[4.\] is outside 0 to 19") as caught:
+                sampler.sample(graph, torch.arange(20))  # type: ignore[arg-type]
+            messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_device_refuses_importance_sampling(device: Device) -> None:
+    with (
+        PinnedGraph(GRAPH, device) as pinned,
+        pytest.raises(ValueError, match=r"on the CPU only, .*: pass graphs that are not pinned"),
+    ):
+        Labor([3], importance_sampling=1).sample(pinned, torch.arange(20))
+
+
+# --- start(): a minibatch is enqueued now and waited for later ---
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("kind", "fanouts"),
+    [
+        ("neighbor", [5, 4, 3]),
+        ("replaced", [3, 2]),
+        ("neighbor", [-1, 40]),
+        ("dependent for an epoch", [4, 4]),
+        ("weights", [4, 4]),
+        ("labor", [3, 5]),
+        ("labor of fixed count", [3, 5]),
+    ],
+)
+def test_minibatches_may_be_finished_in_any_order(device: Device, kind: str, fanouts: list[int]) -> None:
+    draws = make(kind, fanouts)
+    seeds = torch.from_numpy(np.random.default_rng(2).permutation(NODES)).split(60)
+    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
+        for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+            started = [draws.start(pinned, seeds[step], seed=4, step=step) for step in range(4)]
+            beside = draws.sample(pinned, seeds[4], seed=4, step=4)
+            found = {step: started[step]() for step in order}
+            for step, minibatch in [*found.items(), (4, beside)]:
+                assert_same(minibatch, draws.sample(GRAPH, seeds[step], seed=4, step=step))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> None:
+    device, graphs = LateDevice(seed), citations()
+    topology = Topology([PinnedGraph(graph, device, topology_on="host") for graph in graphs])
+    on_host, draws = Topology(graphs), Neighbor([4, 3])
+    streams = [device.new_stream(), device.new_stream()]
+    seeds = {"paper": torch.arange(0, 400, 7), "author": torch.arange(20)}
+    left: list[Any] = []
+    for step in range(8):
+        with device.use(streams[step // 3 % 2]):
+            left.append(draws.start(topology, seeds, step=step))
+        if step % 2:
+            with device.use(streams[0]):  # also of minibatches that were started on the other one
+                streams[1].slow = True
+                made = [finish() for finish in left]
+                streams[1].slow = False
+                for stream in streams:
+                    stream.synchronize()
+            for minibatch in made:
+                assert_same(minibatch, draws.sample(on_host, seeds, step=minibatch.step))
+            left.clear()
+    for pinned in topology.pinned:
+        pinned.close()
+    device.close()
+
+
+def test_starting_does_not_wait_but_settles_the_minibatch_before() -> None:
+    device, draws = Waits(), Neighbor([5, 4, 3])
+    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
+        first = draws.start(pinned, torch.arange(30), step=0)
+        assert device.said == [("copy", 0)]
+        second = draws.start(pinned, torch.arange(30), step=1)
+        assert device.said == [("copy", 0), ("wait", 0), ("copy", 1)]
+        second()
+        first()
+        assert device.said[3:] == [("wait", 1)]
+        dropped = draws.start(pinned, torch.arange(30), step=2)
+        del dropped
+        draws.start(pinned, torch.arange(30), step=3)
+        assert device.said[4:] == [("copy", 2), ("copy", 3)], "nobody needs the dropped one"
+
+
+def test_errors_of_the_seeds_and_the_topology_come_with_the_minibatch(device: Device) -> None:
+    graph, draws = make_graph([3] * 100), Neighbor([3])
+    broken = spoiled(graph, indices=dict.fromkeys(range(3), 1000))  # of node 0
+    errors: dict[int, tuple[type[Exception], str]] = {
+        0: (FormatError, r"indices\[0\] is outside 0 to 99"),
+        100: (IndexError, r"seed 100 is not a .* node"),
+    }
+    with PinnedGraph(broken, device, topology_on="host") as pinned:
+        started = {seed: draws.start(pinned, torch.tensor([seed])) for seed in (1, 0, 3, 100, 4)}
+        for seed, finish in started.items():
+            if seed in errors:
+                with pytest.raises(errors[seed][0], match=errors[seed][1]):
+                    finish()
+            else:
+                assert_same(finish(), draws.sample(graph, torch.tensor([seed])))
+
+
+def test_graphs_on_the_host_cannot_be_started() -> None:
+    with pytest.raises(ValueError, match=r"call sample\(\)"):
+        Neighbor([3]).start(make_graph([3] * 10), torch.arange(3))
