@@ -1,7 +1,8 @@
 """DGL with features on disk: ``DataLoader(graph, ids, sampler, …, gids="x.gids")``.
 
-It composes gids.store and gids.loader, and decides nothing about caching. gids.dgl_finder makes PyPI's DGL
-(1.1.3, 2.1.0) importable beside a current torch.
+Import it before DGL. It puts a finder into ``sys.meta_path`` (gids.dgl_finder), so that PyPI's DGL (1.1.3,
+2.1.0) imports beside a current torch; ``import gids`` alone does not. It composes gids.store and gids.loader,
+and decides nothing about caching.
 """
 
 from gids.dgl_finder import import_dgl

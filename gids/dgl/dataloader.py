@@ -7,7 +7,7 @@ reads and caches.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self, cast
@@ -16,7 +16,6 @@ import dgl
 import torch
 from dgl.dataloading.dataloader import DDPTensorizedDataset, TensorizedDataset
 
-from gids import dgl_finder
 from gids.dgl.epoch import Epoch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
@@ -36,10 +35,17 @@ stock_iter = dgl.dataloading.DataLoader.__iter__
 
 
 def _reduced(dataset: Any) -> tuple[Any, ...]:
-    return dgl_finder.rebuilt, dataset.__reduce_ex__(2)[:3]
+    return _remade, dataset.__reduce_ex__(2)[:3]
 
 
-# A spawned worker unpickles the dataset first, and so imports gids before DGL.
+def _remade(make: Callable[..., Any], arguments: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """Remake a dataset of DGL. Its name is unpickled first, which imports gids.dgl before DGL."""
+    dataset = make(*arguments)
+    vars(dataset).update(state)
+    return dataset
+
+
+# A spawned worker unpickles the dataset first.
 for _dataset in (TensorizedDataset, DDPTensorizedDataset):
     ForkingPickler.register(_dataset, _reduced)
 
