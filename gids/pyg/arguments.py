@@ -1,17 +1,62 @@
-"""Checks of PyG's arguments that gids' classes share. Called by gids.pyg's classes."""
+"""PyG's arguments: which there are, and the checks that loaders and samplers share. Called by both."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
+from gids.loader.option_names import check_names
+from gids.pyg.hops import Counts
+from gids.pyg.memory_graphs import is_typed
 from gids.pyg.times import STORED
+from gids.store.names import Relation
 
 _STRATEGIES = ("uniform", "last")
 
-NO_EFFECT = (
+SAMPLING = {
+    "subgraph_type": "directional",
+    "replace": False,
+    "disjoint": False,
+    "temporal_strategy": "uniform",
+    "time_attr": None,
+    "weight_attr": None,
+    "is_sorted": False,
+    "directed": True,
+}
+"""Arguments of NeighborSampler that loaders pass on, besides num_neighbors, and their defaults."""
+
+_OF_BOTH = (
+    "custom_cls",
+    "input_id",
+    "batch_size",
+    "shuffle",
+    "drop_last",
+    "sampler",
+    "batch_sampler",
+    "generator",
+)
+"""Arguments of PyG's and torch's base classes, by keyword."""
+
+_OF_DATASETS = (
+    "tables",
+    "labels",
+    "seed",
+    "rank",
+    "world_size",
+    "device",
+    "topology_on",
+    "dtype",
+    "minibatch_rows",
+)
+"""Arguments that loaders of data in memory do not have."""
+
+_NO_EFFECT = (
     "num_workers",
     "persistent_workers",
     "prefetch_factor",
@@ -67,14 +112,57 @@ def check_for_parts(subgraph_type: SubgraphType, time_attr: str | None, weight_a
         raise not_for_parts(f"time_attr={time_attr!r}", f"times that `gids convert` stores do: {STORED!r}")
 
 
+def options_on_disk(loader: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of DatasetLoader among those of a loader.
+
+    Raises TypeError for an unknown name, ValueError for an argument that is not supported.
+    """
+    _check_known(loader, options)
+    for name, cure in _REFUSED.items():
+        if options.get(name) is not None:
+            raise ValueError(f"{name}= is not supported: {cure}")
+    return {name: value for name, value in options.items() if name in (*_OF_BOTH, *_OF_DATASETS)}
+
+
+def options_in_memory(
+    loader: Callable[..., Any], data: object, options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The keyword arguments for PyG's loader.
+
+    Raises TypeError for an unknown name, ValueError for an argument that only loaders of datasets have.
+    """
+    _check_known(loader, options)
+    is_typed(data)  # raises TypeError for other data
+    for name in _OF_DATASETS:
+        if name in options:
+            raise ValueError(
+                f"{name}= needs a dataset on disk, and data is {type(data).__name__}: leave it out, or write "
+                "the data by `gids convert`"
+            )
+    return options
+
+
+def _check_known(loader: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    known = [*inspect.signature(loader).parameters, *_OF_BOTH, *_OF_DATASETS, *_NO_EFFECT, *_REFUSED]
+    check_names(f"gids.pyg.{loader.__name__}", options, known)
+
+
 def not_for_parts(what: str, why: str) -> ValueError:
     return ValueError(f"{what} does not work with a partitioned dataset ({why})")
 
 
-def refuse_arguments(given: dict[str, Any]) -> None:
-    """Remove the arguments that loaders of datasets on disk take with one value only. Raises ValueError."""
-    for name, cure in _REFUSED.items():
-        if given.pop(name, None) is not None:
-            raise ValueError(f"{name}= is not supported: {cure}")
-    for name in NO_EFFECT:
-        given.pop(name, None)
+def counts_of(given: Counts | NumNeighbors, relations: Sequence[Relation] | None) -> Counts:
+    """By relation; one list if relations is None, for a homogeneous graph. Raises TypeError, ValueError."""
+    if relations is None:
+        hops = given.values if isinstance(given, NumNeighbors) else given
+        if not isinstance(hops, list | tuple):
+            raise TypeError(f"num_neighbors={given!r}; with one edge type give a list, a number per hop")
+        return _plain(hops)
+    if not isinstance(given, NumNeighbors | list | tuple | dict):
+        raise TypeError(f"num_neighbors={given!r}; give a list, a number per hop, or such lists by edge type")
+    numbers = given if isinstance(given, NumNeighbors) else NumNeighbors(given)
+    return {relation: _plain(hops) for relation, hops in numbers.get_values(list(relations)).items()}
+
+
+def _plain(hops: Sequence[int]) -> list[int]:
+    return [int(n) if isinstance(n, np.integer) else n for n in hops]

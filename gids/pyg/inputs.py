@@ -11,7 +11,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.pyg.attributes import is_homogeneous
+from gids.pyg.stores import is_homogeneous
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 

@@ -8,8 +8,8 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from gids.pyg.attributes import LABEL
 from gids.pyg.hops import HopMinibatch
+from gids.pyg.stores import LABEL
 from gids.sampler import Minibatch
 from gids.store.names import Relation, describe_type
 

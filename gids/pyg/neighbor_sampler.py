@@ -18,15 +18,13 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.loader.source import Source
-from gids.pyg.arguments import check_for_parts, check_sampling
-from gids.pyg.attributes import is_homogeneous, table_of
+from gids.pyg.arguments import check_for_parts, check_sampling, counts_of
 from gids.pyg.edge_weights import weights_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
-from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output, output_of
-from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
+from gids.pyg.stores import graphs_on_disk, is_homogeneous, is_on_disk, store_of, table_of
 from gids.pyg.times import node_times, with_times
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
@@ -74,11 +72,21 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         *,
         threads: int | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.subgraph_type = check_sampling(
             subgraph_type, directed, temporal_strategy, time_attr, sample_direction
         )
-        self._made_of = given | {"subgraph_type": self.subgraph_type.value, "directed": True}
+        self._made_of = {
+            "data": data,
+            "num_neighbors": num_neighbors,
+            "subgraph_type": self.subgraph_type.value,
+            "replace": replace,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "is_sorted": is_sorted,
+            "threads": threads,
+        }
         self.num_neighbors = (
             num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         )

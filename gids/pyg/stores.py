@@ -20,11 +20,14 @@ from gids import store as gids_store
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.source import Source
-from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
 from gids.store import Graph, graphs_of
-from gids.store.names import RELATION
+from gids.store.names import RELATION, Relation
 from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
+
+LABEL = "y"
+_USUAL = {"node": "x", "edge": "edge_attr"}
+"""PyG's name for input features; `gids convert` calls them "feat"."""
 
 Type = str | tuple[str, str, str] | None
 
@@ -157,6 +160,30 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
 
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
         raise _read_only(self.store)
+
+
+def attribute_of(store: gids_store.FeatureStore, table: gids_store.Table) -> str:
+    """The table's key, except that "feat" becomes "x" (of edges: "edge_attr"), unless its type also has a
+    table with this key.
+    """
+    usual = _USUAL[table.kind]
+    taken = store.find_table(table.kind, table.type, usual) is not None
+    return usual if table.key == "feat" and not taken else table.key
+
+
+def table_of(
+    store: gids_store.FeatureStore, type_: str | Relation, attribute: str
+) -> gids_store.Table | None:
+    """The table that has this name in PyG."""
+    for table in store.tables.values():
+        if table.type == type_ and attribute_of(store, table) == attribute:
+            return table
+    return None
+
+
+def is_homogeneous(store: gids_store.FeatureStore) -> bool:
+    """Whether there is one node type and one relation at most: PyG's Data, else HeteroData."""
+    return len(store.node_types) == 1 and len(store.relations) <= 1
 
 
 def is_on_disk(data: object) -> bool:
