@@ -39,10 +39,8 @@ def node_inputs(
     count = store.num_nodes(ntype)
     if given is None:
         ids = torch.arange(count)
-        return NodeSamplerInput(
-            _alike("input_id", input_id, count), ids, _alike("input_time", times, count), ntype
-        )
-    ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
+    else:
+        ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ValueError(f"input_nodes is bool{list(ids.shape)}; a mask is bool[{count}], one per node")
@@ -50,11 +48,10 @@ def node_inputs(
         input_id = ids if input_id is None else input_id
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
         raise TypeError(f"input_nodes is {ids.dtype} of shape {list(ids.shape)}; give int64[n] or a mask")
-    ids = on_host(ids).to(torch.int64, copy=True)
+    ids = on_host(ids).to(torch.int64, copy=given is not None)
     _check_range("input_nodes", ids, count)
-    return NodeSamplerInput(
-        _alike("input_id", input_id, len(ids)), ids, _alike("input_time", times, len(ids)), ntype
-    )
+    input_id, times = _per_seed(len(ids), input_id=input_id, input_time=times)
+    return NodeSamplerInput(input_id, ids, times, ntype)
 
 
 def edge_inputs(
@@ -80,8 +77,10 @@ def edge_inputs(
         )
     graph = graphs[0] if relation is None else next(g for g in graphs if g.relation == relation)
     if given is None:
-        ids, label, time = (_alike(*pair, graph.num_edges) for pair in _named(input_id, labels, times))
-        return _AllEdges(graph, ids, label, time, relation)
+        input_id, labels, times = _per_seed(
+            graph.num_edges, input_id=input_id, edge_label=labels, edge_label_time=times
+        )
+        return _AllEdges(graph, input_id, labels, times, relation)
     pairs = torch.as_tensor(given)
     if pairs.dim() != 2 or len(pairs) != 2 or pairs.dtype not in (torch.int64, torch.int32):
         raise TypeError(
@@ -91,8 +90,10 @@ def edge_inputs(
     pairs = on_host(pairs).to(torch.int64)
     _check_range("sources of edge_label_index", pairs[0], graph.num_src)
     _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
-    ids, label, time = (_alike(*pair, pairs.shape[1]) for pair in _named(input_id, labels, times))
-    return EdgeSamplerInput(ids, pairs[0], pairs[1], label, time, relation)
+    input_id, labels, times = _per_seed(
+        pairs.shape[1], input_id=input_id, edge_label=labels, edge_label_time=times
+    )
+    return EdgeSamplerInput(input_id, pairs[0], pairs[1], labels, times, relation)
 
 
 def count_of(inputs: Inputs) -> int:
@@ -167,22 +168,15 @@ def _relation(store: FeatureStore, graphs: Sequence[Graph], names: Sequence[str]
     return fitting[0]
 
 
-def _named(
-    input_id: torch.Tensor | None, labels: torch.Tensor | None, times: torch.Tensor | None
-) -> list[tuple[str, torch.Tensor | None]]:
-    return [("input_id", input_id), ("edge_label", labels), ("edge_label_time", times)]
-
-
-def _alike(name: str, values: torch.Tensor | None, count: int) -> torch.Tensor | None:
-    """A value for each seed. Raises ValueError for another number of them."""
-    if values is None:
-        return None
-    found = torch.as_tensor(values)
-    if found.dim() < 1 or len(found) != count:
-        raise ValueError(
-            f"{name} has shape {list(found.shape)}; give one value for each of the {count} seeds"
-        )
-    return on_host(found)
+def _per_seed(count: int, **values: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """The values on the host. Raises ValueError for those that are not one for each seed."""
+    tensors = [None if given is None else on_host(torch.as_tensor(given)) for given in values.values()]
+    for name, tensor in zip(values, tensors, strict=True):
+        if tensor is not None and (tensor.dim() < 1 or len(tensor) != count):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; give one value for each of the {count} seeds"
+            )
+    return tensors
 
 
 def _check_range(what: str, ids: torch.Tensor, count: int) -> None:
