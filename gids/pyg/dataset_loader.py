@@ -189,9 +189,8 @@ class DatasetLoader(EpochLoader):
         """The minibatch of a sampler's output."""
         minibatch = self._inputs_sampler.minibatch(out, self._topology)
         for name, table in self.tables.items():
-            nodes = minibatch.input_nodes
             if isinstance(table.type, str):
-                ids = nodes[table.type] if isinstance(nodes, dict) else nodes
+                ids = minibatch.by_type(minibatch.input_nodes)[table.type]
             else:
                 ids = minibatch.edge_ids_of(table.type)
             rows = table.read_rows(on_host(ids))

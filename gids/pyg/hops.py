@@ -56,6 +56,12 @@ class HopMinibatch(Minibatch):
     nodes_per_hop: dict[str, list[int]] | None = field(default_factory=dict)
     metadata: tuple[Any, ...] = ()
 
+    def by_type(self, values: Any) -> dict[str, Any]:
+        """Values of nodes, such as input_nodes, by type; empty if there are none."""
+        if values is None or isinstance(values, dict):
+            return values or {}
+        return {next(iter(self.edges))[0]: values}
+
     def edge_ids_of(self, relation: Relation) -> torch.Tensor:
         ids = self.edges[relation].ids
         return torch.empty(0, dtype=torch.int64) if ids is None else ids
