@@ -9,8 +9,7 @@ from gids.dgl_finder import import_dgl
 
 import_dgl()
 
-from gids.dgl.dataloader import DataLoader  # noqa: E402  (needs DGL)
-from gids.dgl.patch import disable, enable  # noqa: E402
+from gids.dgl.dataloader import DataLoader, disable, enable  # noqa: E402  (need DGL)
 from gids.dgl.topology import graph  # noqa: E402
 
 __all__ = ["DataLoader", "disable", "enable", "graph"]

@@ -14,7 +14,7 @@ from torch_geometric.sampler.base import SubgraphType
 from gids.loader.option_names import check_names
 from gids.pyg.hops import Counts
 from gids.pyg.memory_graphs import is_typed
-from gids.pyg.times import STORED
+from gids.pyg.sampling_attributes import STORED
 from gids.store.names import Relation
 
 _STRATEGIES = ("uniform", "last")

@@ -19,13 +19,12 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.loader.source import Source
 from gids.pyg.arguments import check_for_parts, check_sampling, counts_of
-from gids.pyg.edge_weights import weights_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
 from gids.pyg.outputs import Output, output_of
+from gids.pyg.sampling_attributes import node_times, weights_of, with_times
 from gids.pyg.stores import graphs_on_disk, is_homogeneous, is_on_disk, store_of, table_of
-from gids.pyg.times import node_times, with_times
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.time_order import By
