@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import numpy as np
+import torch
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from gids.loader.option_names import check_names
+from gids.loader.tables import Tables
 from gids.pyg.hops import Counts
 from gids.pyg.memory_graphs import is_typed
 from gids.pyg.sampling_attributes import STORED
@@ -31,43 +33,54 @@ SAMPLING = {
 }
 """Arguments of NeighborSampler that loaders pass on, besides num_neighbors, and their defaults."""
 
-_OF_BOTH = (
-    "custom_cls",
-    "input_id",
-    "batch_size",
-    "shuffle",
-    "drop_last",
-    "sampler",
-    "batch_sampler",
-    "generator",
-)
-"""Arguments of PyG's and torch's base classes, by keyword."""
 
-_OF_DATASETS = (
-    "tables",
-    "labels",
-    "seed",
-    "rank",
-    "world_size",
-    "device",
-    "topology_on",
-    "dtype",
-    "minibatch_rows",
-)
-"""Arguments that loaders of data in memory do not have."""
+class TorchOptions(TypedDict, total=False):
+    """Arguments of PyG's and torch's base classes, by keyword."""
 
-_NO_EFFECT = (
-    "num_workers",
-    "persistent_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "pin_memory_device",
-    "timeout",
-    "multiprocessing_context",
-    "worker_init_fn",
-    "in_order",
-)
-"""Arguments of torch's DataLoader about worker processes. A loader of a dataset on disk has none."""
+    custom_cls: type | None
+    input_id: torch.Tensor | None
+    batch_size: int | None
+    shuffle: bool | None
+    drop_last: bool
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Sequence[int]] | None
+    generator: torch.Generator | None
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Arguments that loaders of data in memory do not have."""
+
+    tables: Tables | None
+    labels: bool
+    seed: int | None
+    rank: int | None
+    world_size: int | None
+    device: str | torch.device
+    topology_on: str
+    dtype: torch.dtype | None
+    minibatch_rows: int | Mapping[str, int] | None
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Arguments of torch's DataLoader about worker processes. A loader of a dataset on disk has none."""
+
+    num_workers: int
+    persistent_workers: bool
+    prefetch_factor: int | None
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    multiprocessing_context: Any
+    worker_init_fn: Any
+    in_order: bool
+
+
+class LoaderOptions(TorchOptions, DatasetOptions, WorkerOptions, total=False):
+    """The keyword arguments of gids.pyg's loaders besides those of their signatures."""
+
+    collate_fn: Any
+    dataset: Any
+
 
 _REFUSED = {
     "collate_fn": "PyG's loaders ignore it; give transform=, which is called with each minibatch",
@@ -121,7 +134,8 @@ def options_on_disk(loader: Callable[..., Any], options: Mapping[str, Any]) -> d
     for name, cure in _REFUSED.items():
         if options.get(name) is not None:
             raise ValueError(f"{name}= is not supported: {cure}")
-    return {name: value for name, value in options.items() if name in (*_OF_BOTH, *_OF_DATASETS)}
+    taken = TorchOptions.__annotations__ | DatasetOptions.__annotations__
+    return {name: value for name, value in options.items() if name in taken}
 
 
 def options_in_memory(
@@ -133,8 +147,8 @@ def options_in_memory(
     """
     _check_known(loader, options)
     is_typed(data)  # raises TypeError for other data
-    for name in _OF_DATASETS:
-        if name in options:
+    for name in options:
+        if name in DatasetOptions.__annotations__:
             raise ValueError(
                 f"{name}= needs a dataset on disk, and data is {type(data).__name__}: leave it out, or write "
                 "the data by `gids convert`"
@@ -143,7 +157,7 @@ def options_in_memory(
 
 
 def _check_known(loader: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    known = [*inspect.signature(loader).parameters, *_OF_BOTH, *_OF_DATASETS, *_NO_EFFECT, *_REFUSED]
+    known = [*inspect.signature(loader).parameters, *LoaderOptions.__annotations__]
     check_names(f"gids.pyg.{loader.__name__}", options, known)
 
 

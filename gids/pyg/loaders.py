@@ -5,14 +5,14 @@ A dataset gets a DatasetLoader. Data in memory gets PyG's own loader, with gids'
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 
-from gids.pyg.arguments import options_in_memory, options_on_disk
+from gids.pyg.arguments import LoaderOptions, options_in_memory, options_on_disk
 from gids.pyg.dataset_loader import DatasetLoader, Opened
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputEdges, InputNodes, edge_inputs, node_inputs
@@ -38,7 +38,7 @@ def NeighborLoader(
     filter_per_worker: bool | None = None,
     neighbor_sampler: BaseSampler | None = None,
     directed: bool = True,
-    **options: Any,
+    **options: Unpack[LoaderOptions],
 ) -> DatasetLoader | PygNeighborLoader:
     """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same arguments, the same
     ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own NeighborLoader, with gids' sampler.
@@ -159,7 +159,7 @@ def LinkNeighborLoader(
     filter_per_worker: bool | None = None,
     neighbor_sampler: BaseSampler | None = None,
     directed: bool = True,
-    **options: Any,
+    **options: Unpack[LoaderOptions],
 ) -> DatasetLoader | PygLinkNeighborLoader:
     """``torch_geometric.loader.LinkNeighborLoader`` over a dataset on disk: the same arguments, the same
     ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own LinkNeighborLoader, with gids' sampler.
