@@ -134,14 +134,14 @@ def _sample(part: Any) -> _Edges:
 def _look_up(edges: _Edges, stored: Graph, *, by_id: bool) -> np.ndarray:
     """bool[m]: whether edges are in a dataset, as they are or reversed; m of them could be looked up."""
     if stored.relation[0] != stored.relation[2]:
-        found, searched = _search(edges, stored, by_id)
-        return np.compress(searched, found)
+        hit, searched = _search(edges, stored, by_id)
+        return np.compress(searched, hit)
     if not by_id:  # a loop stays a loop in any order
         edges = _Edges(*(ends[edges.src != edges.dst] for ends in edges))
-    found, searched = _search(edges, stored, by_id)
-    found_reversed, searched_reversed = _search(edges._replace(src=edges.dst, dst=edges.src), stored, by_id)
-    found |= found_reversed
-    return np.compress(found | (searched & searched_reversed), found)
+    hit, searched = _search(edges, stored, by_id)
+    hit_reversed, searched_reversed = _search(edges._replace(src=edges.dst, dst=edges.src), stored, by_id)
+    hit |= hit_reversed
+    return np.compress(hit | (searched & searched_reversed), hit)
 
 
 def _search(edges: _Edges, stored: Graph, by_id: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -160,6 +160,6 @@ def _search(edges: _Edges, stored: Graph, by_id: bool) -> tuple[np.ndarray, np.n
     hits = stored.indices[positions] == edges.src[owners]
     if by_id:
         hits &= (positions if stored.edge_ids is None else stored.edge_ids[positions]) == edges.ids[owners]
-    found, searched = np.zeros(len(edges.dst), bool), np.zeros(len(edges.dst), bool)
-    found[owners[hits]], searched[lists] = True, True
-    return found, searched
+    hit, searched = np.zeros(len(edges.dst), bool), np.zeros(len(edges.dst), bool)
+    hit[owners[hits]], searched[lists] = True, True
+    return hit, searched

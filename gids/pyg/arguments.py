@@ -165,16 +165,20 @@ def not_for_parts(what: str, why: str) -> ValueError:
     return ValueError(f"{what} does not work with a partitioned dataset ({why})")
 
 
-def counts_of(given: Counts | NumNeighbors, relations: Sequence[Relation] | None) -> Counts:
+def counts_of(num_neighbors: Counts | NumNeighbors, relations: Sequence[Relation] | None) -> Counts:
     """By relation; one list if relations is None, for a homogeneous graph. Raises TypeError, ValueError."""
     if relations is None:
-        hops = given.values if isinstance(given, NumNeighbors) else given
+        hops = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
         if not isinstance(hops, list | tuple):
-            raise TypeError(f"num_neighbors={given!r}; with one edge type give a list, a number per hop")
+            raise TypeError(
+                f"num_neighbors={num_neighbors!r}; with one edge type give a list, a number per hop"
+            )
         return _plain(hops)
-    if not isinstance(given, NumNeighbors | list | tuple | dict):
-        raise TypeError(f"num_neighbors={given!r}; give a list, a number per hop, or such lists by edge type")
-    numbers = given if isinstance(given, NumNeighbors) else NumNeighbors(given)
+    if not isinstance(num_neighbors, NumNeighbors | list | tuple | dict):
+        raise TypeError(
+            f"num_neighbors={num_neighbors!r}; give a list, a number per hop, or such lists by edge type"
+        )
+    numbers = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
     return {relation: _plain(hops) for relation, hops in numbers.get_values(list(relations)).items()}
 
 

@@ -44,8 +44,8 @@ class Opened:
 
     def __init__(self, name: str, data: Any) -> None:
         self.name, self.data, self.closing = name, data, ExitStack()
-        given = data if isinstance(data, Source | str | os.PathLike) else store_of(data)
-        self.source = as_source(given, self.closing)
+        dataset = data if isinstance(data, Source | str | os.PathLike) else store_of(data)
+        self.source = as_source(dataset, self.closing)
         self.source.check_samples(f"gids.pyg.{name}")
         self.graphs = graphs_on_disk(self.source)
 
@@ -284,8 +284,8 @@ class _InputSampling(EpochSampling):
 
     def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
         seeds = self.epoch.seeds.at(step)
-        given: Any = (self._inputs[torch.from_numpy(seeds.own)], seeds.part.start)
-        return given, partial(_add_labels, labels=self._labels, to_device=self.epoch.stream.to_device)
+        seeded: Any = (self._inputs[torch.from_numpy(seeds.own)], seeds.part.start)
+        return seeded, partial(_add_labels, labels=self._labels, to_device=self.epoch.stream.to_device)
 
 
 def _add_labels(
@@ -327,14 +327,14 @@ def _batches_of(
 
     Raises ValueError and TypeError for arguments that exclude each other, as torch's DataLoader does.
     """
-    given = sampler if batch_sampler is None else batch_sampler
-    if given is None:
+    batches = sampler if batch_sampler is None else batch_sampler
+    if batches is None:
         if batch_size is None:
             raise ValueError("batch_size=None needs sampler=, which yields the positions of each minibatch")
         return None
     name = "sampler" if batch_sampler is None else "batch_sampler"
-    if not hasattr(given, "__len__"):
-        raise TypeError(f"{name}= needs a length: {type(given).__name__} has none")
+    if not hasattr(batches, "__len__"):
+        raise TypeError(f"{name}= needs a length: {type(batches).__name__} has none")
     others = {"shuffle": bool(shuffle), "rank": rank is not None, "world_size": world_size is not None}
     if batch_sampler is not None:
         others |= {"sampler": sampler is not None, "batch_size": batch_size != 1, "drop_last": drop_last}
@@ -343,8 +343,8 @@ def _batches_of(
     if wrong := [other for other, is_given in others.items() if is_given]:
         raise ValueError(f"give {name}= or {wrong[0]}=, not both")
     if batch_sampler is not None or batch_size is None:
-        return given
-    return BatchSampler(given, batch_size, drop_last)
+        return batches
+    return BatchSampler(batches, batch_size, drop_last)
 
 
 def _positions(item: Any) -> np.ndarray:

@@ -315,12 +315,12 @@ class _Expansion:
         every = {**nodes, **{self._newest[t]: nodes[t][begin:] for t, begin in begins.items()}}
         return {t: ids for t, ids in every.items() if t in types}
 
-    def _to_newest(self, given: AnyGraph) -> AnyGraph:
-        graph = given if isinstance(given, Graph) else given.graph
+    def _to_newest(self, either: AnyGraph) -> AnyGraph:
+        graph = either if isinstance(either, Graph) else either.graph
         src, name, dst = graph.relation
         changed = replace(graph, relation=(src, name, self._newest[dst]))
-        if isinstance(given, Graph):
+        if isinstance(either, Graph):
             return changed
-        other = copy.copy(given)  # the same memory, which lives while the topology does
+        other = copy.copy(either)  # the same memory, which lives while the topology does
         other.graph = changed
         return other

@@ -117,7 +117,7 @@ def NeighborLoader(
         "filter_per_worker": filter_per_worker,
     }
     if not is_on_disk(data):
-        given = options_in_memory(NeighborLoader, data, options)
+        keywords = options_in_memory(NeighborLoader, data, options)
         sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
         return PygNeighborLoader(
             data,
@@ -127,16 +127,16 @@ def NeighborLoader(
             time_attr=time_attr,
             neighbor_sampler=sampler,
             **minibatches,
-            **given,
+            **keywords,
         )
-    given = options_on_disk(NeighborLoader, options)
+    keywords = options_on_disk(NeighborLoader, options)
     if input_time is not None and time_attr is None and neighbor_sampler is None:
         raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
     opened = Opened("NeighborLoader", data)
     inputs = node_inputs(
-        opened.source.store, input_nodes, times=input_time, input_id=given.pop("input_id", None)
+        opened.source.store, input_nodes, times=input_time, input_id=keywords.pop("input_id", None)
     )
-    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, None, **minibatches, **given)
+    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, None, **minibatches, **keywords)
 
 
 def LinkNeighborLoader(
@@ -200,7 +200,7 @@ def LinkNeighborLoader(
         "filter_per_worker": filter_per_worker,
     }
     if not is_on_disk(data):
-        given = options_in_memory(LinkNeighborLoader, data, options)
+        keywords = options_in_memory(LinkNeighborLoader, data, options)
         sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
         return PygLinkNeighborLoader(
             data,
@@ -213,9 +213,9 @@ def LinkNeighborLoader(
             time_attr=time_attr,
             neighbor_sampler=sampler,
             **minibatches,
-            **given,
+            **keywords,
         )
-    given = options_on_disk(LinkNeighborLoader, options)
+    keywords = options_on_disk(LinkNeighborLoader, options)
     if (edge_label_time is None) != (time_attr is None) and neighbor_sampler is None:
         times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
         raise ValueError(f"'edge_label_time' is {times}, but 'time_attr' is {attr}: give both, or neither")
@@ -236,9 +236,9 @@ def LinkNeighborLoader(
         edge_label_index,
         labels=edge_label,
         times=edge_label_time,
-        input_id=given.pop("input_id", None),
+        input_id=keywords.pop("input_id", None),
     )
     src, _, dst = inputs.input_type or opened.graphs[0].relation
     store = opened.source.store
     check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
-    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, negatives, **minibatches, **given)
+    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, negatives, **minibatches, **keywords)

@@ -52,12 +52,12 @@ class MinibatchData:
         labelled: Collection[str],
         made: type | None,
     ) -> None:
-        given = list(attributes.values())
+        names = list(attributes.values())
         self._seed_names = _OF_NODES if not of_edges else _OF_EDGES
         if negatives is not None and negatives.is_triplet():
             self._seed_names = _OF_TRIPLETS
-        for type_, name in given:
-            if given.count((type_, name)) > 1:
+        for type_, name in names:
+            if names.count((type_, name)) > 1:
                 raise ValueError(
                     f"two tables would have the name {name!r} of {describe_type(type_)}: give names, "
                     "tables={'a': …, 'b': …}"

@@ -199,8 +199,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         """
 
         def sample(seeds: PerType, times: PerType | None = None) -> HopMinibatch:
-            given = seeds if times is None else TimedSeeds(seeds, _int64(times))
-            return self.hops.sample(topology, given, seed=seed, epoch=epoch, step=step)
+            roots = seeds if times is None else TimedSeeds(seeds, _int64(times))
+            return self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
 
         if inputs.time is not None and not self.is_temporal:
             raise ValueError(
@@ -285,7 +285,7 @@ def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
 
 def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
-        return {ntype: of.to(torch.int64) for ntype, of in times.items()}
+        return {ntype: values.to(torch.int64) for ntype, values in times.items()}
     return times.to(torch.int64)
 
 

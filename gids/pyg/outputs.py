@@ -71,8 +71,8 @@ def minibatch_of(
         per_hop = of_relation(output.num_sampled_edges, relation, None)
         index = torch.stack([row, col]).to(device, torch.int64)
         edges[relation] = HopEdges(index, ids, None if per_hop is None else list(per_hop))
-    found = by_type(output.node)
-    nodes = {t: found.get(t, none).to(device) for t in topology.node_types}
+    sampled = by_type(output.node)
+    nodes = {t: sampled.get(t, none).to(device) for t in topology.node_types}
     batch = (
         {t: trees.to(device) for t, trees in by_type(output.batch).items()}
         if output.batch is not None

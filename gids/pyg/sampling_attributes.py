@@ -91,10 +91,10 @@ def _sorted(graph: Graph, by: By) -> Graph:
     return graph if times_of(graph, by) is None else sort_by_time(graph, by)
 
 
-def _numbers(given: Any, type_: str | Relation, attribute: str) -> np.ndarray | None:
-    if given is None:
+def _numbers(values: Any, type_: str | Relation, attribute: str) -> np.ndarray | None:
+    if values is None:
         return None
-    times = on_host(torch.as_tensor(given).detach())
+    times = on_host(torch.as_tensor(values).detach())
     if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         raise TypeError(f"{attribute!r} of {describe_type(type_)} is {times.dtype}; times must be integers")
     if times.numel() != len(times):
