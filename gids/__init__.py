@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gids import dgl_finder
-
 if TYPE_CHECKING:
-    from gids import cache as cache
-    from gids import convert as convert
-    from gids import cuda as cuda
     from gids import distributed as distributed
     from gids import heat as heat
     from gids import inference as inference
-    from gids import io as io
     from gids import loader as loader
     from gids import sampler as sampler
-    from gids import store as store
+    from gids import trace as trace
     from gids import write as write
     from gids.errors import (
         FormatError,
@@ -47,34 +41,8 @@ __all__ = [
     "Tuning",
 ]
 
-_HOMES = {
-    "EdgeLoader": "gids.loader",
-    "FeatureLoader": "gids.loader",
-    "FeatureStore": "gids.store",
-    "FormatError": "gids.errors",
-    "MemoryBudgetError": "gids.errors",
-    "MissingError": "gids.errors",
-    "NoDeviceError": "gids.errors",
-    "NodeLoader": "gids.loader",
-    "RankError": "gids.errors",
-    "Source": "gids.loader",
-    "StorageError": "gids.errors",
-    "Tuning": "gids.loader",
-    "open": "gids.loader.source",
-}
-_PARTS = (
-    "cache",
-    "convert",
-    "cuda",
-    "distributed",
-    "heat",
-    "inference",
-    "io",
-    "loader",
-    "sampler",
-    "store",
-    "write",
-)
+_LOADERS = ("EdgeLoader", "FeatureLoader", "NodeLoader", "Source", "Tuning")
+_PARTS = ("distributed", "heat", "inference", "loader", "sampler", "trace", "write")
 """Neither these nor open are in __all__: `from gids import *` must not replace the builtin."""
 
 
@@ -82,17 +50,20 @@ def __getattr__(name: str) -> Any:  # loads torch only when something that needs
     import importlib
     from importlib.metadata import version
 
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "__version__":
         return version("gids")
     if name in _PARTS:
         return importlib.import_module(f"gids.{name}")
-    raise AttributeError(f"module 'gids' has no attribute {name!r}")
+    if name == "open":
+        home = "gids.loader.source"
+    elif name == "FeatureStore":
+        home = "gids.store"
+    elif name in __all__:
+        home = "gids.loader" if name in _LOADERS else "gids.errors"
+    else:
+        raise AttributeError(f"module 'gids' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_PARTS, "__version__", "open"])
-
-
-dgl_finder.install()

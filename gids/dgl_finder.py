@@ -1,10 +1,10 @@
-"""Makes DGL importable beside a current torch. Installed by ``import gids``; acts when DGL is imported.
+"""Makes DGL importable beside a current torch. Installed by ``import gids.dgl``; acts when DGL is imported.
 
 PyPI's DGL 2.1.0 imports its GraphBolt part with everything else, and GraphBolt's compiled library exists for
 torch 2.0.0 to 2.2.1 only. If it cannot load, ``dgl.graphbolt`` becomes a stand-in whose names raise
 ImportError when used. The rest of DGL does not need it. DGL 1.1.3 has no GraphBolt.
 
-Until then only sys and types are imported. Without an import of DGL, nothing happens.
+``import gids`` alone installs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
 _INSTALL = "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"  # DGL does not declare these two
@@ -129,11 +129,3 @@ def _choose_backend() -> None:
         backend = ""
     if str(backend).lower() not in ("mxnet", "pytorch", "tensorflow"):
         os.environ["DGLBACKEND"] = "pytorch"
-
-
-def rebuilt(make: Callable[..., Any], arguments: tuple[Any, ...], state: Any = None) -> Any:
-    """Remake an object of DGL from its __reduce_ex__. Unpickling this name imports gids before DGL."""
-    made = make(*arguments)
-    if state is not None:
-        vars(made).update(state)
-    return made

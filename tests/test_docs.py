@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -166,8 +167,16 @@ def test_snippets_that_are_not_run_name_what_exists(page: Path) -> None:
             elif isinstance(node, ast.Attribute):
                 looked_up(node)
             elif isinstance(node, ast.Call) and (called := looked_up(node.func)) is not None:
-                known = inspect.signature(called).parameters
-                assert {keyword.arg for keyword in node.keywords} <= set(known), ast.unparse(node)
+                assert {keyword.arg for keyword in node.keywords} <= argument_names(called), ast.unparse(node)
+
+
+def argument_names(called: Any) -> set[str]:
+    """With those of **options: Unpack[...]."""
+    parameters = inspect.signature(called).parameters
+    if "options" not in parameters:
+        return set(parameters)
+    (options,) = typing.get_args(typing.get_type_hints(called)["options"])
+    return {*parameters, *options.__annotations__}
 
 
 SIGNATURE = re.compile(r"^    (gids\.[\w.]+)(\([^()]*\))$", re.MULTILINE)

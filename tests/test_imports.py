@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,19 +50,8 @@ ALLOWED = {
     "cli": MEASURE | {"convert", "bench", "scale", "distributed", "cli"},
 }
 """What each folder and module of gids may import of the others."""
-PUBLIC = (
-    "cache",
-    "convert",
-    "cuda",
-    "distributed",
-    "heat",
-    "inference",
-    "io",
-    "loader",
-    "sampler",
-    "store",
-    "write",
-)
+PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "trace", "write")
+"""The parts of which pages for users name something; gids.dgl, pyg and graphbolt need their frameworks."""
 
 
 def imported_parts(source: Path) -> set[str]:
@@ -92,6 +82,20 @@ def test_every_module_imports_only_what_its_part_may() -> None:
         if (found := imported_parts(path) - ALLOWED[part])
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ["dgl", "pyg", "graphbolt", "inference"])
+def test_the_names_of_an_adapter_are_those_on_its_page(name: str) -> None:
+    [names] = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / name / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    repository = Path(__file__).parents[1]
+    pages = [repository / "README.md", *repository.glob("docs/*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    used = set(re.findall(rf"\bgids\.{name}\.(\w+)", text))
+    assert set(names) == used
 
 
 def test_no_two_parts_may_import_each_other() -> None:

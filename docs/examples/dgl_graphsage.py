@@ -32,7 +32,7 @@ class GraphSAGE(nn.Module):
 def accuracy(model, loader):
     right = total = 0
     for _, _, blocks in loader:
-        scores, labels = model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+        scores, labels = model(blocks, blocks[0].srcdata[table.key]), blocks[-1].dstdata["label"]
         right += (scores.argmax(1) == labels).sum().item()
         total += len(labels)
     return right / total
@@ -40,6 +40,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
@@ -47,20 +48,21 @@ args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
+table = store.table(args.table)
 graph = gids.dgl.graph(source)
-sampler = NeighborSampler([10, 10], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+sampler = NeighborSampler([10, 10], prefetch_node_feats=[table.key], prefetch_labels=["label"])
 options = {"gids": source, "batch_size": args.batch_size}
 train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
 val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
 classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(store.table("feat").shape[0], 128, classes)
+model = GraphSAGE(table.shape[0], 128, classes)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
     losses = []
     for _, _, blocks in train_loader:
-        scores = model(blocks, blocks[0].srcdata["feat"])
+        scores = model(blocks, blocks[0].srcdata[table.key])
         loss = cross_entropy(scores, blocks[-1].dstdata["label"])
         optimizer.zero_grad()
         loss.backward()

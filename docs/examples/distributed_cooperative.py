@@ -65,28 +65,29 @@ LAYERS = {"torch": TorchLayer, "dgl": DGLLayer, "pyg": PyGLayer}
 
 
 class GraphSAGE(nn.Module):
-    def __init__(self, layer, in_dim, hidden_dim, classes):
+    def __init__(self, layer, table, hidden_dim, classes):
         super().__init__()
+        self.table, in_dim = table.name, table.shape[0]
         self.layers = nn.ModuleList([layer(in_dim, hidden_dim), layer(hidden_dim, classes)])
 
     def forward(self, minibatch):
-        x = minibatch.features["_N.feat"]  # rows of the input nodes that this process owns
+        x = minibatch.features[self.table]  # rows of the input nodes that this process owns
         x = minibatch.exchange(0, x)  # and of those that its edges begin at
         x = self.layers[0](minibatch.blocks[0], x).relu()
         x = minibatch.exchange(1, x)
         return self.layers[1](minibatch.blocks[1], x)
 
 
-def train(source, layers, *, epochs, batch_size, report=lambda epoch, loss, accuracy: None):
-    """The trained model. batch_size: seeds of all processes together."""
+def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch, loss, accuracy: None):
+    """The trained model. batch_size: seeds of all processes together. table: its name."""
     world_size = dist.get_world_size()
-    options = {"batch_size": batch_size // world_size, "cooperative": True}
+    table = source.store.table(table)
+    options = {"tables": [table], "batch_size": batch_size // world_size, "cooperative": True}
     train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
     val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
     torch.manual_seed(0)
     classes = int(source.store.labels["_N"].max()) + 1
-    in_dim = source.store.table("feat").shape[0]
-    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], in_dim, 128, classes))
+    model = DistributedDataParallel(GraphSAGE(LAYERS[layers], table, 128, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     for epoch in range(epochs):
         losses = []
@@ -113,6 +114,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("dataset")
     parser.add_argument("--layers", choices=LAYERS, default="torch")
+    parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=512, help="seeds of all processes together")
     parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
@@ -124,7 +126,8 @@ def main():
 
     dist.init_process_group("gloo")
     with gids.distributed.open(args.dataset, memory=args.memory) as source:
-        train(source, args.layers, epochs=args.epochs, batch_size=args.batch_size, report=report)
+        options = {"epochs": args.epochs, "batch_size": args.batch_size, "table": args.table}
+        train(source, args.layers, **options, report=report)
     dist.destroy_process_group()
 
 

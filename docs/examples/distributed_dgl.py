@@ -34,7 +34,7 @@ class GraphSAGE(nn.Module):
 def accuracy(model, loader):
     right_and_total = torch.zeros(2)
     for _, _, blocks in loader:  # each process has its own part
-        scores, labels = model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+        scores, labels = model(blocks, blocks[0].srcdata[table.key]), blocks[-1].dstdata["label"]
         right_and_total += torch.tensor([(scores.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(right_and_total)
     return (right_and_total[0] / right_and_total[1]).item()
@@ -42,6 +42,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
 parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
@@ -51,20 +52,21 @@ dist.init_process_group("gloo")
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
+table = store.table(args.table)
 graph = gids.dgl.graph(source)
-sampler = NeighborSampler([10, 10], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+sampler = NeighborSampler([10, 10], prefetch_node_feats=[table.key], prefetch_labels=["label"])
 options = {"gids": source, "batch_size": args.batch_size, "use_ddp": True}  # the processes share the seeds
 train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
 val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
 classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
     losses = []
     for _, _, blocks in train_loader:
-        scores = model(blocks, blocks[0].srcdata["feat"])
+        scores = model(blocks, blocks[0].srcdata[table.key])
         loss = cross_entropy(scores, blocks[-1].dstdata["label"])
         optimizer.zero_grad()
         loss.backward()  # averages the gradients over the processes

@@ -47,6 +47,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
 parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
@@ -56,12 +57,13 @@ dist.init_process_group("gloo")
 
 source = gids.distributed.open(args.dataset, memory=args.memory)
 store = source.store
-options = {"batch_size": args.batch_size}
+table = store.table(args.table)
+options = {"tables": {"x": table}, "batch_size": args.batch_size}
 train_loader = gids.pyg.NeighborLoader(source, [10, 10], source.split("train"), shuffle=True, **options)
 val_loader = gids.pyg.NeighborLoader(source, [10, 10], source.split("val"), **options)
 
 classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):

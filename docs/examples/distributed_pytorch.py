@@ -52,7 +52,7 @@ class GraphSAGE(nn.Module):
 def accuracy(model, loader):
     right_and_total = torch.zeros(2)
     for minibatch in loader:  # each process has its own part
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        scores = model(minibatch.blocks, minibatch.features[table.name])
         right_and_total += torch.tensor([(scores.argmax(1) == minibatch.labels).sum(), len(minibatch.labels)])
     dist.all_reduce(right_and_total)
     return (right_and_total[0] / right_and_total[1]).item()
@@ -67,6 +67,7 @@ def save(path, **states):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset", help="the directory of the parts, or a dataset that all processes can read")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
 parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
@@ -78,13 +79,14 @@ dist.init_process_group("gloo")
 
 source = gids.distributed.open(args.dataset, memory=args.memory)
 store = source.store
-options = {"batch_size": args.batch_size}
+table = store.table(args.table)
+options = {"tables": [table], "batch_size": args.batch_size}
 train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
 val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
 
 torch.manual_seed(0)
 classes = int(store.labels["_N"].max()) + 1
-model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))
+model = DistributedDataParallel(GraphSAGE(table.shape[0], 128, classes))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 saved = {"model": model, "optimizer": optimizer, "loader": train_loader}
 if args.checkpoint and os.path.exists(args.checkpoint):
@@ -95,7 +97,7 @@ while train_loader.epoch < args.epochs:
     epoch = train_loader.epoch
     losses = []
     for minibatch in train_loader:  # after a restart, from the step of the checkpoint
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        scores = model(minibatch.blocks, minibatch.features[table.name])
         loss = cross_entropy(scores, minibatch.labels)
         optimizer.zero_grad()
         loss.backward()  # averages the gradients over the processes

@@ -36,6 +36,7 @@ class SAGELayer(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the first table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory for loading, such as 16GB")
@@ -43,13 +44,15 @@ args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
+first = next(table for table in store.tables.values() if table.kind == "node")
+table = store.table(args.table) if args.table else first  # a second run also has the scores of the first
 labels, splits = store.labels["_N"], store.splits["_N"]
-options = {"tables": ["_N.feat"]}
+options = {"tables": [table]}
 loader = gids.NodeLoader(
     source, splits["train"], [10, 10], batch_size=args.batch_size, shuffle=True, **options
 )
 
-in_dim, classes = store.table("_N.feat").shape[0], int(labels.max()) + 1
+in_dim, classes = table.shape[0], int(labels.max()) + 1
 layers = nn.ModuleList([SAGELayer(in_dim, 128, nn.ReLU()), SAGELayer(128, classes, nn.Identity())])
 optimizer = torch.optim.Adam(layers.parameters(), lr=0.003)
 
@@ -57,7 +60,7 @@ for epoch in range(args.epochs):
     layers.train()
     losses = []
     for minibatch in loader:
-        x = minibatch.features["_N.feat"]
+        x = minibatch.features[table.name]
         for layer, block in zip(layers, minibatch.blocks, strict=True):
             x = layer(block, x)
         loss = cross_entropy(x, minibatch.labels)
@@ -72,7 +75,7 @@ for epoch in range(args.epochs):
     print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
 
 # All nodes: their scores become a table of the dataset, in place of the one from an earlier run.
-table = layerwise(layers, source, output="scores", replace=True, **options).store.table("_N.scores")
-scores = table.read_rows(splits["test"])
+written = layerwise(layers, source, output="scores", replace=True, **options)
+scores = written.store.table("_N.scores").read_rows(splits["test"])
 accuracy = (scores.argmax(1) == labels[splits["test"]]).float().mean()
 print(f"test accuracy {accuracy:.1%}")

@@ -43,7 +43,7 @@ class GraphSAGE(nn.Module):
 
 def scores(model, minibatch):
     """Of the seed edges, then of the negatives: the dot product of the two ends."""
-    h = model(minibatch.blocks, minibatch.features["_N.feat"])  # rows of minibatch.seeds
+    h = model(minibatch.blocks, minibatch.features[table.name])  # rows of minibatch.seeds
     src, dst = minibatch.pairs
     return (h[src] * h[dst]).sum(1)
 
@@ -61,6 +61,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
@@ -69,12 +70,14 @@ args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
+table = store.table(args.table)
 graph = store.graph()
 destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
 edges = torch.from_numpy(np.stack([graph.indices, destinations]))
 edges = edges[:, torch.randperm(graph.num_edges)]
 val_count = graph.num_edges // 20  # the other edges are for training
 options = {
+    "tables": [table],
     "negatives": 1,
     "exclude": "self",  # the blocks must not have the edges that the model is asked about
     "batch_size": args.batch_size,
@@ -83,7 +86,7 @@ options = {
 train_loader = gids.EdgeLoader(source, edges[:, val_count:], [10, 10], shuffle=True, **options)
 val_loader = gids.EdgeLoader(source, edges[:, :val_count], [10, 10], **options)
 
-model = GraphSAGE(store.table("feat").shape[0], 128, 64).to(args.device)
+model = GraphSAGE(table.shape[0], 128, 64).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):

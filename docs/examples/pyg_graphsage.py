@@ -45,6 +45,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
@@ -53,12 +54,13 @@ args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
-options = {"batch_size": args.batch_size, "device": args.device}
+table = store.table(args.table)
+options = {"tables": {"x": table}, "batch_size": args.batch_size, "device": args.device}
 train_loader = gids.pyg.NeighborLoader(source, [10, 10], source.split("train"), shuffle=True, **options)
 val_loader = gids.pyg.NeighborLoader(source, [10, 10], source.split("val"), **options)
 
 classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(store.table("feat").shape[0], 128, classes).to(args.device)
+model = GraphSAGE(table.shape[0], 128, classes).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):

@@ -49,7 +49,7 @@ class RGCN(nn.Module):
 
 def scores_and_labels(model, batch, ntype):
     """Of the seeds, which are the first nodes of their type."""
-    scores = model(batch.x_dict, batch.edge_index_dict)[ntype]
+    scores = model(batch.collect(key), batch.edge_index_dict)[ntype]
     return scores[: batch[ntype].batch_size], batch[ntype].y[: batch[ntype].batch_size]
 
 
@@ -66,6 +66,7 @@ def accuracy(model, loader, ntype):
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--type", default="paper", help="the node type to classify")
+parser.add_argument("--table", help="key of the node features, such as feat (default: the only key)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
@@ -75,13 +76,17 @@ args = parser.parse_args()
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
 splits = store.splits[args.type]
-options = {"batch_size": args.batch_size, "device": args.device}
+tables = [
+    table for table in store.tables.values() if table.kind == "node" and args.table in (None, table.key)
+]
+key = "x" if tables[0].key == "feat" else tables[0].key  # as gids.pyg calls it
+options = {"tables": tables, "batch_size": args.batch_size, "device": args.device}
 train_loader = gids.pyg.NeighborLoader(
     source, [10, 10], (args.type, splits["train"]), shuffle=True, **options
 )
 val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, splits["val"]), **options)
 
-in_dims = {ntype: store.table(f"{ntype}.feat").shape[0] for ntype in store.node_types}
+in_dims = {table.type: table.shape[0] for table in tables}
 classes = int(store.labels[args.type].max()) + 1
 model = RGCN(in_dims, 128, classes, store.relations).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)

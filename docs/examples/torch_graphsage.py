@@ -44,7 +44,7 @@ class GraphSAGE(nn.Module):
 def accuracy(model, loader):
     right = total = 0
     for minibatch in loader:
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        scores = model(minibatch.blocks, minibatch.features[table.name])
         right += (scores.argmax(1) == minibatch.labels).sum().item()
         total += len(minibatch.labels)
     return right / total
@@ -52,6 +52,7 @@ def accuracy(model, loader):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
+parser.add_argument("--table", help="node features, such as feat (default: the only table of nodes)")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
 parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
@@ -60,18 +61,19 @@ args = parser.parse_args()
 
 source = gids.open(args.dataset, memory=args.memory)
 store = source.store
-options = {"batch_size": args.batch_size, "device": args.device}
+table = store.table(args.table)
+options = {"tables": [table], "batch_size": args.batch_size, "device": args.device}
 train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
 val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
 
 classes = int(store.labels["_N"].max()) + 1
-model = GraphSAGE(store.table("feat").shape[0], 128, classes).to(args.device)
+model = GraphSAGE(table.shape[0], 128, classes).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
 for epoch in range(args.epochs):
     losses = []
     for minibatch in train_loader:
-        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        scores = model(minibatch.blocks, minibatch.features[table.name])
         loss = cross_entropy(scores, minibatch.labels)
         optimizer.zero_grad()
         loss.backward()

@@ -1,26 +1,27 @@
-"""dgl.dataloading.DataLoader with features from a dataset on disk. Users make it.
+"""dgl.dataloading.DataLoader with features from a dataset on disk. Users make it, or call enable().
 
 Only ``__init__`` and ``__iter__`` differ from DGL's. DGL samples, in this thread or in workers; gids.loader
-reads and caches.
+reads and caches. Epoch replaces DGL's own prefetching iterator, which fails if sampling takes 30 s.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from typing import Any, Self, cast
 
 import dgl
 import torch
-from dgl.dataloading.dataloader import DDPTensorizedDataset, TensorizedDataset
+from dgl.dataloading import dataloader as stock
+from dgl.utils import recursive_apply, recursive_apply_pair
 
-from gids import dgl_finder
-from gids.dgl.epoch import Epoch
+from gids.dgl.columns import SampledMinibatch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
-from gids.loader.framework_epoch import raise_descriptor_limit
+from gids.loader.framework_epoch import FrameworkEpoch, prefetch_factor, raise_descriptor_limit
 from gids.loader.option_names import check_names
 from gids.loader.pack_reads import Learned
 from gids.loader.source import Dataset, Source, as_source
@@ -29,18 +30,27 @@ from gids.store import Table
 _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
 _NOT_DGL = {"memory", "memory_bytes", "window", "window_batches", "cache", "cache_bytes", "policy", "engine"}
 """Options of gids.open() that users may give here. DGL would pass them on to torch."""
+_ADDED = ("stats", "close", "feature_loader", "__enter__", "__exit__")
+"""What enable() adds to DGL's class."""
 
 # Saved before ``enable()`` can replace them.
-stock_init = dgl.dataloading.DataLoader.__init__
-stock_iter = dgl.dataloading.DataLoader.__iter__
+_stock_init = dgl.dataloading.DataLoader.__init__
+_stock_iter = dgl.dataloading.DataLoader.__iter__
 
 
 def _reduced(dataset: Any) -> tuple[Any, ...]:
-    return dgl_finder.rebuilt, dataset.__reduce_ex__(2)[:3]
+    return _remade, dataset.__reduce_ex__(2)[:3]
 
 
-# A spawned worker unpickles the dataset first, and so imports gids before DGL.
-for _dataset in (TensorizedDataset, DDPTensorizedDataset):
+def _remade(make: Callable[..., Any], arguments: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """Remake a dataset of DGL. Its name is unpickled first, which imports gids.dgl before DGL."""
+    dataset = make(*arguments)
+    vars(dataset).update(state)
+    return dataset
+
+
+# A spawned worker unpickles the dataset first.
+for _dataset in (stock.TensorizedDataset, stock.DDPTensorizedDataset):
     ForkingPickler.register(_dataset, _reduced)
 
 
@@ -103,7 +113,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             raise ValueError("gids_feats names tables of a dataset, but gids=None: give gids=PATH")
         if gids is not None:
             _check_graph_and_device(graph, device, use_uva)
-        stock_init(
+        _stock_init(
             self,
             graph,
             indices,
@@ -152,7 +162,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
     def __iter__(self) -> Iterator[Any]:
         if self.feature_loader is None:
-            return cast(Iterator[Any], stock_iter(self))
+            return cast(Iterator[Any], _stock_iter(self))
         if self.shuffle:
             self.dataset.shuffle()
         epoch = Epoch(self, self.feature_loader)
@@ -176,6 +186,64 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Epoch(Iterator[Any]):
+    """An iterator of the sampler's minibatches. After an error it continues with the next one."""
+
+    def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
+        self._loader = loader
+        self._minibatches = FrameworkEpoch(
+            feature_loader,
+            _sampled(loader),
+            attrgetter("ids"),
+            bytes_of=attrgetter("nbytes"),
+            in_workers=loader.num_workers > 0,
+            learned=loader.learned,
+        )
+
+    def __next__(self) -> Any:
+        minibatch, rows = next(self._minibatches)
+        # DGL fetches the other lazy columns, such as labels, and moves the graphs to the device.
+        batch, columns, _ = stock._prefetch(minibatch.batch, self._loader, None)
+        batch = recursive_apply_pair(batch, columns, stock._assign_for)
+        minibatch.fill(batch, rows, self._loader.device)
+        return batch
+
+    def close(self) -> None:
+        """End the epoch here. Idempotent; dropping it does the same."""
+        self._minibatches.close()
+
+
+def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
+    """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
+    graph, tables = loader.graph, loader.served_tables
+
+    def without_served_columns(batch: Any) -> SampledMinibatch:
+        return SampledMinibatch(recursive_apply(batch, stock.restore_parent_storage_columns, graph), tables)
+
+    if loader.num_workers:
+        loader.prefetch_factor = prefetch_factor(loader.num_workers, loader.prefetch_factor)
+    return map(without_served_columns, torch.utils.data.DataLoader.__iter__(loader))
+
+
+def enable() -> None:
+    """Let ``dgl.dataloading.DataLoader`` itself take ``gids=`` and its companions (see DataLoader).
+
+    The class stays the same object, so earlier imports, subclasses and isinstance keep working. Without
+    ``gids=`` it behaves as before. Idempotent.
+    """
+    for name in ("__init__", "__iter__", *_ADDED):
+        setattr(dgl.dataloading.DataLoader, name, vars(DataLoader)[name])
+
+
+def disable() -> None:
+    """Undo ``enable()``. Loaders that DGL's own class made with ``gids=`` cannot be iterated any more."""
+    dgls = dgl.dataloading.DataLoader
+    dgls.__init__, dgls.__iter__ = _stock_init, _stock_iter
+    for name in _ADDED:
+        if name in vars(dgls):
+            delattr(dgls, name)
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

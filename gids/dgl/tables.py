@@ -103,14 +103,14 @@ class ServedTables:
         if isinstance(feat, Table):
             return feat
         stored = self._all_stored()
-        found = [t for t in stored if t.name == feat] or [t for t in stored if t.key == feat]
-        if not found:
+        named = [t for t in stored if t.name == feat] or [t for t in stored if t.key == feat]
+        if not named:
             raise MissingError(f"no table {feat!r} in {self._names} (has {self._listed_tables()})")
-        return _only(found)
+        return _only(named)
 
     def _stored(self, kind: str, type_: Any, key: str) -> Table | None:
-        found = [table for store in self._stores if (table := store.find_table(kind, type_, key))]
-        return _only(found) if found else None
+        tables = [table for store in self._stores if (table := store.find_table(kind, type_, key))]
+        return _only(tables) if tables else None
 
     def _all_stored(self) -> list[Table]:
         return [table for store in self._stores for table in store.tables.values()]

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.inference.edge_features import EdgeFeatures
+from gids.inference.inputs import EdgeFeatures, Inputs
 from gids.inference.layers import Layers, Model, per_type
-from gids.inference.run import Inputs, Progress, Run
+from gids.inference.run import Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Nodes, Targets
 from gids.loader.option_names import explain_names
@@ -28,8 +27,7 @@ from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation, describe_type, table_name
-from gids.write import create_table, temporary_table
-from gids.write.table_writer import TableWriter, publish_tables
+from gids.write.table_writer import publish_tables
 
 
 @dataclass
@@ -120,20 +118,18 @@ def layerwise(
         targets.insert(0, near.needed_by(targets[0]))
     with ExitStack() as stack:
 
-        def new_table(
-            ntype: str, count: int, shape: tuple[int, ...], dtype: torch.dtype, key: str | None = None
-        ) -> TableWriter:
-            if key is None:
-                writer = temporary_table(opened, ntype, count, shape, dtype)
-            else:
-                writer = create_table(opened, key, count, shape, dtype, type_=ntype, replace=replace)
-            stack.callback(writer.discard)
-            return writer
+        def table_sinks(wanted: Targets, key: str | None = None) -> dict[str, TableSink]:
+            sinks = {
+                t: TableSink(opened, t, wanted.count_of(t), dtype, key=key, replace=replace)
+                for t in wanted.nodes
+            }
+            for sink in sinks.values():
+                stack.callback(sink.discard)
+            return sinks
 
         inputs = Inputs(features, feature_dtype, edges)
         for index, wanted in enumerate(targets[:-1]):
-            tables_of = {t: TableSink(partial(new_table, t, wanted.count_of(t)), dtype) for t in wanted.nodes}
-            made = run.layer(index, inputs, wanted, tables_of)
+            made = run.layer(index, inputs, wanted, table_sinks(wanted))
             inputs.discard()
             inputs = Inputs.of(made, wanted, edges)
         last, index = targets[-1], layers.count - 1
@@ -141,14 +137,12 @@ def layerwise(
             tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
             values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
             return LayerwiseResult(asked.in_order(values), opened, layers=run.stats)
-        staying = {
-            t: TableSink(partial(new_table, t, last.count_of(t), key=output), dtype) for t in last.nodes
-        }
-        writers = {t: sink.writer for t, sink in run.layer(index, inputs, last, staying).items()}
+        written = run.layer(index, inputs, last, table_sinks(last, output))
+        writers = {t: sink.writer for t, sink in written.items()}
         inputs.discard()  # before publishing, so that a kill afterwards leaves nothing
-        opened = publish_tables(list(writers.values()))
-        named = {t: opened.table(writer.name) for t, writer in writers.items()}
-        return LayerwiseResult(None, opened, named, run.stats)
+        reopened = publish_tables(list(writers.values()))
+        named = {t: reopened.table(writer.name) for t, writer in writers.items()}
+        return LayerwiseResult(None, reopened, named, run.stats)
 
 
 def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:

@@ -14,17 +14,15 @@ import torch
 
 from gids import _core, cuda
 from gids.cache.budget import GROWTH, bounce_pool_bytes
-from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
-from gids.inference.edge_features import EdgeFeatures
+from gids.inference.inputs import Inputs
 from gids.inference.layers import Layers, block_on, output_of, per_type
-from gids.inference.sinks import Sink, TableSink
+from gids.inference.sinks import Sink
 from gids.inference.targets import Neighborhoods, Span, Targets
 from gids.loader import FeatureLoader
 from gids.loader.source import Source
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
-from gids.store import Table
 from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
@@ -36,68 +34,6 @@ Progress = Callable[[int, int, int], None]
 """(layer, nodes done, nodes of this layer)."""
 AnySink = TypeVar("AnySink", bound=Sink)
 Item = tuple[Span, Minibatch]
-
-
-class Inputs:
-    """The tables that a layer reads: at most one per node type, and tables of edges.
-
-    nodes: tables by type. dtype: of the rows (None: the stored one). targets: the nodes whose rows the tables
-    hold (None: all nodes; then layers get ids of types without a table). given: dtypes of the layer before,
-    by type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
-    """
-
-    def __init__(
-        self,
-        nodes: Mapping[str, Table],
-        dtype: torch.dtype | None,
-        edges: EdgeFeatures,
-        targets: Targets | None = None,
-        written: Iterable[TableSink] = (),
-        given: Mapping[str, torch.dtype] | None = None,
-    ) -> None:
-        self.edges, self.tables = edges, {**nodes, **edges.tables}
-        self.dtype = dtype if edges.reads_alike(dtype) else None
-        self._nodes = nodes
-        self._targets, self._written, self._given = targets, list(written), given or {}
-
-    @classmethod
-    def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
-        """The inputs that a layer wrote for these targets."""
-        tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
-        given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
-        dtypes = set(given.values())
-        converted = dtypes.pop() if len(dtypes) == 1 and dtypes <= set(FLOATS) else None  # by the gather
-        return cls(tables, converted, edges, targets, sinks.values(), given)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
-        of_nodes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
-        return max([8, *of_nodes]) + self.edges.row_bytes
-
-    def rows_of(
-        self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch
-    ) -> dict[str, torch.Tensor]:
-        """By table, the rows of these nodes and of the minibatch's edges."""
-        mine = ((t, ids) for t, ids in nodes if t in self._nodes)
-        positions = {t: ids if self._targets is None else self._targets.positions(t, ids) for t, ids in mine}
-        return {**positions, **self.edges.ids_of(minibatch)}
-
-    def for_layer(
-        self,
-        nodes: Iterable[tuple[str, torch.Tensor]],
-        rows: Mapping[str, torch.Tensor],
-        device: torch.device,
-    ) -> dict[str, torch.Tensor]:
-        """The rows of nodes, or their ids, for a layer, by type."""
-        if self._targets is not None:
-            return {t: rows[t].to(self._given[t]) for t in self._nodes}
-        return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
-
-    def discard(self) -> None:
-        """Remove the tables that a layer wrote."""
-        for sink in self._written:
-            sink.writer.discard()
 
 
 class Run:

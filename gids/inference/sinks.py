@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from gids.store import Table
+from gids.store import FeatureStore, Table
+from gids.write import create_table, temporary_table
 from gids.write.table_writer import TableWriter
 
 
@@ -18,15 +18,24 @@ class Sink(Protocol):
 
 
 class TableSink:
-    """A table. It is created when the first rows show their shape.
+    """A table of `count` nodes of a type. It is created when the first rows show their shape.
 
-    make(shape, dtype): creates the writer. dtype: of floating-point rows; other rows keep theirs.
+    dtype: of floating-point rows; other rows keep theirs. key: of the table (None: a temporary one). replace:
+    a table of that name.
     """
 
     def __init__(
-        self, make: Callable[[tuple[int, ...], torch.dtype], TableWriter], dtype: torch.dtype
+        self,
+        store: FeatureStore,
+        ntype: str,
+        count: int,
+        dtype: torch.dtype,
+        *,
+        key: str | None = None,
+        replace: bool = False,
     ) -> None:
-        self._make, self._dtype = make, dtype
+        self._store, self._ntype, self._count, self._dtype = store, ntype, count, dtype
+        self._key, self._replace = key, replace
         self._writer: TableWriter | None = None
         self.given_dtype = dtype
         """The dtype of the layer's rows."""
@@ -40,12 +49,23 @@ class TableSink:
         if self._writer is None:
             self.given_dtype = rows.dtype
             dtype = self._dtype if rows.dtype.is_floating_point else rows.dtype
-            self._writer = self._make(tuple(rows.shape[1:]), dtype)
+            shape, key = tuple(rows.shape[1:]), self._key
+            if key is None:
+                self._writer = temporary_table(self._store, self._ntype, self._count, shape, dtype)
+            else:
+                self._writer = create_table(
+                    self._store, key, self._count, shape, dtype, type_=self._ntype, replace=self._replace
+                )
         self._writer.write(start, rows)
 
     def finish(self) -> Table:
         """The finished table."""
         return self.writer.finish()
+
+    def discard(self) -> None:
+        """Remove the table, unless it was published."""
+        if self._writer is not None:
+            self._writer.discard()
 
 
 class TensorSink:

@@ -33,6 +33,7 @@ from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
+from gids.sampler.minibatch import FeatureRows
 from gids.sampler.neighbor import Strategy
 from gids.sampler.time_order import By
 from gids.store import Graph, Table
@@ -470,7 +471,7 @@ class SampledEpoch(Iterator[Minibatch]):
         self._progress.step += 1
         ranks.taken += 1
         self._sampled_on.hand_over(minibatch)
-        minibatch.features = dict(features)
+        minibatch.features = FeatureRows(features)
         return minibatch
 
     def positions(self, step: int) -> torch.Tensor:

@@ -9,8 +9,7 @@ try:
 except ImportError as error:
     raise ImportError(f"gids.pyg needs PyG: pip install torch_geometric ({error})") from error
 
-from gids.pyg.link_neighbor_loader import LinkNeighborLoader
-from gids.pyg.neighbor_loader import NeighborLoader
+from gids.pyg.loaders import LinkNeighborLoader, NeighborLoader
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.stores import FeatureStore, GraphStore
 

@@ -1,86 +1,70 @@
-"""DatasetLoader: the base of gids.pyg's loaders. PyG's minibatches from a dataset on disk, read ahead.
+"""DatasetLoader: PyG's minibatches from a dataset on disk, read ahead. Made by gids.pyg's two loaders.
 
-For data in memory its subclasses make PyG's own loaders, with gids' sampler.
+It does for inputs of PyG what NodeLoader and EdgeLoader do for other seeds.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import BatchSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
 
-from gids.closing import Closing
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
-from gids.loader.option_names import check_names
+from gids.loader.epoch_loader import EpochLoader
+from gids.loader.ranks import EpochSeeds, StepSeeds
+from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Source, as_source
 from gids.loader.tables import Tables
-from gids.pyg.arguments import NO_EFFECT, not_for_parts, refuse_arguments
-from gids.pyg.attributes import attribute_of
-from gids.pyg.input_loader import InputLoader, InputSampler, add_labels
-from gids.pyg.inputs import Inputs, are_all_edges, count_of
-from gids.pyg.memory_graphs import is_typed
+from gids.pyg.arguments import SAMPLING, counts_of, not_for_parts
+from gids.pyg.input_sampler import InputSampler
+from gids.pyg.inputs import Inputs, are_all_edges, count_of, hash_inputs
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.neighbor_sampler import NeighborSampler
-from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output
-from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
-from gids.sampler import Topology
-from gids.store import FeatureStore, Graph
-
-SAMPLING = (
-    "num_neighbors",
-    "subgraph_type",
-    "replace",
-    "disjoint",
-    "temporal_strategy",
-    "time_attr",
-    "weight_attr",
-    "is_sorted",
-    "directed",
-)
-"""Arguments of NeighborSampler."""
-
-_OF_DATASETS = (
-    "tables",
-    "labels",
-    "seed",
-    "rank",
-    "world_size",
-    "device",
-    "topology_on",
-    "dtype",
-    "minibatch_rows",
-)
-"""Arguments that loaders of data in memory do not have."""
+from gids.pyg.stores import attribute_of, graphs_on_disk, store_of
+from gids.sampler import Minibatch, Topology
+from gids.sampler.minibatch import PerType
 
 
-class DatasetLoader(Closing):
-    """What NeighborLoader and LinkNeighborLoader have in common. They document the arguments."""
+class Opened:
+    """The dataset of a loader. data: as the user gives it, is_on_disk. name: of the loader.
 
-    in_memory: ClassVar[type]
-    """PyG's loader for data in memory."""
+    closing: closes what is opened here.
+    """
 
-    def __init_subclass__(cls) -> None:
-        own, common = (inspect.signature(of.__init__).parameters for of in (cls, DatasetLoader))
-        more = [p for p in common.values() if p.name not in own and p.kind is p.KEYWORD_ONLY]
-        given = [*list(own.values())[1:-1], *more, common["pyg_arguments"]]
-        cls.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    def __init__(self, name: str, data: Any) -> None:
+        self.name, self.data, self.closing = name, data, ExitStack()
+        dataset = data if isinstance(data, Source | str | os.PathLike) else store_of(data)
+        self.source = as_source(dataset, self.closing)
+        self.source.check_samples(f"gids.pyg.{name}")
+        self.graphs = graphs_on_disk(self.source)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        data = args[0] if args else kwargs.get("data")
-        return super().__new__(cls) if is_on_disk(data) else _in_memory(cls, args, kwargs)
+
+class DatasetLoader(EpochLoader):
+    """What NeighborLoader and LinkNeighborLoader return for a dataset. They document the arguments.
+
+    inputs: the seeds. sampling: arguments of NeighborSampler, or none of them if neighbor_sampler is given.
+
+    Attributes as in PyG: data, node_sampler, neg_sampling, transform, transform_sampler_output, custom_cls,
+    filter_per_worker, input_data; batch_size: None if the sampler makes the minibatches.
+    """
+
+    batch_sampler = None  # Lightning asks loaders with a sampler for it
 
     def __init__(
         self,
-        data: Any,
-        inputs_of: Callable[[FeatureStore, Sequence[Graph], torch.Tensor | None], Inputs],
+        opened: Opened,
+        inputs: Inputs,
         sampling: Mapping[str, Any],
         neighbor_sampler: BaseSampler | None,
         neg_sampling: NegativeSampling | None,
@@ -89,7 +73,6 @@ class DatasetLoader(Closing):
         transform_sampler_output: Callable[[Any], Any] | None = None,
         filter_per_worker: bool | None = None,
         custom_cls: type | None = None,
-        input_id: torch.Tensor | None = None,
         batch_size: int | None = 1,
         shuffle: bool | None = False,
         drop_last: bool = False,
@@ -105,85 +88,63 @@ class DatasetLoader(Closing):
         topology_on: str = "auto",
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
-        **pyg_arguments: Any,
     ) -> None:
-        check_names(f"gids.pyg.{type(self).__name__}", pyg_arguments, _argument_names(type(self)))
-        refuse_arguments(pyg_arguments)
-        order, batch_size = _order_of(
-            sampler, batch_sampler, batch_size, shuffle, drop_last, rank, world_size
-        )
-        if order is not None:
+        source, store = opened.source, opened.source.store
+        batches = _batches_of(sampler, batch_sampler, batch_size, shuffle, drop_last, rank, world_size)
+        if batches is not None:
             rank, world_size = 0, 1
-        self._opened = ExitStack()
-        source = as_source(
-            data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
-        )
-        source.check_samples(f"gids.pyg.{type(self).__name__}")
-        if order is not None and source.bulk is not None:
-            name = "sampler" if batch_sampler is None else "batch_sampler"
-            raise ValueError(
-                f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share the "
-                "seeds: give shuffle=, or open the whole dataset with gids.open()"
-            )
-        store = source.store
-        made = neighbor_sampler is None
-        if neighbor_sampler is not None:
-            if store.part is not None:
-                raise not_for_parts("neighbor_sampler=", "it would sample by itself")
-            if changed := [name for name in sampling if _is_changed(type(self), name, sampling[name])]:
-                raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
-            graphs = graphs_on_disk(source)
-            inputs = inputs_of(store, graphs, input_id)
-        else:
-            inputs = inputs_of(store, graphs_on_disk(source), input_id)
-            if inputs.input_type is None:
-                counts_of(sampling["num_neighbors"], None)
-            given = source if isinstance(data, str | os.PathLike) else data  # opened once
-            neighbor_sampler = NeighborSampler(given, **sampling, threads=source.options.threads)
-            graphs = neighbor_sampler.graphs
-            if torch.device(device).type != "cpu":
-                neighbor_sampler.check_device(device)
-        if store.part is not None and are_all_edges(inputs):
-            raise not_for_parts("edge_label_index= without edges", "no rank has all edges")
-        if tables is None:
-            types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
-            tables = [t for one in source.stores for t in one.tables.values() if t.type in types]
+            if source.bulk is not None:
+                name = "sampler" if batch_sampler is None else "batch_sampler"
+                raise ValueError(
+                    f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share "
+                    "the seeds: give shuffle=, or open the whole dataset with gids.open()"
+                )
         if generator is not None:
             if seed is not None:
                 raise ValueError("give seed= or generator=, not both")
             seed = int(torch.randint(torch.iinfo(torch.int64).max, (), generator=generator))
-        self._sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output, own=made)
-        self._loader = InputLoader(
+        if store.part is not None and are_all_edges(inputs):
+            raise not_for_parts("edge_label_index= without edges", "no rank has all edges")
+        own = neighbor_sampler is None
+        if neighbor_sampler is None:
+            neighbor_sampler = _sampler_of(opened, inputs, sampling, device)
+            graphs = neighbor_sampler.graphs
+        else:
+            graphs = opened.graphs
+            if store.part is not None:
+                raise not_for_parts("neighbor_sampler=", "it would sample by itself")
+            if changed := [name for name, default in SAMPLING.items() if sampling[name] != default]:
+                raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
+        if tables is None:
+            types = {t for g in graphs for t in (g.relation[0], g.relation[2], g.relation)}
+            tables = [t for each in source.stores for t in each.tables.values() if t.type in types]
+        inputs_sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output, own=own)
+        super().__init__(
             source,
-            Topology(graphs[0] if inputs.input_type is None else graphs),
-            inputs,
-            self._sampler,
-            order=order,
-            tables=tables,
-            labels=labels,
-            batch_size=batch_size,
+            inputs_sampler,
+            batch_size=1 if batch_size is None else batch_size,
             shuffle=bool(shuffle),
             drop_last=drop_last,
             seed=seed or 0,
             rank=rank,
             world_size=world_size,
-            device=device,
-            topology_on=topology_on,
-            dtype=dtype,
-            minibatch_rows=minibatch_rows,
         )
-        self.data, self.node_sampler = data, neighbor_sampler
-        self.neg_sampling = neg_sampling
+        self._opened.push(opened.closing)
+        if batch_size is None or batch_sampler is not None:
+            self.batch_size = None  # type: ignore[assignment]  # as in PyG
+        self.data, self.node_sampler, self.neg_sampling = opened.data, neighbor_sampler, neg_sampling
         self.transform, self.transform_sampler_output = transform, transform_sampler_output
-        self.custom_cls = custom_cls
-        self.filter_per_worker = bool(filter_per_worker)
-        self.input_data = inputs
-        self._batch_size, self._dtype, self._torch_device = batch_size, dtype, torch.device(device)
-        named = isinstance(tables, Mapping)
+        self.custom_cls, self.filter_per_worker = custom_cls, bool(filter_per_worker)
+        self.input_data, self._name, self._batches, self._dtype = inputs, opened.name, batches, dtype
+        self._inputs_sampler, self._torch_device = inputs_sampler, torch.device(device)
+        topology = Topology(graphs[0] if inputs.input_type is None else graphs)
+        self._labels = {t: store.labels[t] for t in topology.node_types if labels and t in store.labels}
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
+        is_named = isinstance(tables, Mapping)
         self._data = MinibatchData(
             {
-                name: (table.type, name if named else attribute_of(store, table))
-                for name, table in self._loader.tables.items()
+                name: (table.type, name if is_named else attribute_of(store, table))
+                for name, table in self.tables.items()
             },
             of_edges=not isinstance(inputs, NodeSamplerInput),
             input_type=inputs.input_type,
@@ -193,34 +154,16 @@ class DatasetLoader(Closing):
         )
 
     @property
-    def store(self) -> FeatureStore:
-        return self._loader.store
-
-    @property
     def dataset(self) -> range:
         """The positions of the seeds."""
         return range(count_of(self.input_data))
 
-    @property
-    def batch_size(self) -> int | None:
-        """None if the sampler makes the minibatches."""
-        return self._batch_size
-
-    @property
-    def epoch(self) -> int:
-        """The number of the next epoch; may be set."""
-        return self._loader.epoch
-
-    @epoch.setter
-    def epoch(self, number: int) -> None:
-        self._loader.epoch = number
-
     def __len__(self) -> int:
         """Number of minibatches in an epoch, on each rank."""
-        return len(self._loader)
+        return super().__len__() if self._batches is None else self._seed_count
 
-    def __iter__(self) -> LoaderEpoch:
-        return LoaderEpoch(iter(self._loader), self._data, self.transform)
+    def __iter__(self) -> LoaderEpoch:  # type: ignore[override]  # of Data
+        return LoaderEpoch(super().__iter__(), self._data, self.transform)
 
     def __call__(self, index: torch.Tensor | Sequence[int]) -> Any:
         """The minibatch of the seeds at these positions. Blocks, and reads without the cache.
@@ -244,39 +187,66 @@ class DatasetLoader(Closing):
 
     def filter_fn(self, out: Output) -> Any:
         """The minibatch of a sampler's output."""
-        minibatch = self._sampler.minibatch(out, self._loader.topology)
-        for name, table in self._loader.tables.items():
-            nodes = minibatch.input_nodes
+        minibatch = self._inputs_sampler.minibatch(out, self._topology)
+        for name, table in self.tables.items():
             if isinstance(table.type, str):
-                ids = nodes[table.type] if isinstance(nodes, dict) else nodes
+                ids = minibatch.by_type(minibatch.input_nodes)[table.type]
             else:
                 ids = minibatch.edge_ids_of(table.type)
             rows = table.read_rows(on_host(ids))
             minibatch.features[name] = rows if self._dtype is None else rows.to(self._dtype)
-        add_labels(minibatch, self._loader.labels, lambda values: values)
+        _add_labels(minibatch, self._labels, lambda values: values)
         data = self._data.of(minibatch)
         data = data if self._torch_device.type == "cpu" else data.to(self._torch_device)
         return data if self.transform is None else self.transform(data)
 
-    def stats(self) -> dict[str, Any]:
-        """As in gids.NodeLoader."""
-        return self._loader.stats()
-
     def state_dict(self) -> dict[str, Any]:
-        """As in gids.NodeLoader."""
-        return self._loader.state_dict()
+        """As in gids.NodeLoader. Raises ValueError with sampler= or batch_sampler=."""
+        self._refuse_batches("state_dict() cannot save")
+        return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As in gids.NodeLoader."""
-        self._loader.load_state_dict(state)
+        """As in gids.NodeLoader. Raises ValueError with sampler= or batch_sampler=."""
+        self._refuse_batches("load_state_dict() cannot set")
+        super().load_state_dict(state)
 
-    def close(self) -> None:
-        """End the open epochs, release cache and topology. Idempotent."""
-        self._loader.close()
-        self._opened.close()
+    def _refuse_batches(self, what: str) -> None:
+        if self._batches is not None:
+            raise ValueError(f"{what} the position of sampler= or batch_sampler=: use shuffle= instead")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{self._name}()"
+
+    def _compared(self) -> dict[str, Any]:
+        return super()._compared() | {"labels": list(self._labels)}
+
+    @property
+    def _seed_count(self) -> int:
+        return count_of(self.input_data) if self._batches is None else len(self._batches)  # type: ignore[arg-type]
+
+    def _hash_seeds(self, update: Callable[[Any], None]) -> None:
+        hash_inputs(self.input_data, update)
+
+    def _sampling(self, epoch: Epoch) -> EpochSampling:
+        return _InputSampling(epoch, self.input_data, self._labels)
+
+    @property
+    def _repeatable(self) -> bool:
+        return self._batches is None and super()._repeatable
+
+    def _seeds_of(self, epoch: int) -> EpochSeeds:
+        if self._batches is None:
+            return super()._seeds_of(epoch)
+        batches = [_positions(item) for item in self._batches]
+        if len(batches) != self._seed_count:
+            raise ValueError(f"the sampler yields {len(batches)} items, and its length is {self._seed_count}")
+        order = np.concatenate([np.empty(0, np.int64), *batches])
+        count = count_of(self.input_data)
+        if len(order) and not (order.min() >= 0 and order.max() < count):
+            raise IndexError(
+                f"the sampler yields positions from {order.min()} to {order.max()}; there are {count} seeds"
+            )
+        return _GivenSeeds(order, 1, self._ranks, batches)
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -296,36 +266,55 @@ class LoaderEpoch(Iterator[Any]):
         self._epoch.close()
 
 
-def _in_memory(cls: type[DatasetLoader], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """PyG's own loader of data in memory, which samples by gids."""
-    given = inspect.signature(cls).bind(*args, **kwargs).arguments
-    given.update(given.pop("pyg_arguments", {}))
-    check_names(f"gids.pyg.{cls.__name__}", given, _argument_names(cls))
-    is_typed(given["data"])
-    for name in _OF_DATASETS:
-        if name in given:
-            raise ValueError(
-                f"{name}= needs a dataset on disk, and data is {type(given['data']).__name__}: leave it out, "
-                "or write the data by `gids convert`"
-            )
-    if given.get("neighbor_sampler") is None:
-        sampling = {name: given[name] for name in SAMPLING if name in given}
-        given["neighbor_sampler"] = NeighborSampler(given["data"], **sampling)
-    given.pop("directed", None)  # the sampler warns of it
-    return cls.in_memory(**given)
+@dataclass(frozen=True)
+class _GivenSeeds(EpochSeeds):
+    """Seeds of an epoch by batch_sampler. batches: the positions of each minibatch."""
+
+    batches: Sequence[np.ndarray]
+
+    def at(self, step: int) -> StepSeeds:
+        positions = self.batches[step]
+        return StepSeeds(positions, slice(0, len(positions)))
 
 
-def _argument_names(cls: type[DatasetLoader]) -> list[str]:
-    own = [name for name in inspect.signature(cls).parameters if name != "pyg_arguments"]
-    return [*own, *NO_EFFECT, "collate_fn", "dataset"]
+class _InputSampling(EpochSampling):
+    def __init__(self, epoch: Epoch, inputs: Inputs, labels: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(epoch)
+        self._inputs, self._labels = inputs, labels
+
+    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+        seeds = self.epoch.seeds.at(step)
+        seeded: Any = (self._inputs[torch.from_numpy(seeds.own)], seeds.part.start)
+        return seeded, partial(_add_labels, labels=self._labels, to_device=self.epoch.stream.to_device)
 
 
-def _is_changed(cls: type[DatasetLoader], name: str, value: Any) -> bool:
-    """Whether an argument of the sampler is not the default. Every sampler has num_neighbors of its own."""
-    return name != "num_neighbors" and value != inspect.signature(cls).parameters[name].default
+def _add_labels(
+    minibatch: Minibatch,
+    labels: Mapping[str, torch.Tensor],
+    to_device: Callable[[torch.Tensor], torch.Tensor],
+) -> Minibatch:
+    """Give a minibatch the labels of its nodes."""
+    nodes = minibatch.input_nodes
+    if isinstance(nodes, dict):
+        minibatch.labels = {t: to_device(values[on_host(nodes[t])]) for t, values in labels.items()} or None
+    elif labels:
+        minibatch.labels = to_device(next(iter(labels.values()))[on_host(nodes)])
+    return minibatch
 
 
-def _order_of(
+def _sampler_of(
+    opened: Opened, inputs: Inputs, sampling: Mapping[str, Any], device: str | torch.device
+) -> NeighborSampler:
+    if inputs.input_type is None:
+        counts_of(sampling["num_neighbors"], None)
+    data = opened.source if isinstance(opened.data, str | os.PathLike) else opened.data  # opened once
+    sampler = NeighborSampler(data, **sampling, threads=opened.source.options.threads)
+    if torch.device(device).type != "cpu":
+        sampler.check_device(device)
+    return sampler
+
+
+def _batches_of(
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[Any] | None,
     batch_size: int | None,
@@ -333,25 +322,39 @@ def _order_of(
     drop_last: bool,
     rank: int | None,
     world_size: int | None,
-) -> tuple[Iterable[Any] | None, int | None]:
-    """What gives the order of an epoch, if not the loader, and the batch size: None if it gives lists.
+) -> Iterable[Any] | None:
+    """What yields the positions of each minibatch, if that is not the loader.
 
     Raises ValueError and TypeError for arguments that exclude each other, as torch's DataLoader does.
     """
-    order = sampler if batch_sampler is None else batch_sampler
-    if order is None:
+    batches = sampler if batch_sampler is None else batch_sampler
+    if batches is None:
         if batch_size is None:
             raise ValueError("batch_size=None needs sampler=, which yields the positions of each minibatch")
-        return None, batch_size
+        return None
     name = "sampler" if batch_sampler is None else "batch_sampler"
-    if not hasattr(order, "__len__"):
-        raise TypeError(f"{name}= needs a length: {type(order).__name__} has none")
+    if not hasattr(batches, "__len__"):
+        raise TypeError(f"{name}= needs a length: {type(batches).__name__} has none")
     others = {"shuffle": bool(shuffle), "rank": rank is not None, "world_size": world_size is not None}
     if batch_sampler is not None:
         others |= {"sampler": sampler is not None, "batch_size": batch_size != 1, "drop_last": drop_last}
-        batch_size = None
     elif batch_size is None:
         others |= {"drop_last": drop_last}
     if wrong := [other for other, is_given in others.items() if is_given]:
         raise ValueError(f"give {name}= or {wrong[0]}=, not both")
-    return order, batch_size
+    if batch_sampler is not None or batch_size is None:
+        return batches
+    return BatchSampler(batches, batch_size, drop_last)
+
+
+def _positions(item: Any) -> np.ndarray:
+    """What a sampler yields for a minibatch, a position or several: int64[n]."""
+    try:
+        positions = np.atleast_1d(np.asarray(item))
+    except ValueError:  # lists of different lengths
+        positions = np.empty((0, 0))
+    if positions.ndim > 1:
+        raise ValueError("the sampler yields lists: give it as batch_sampler=, or give batch_size=None")
+    if len(positions) and positions.dtype.kind not in "iu":
+        raise TypeError(f"the sampler yields {item!r}: it must yield whole numbers, the positions of seeds")
+    return positions.astype(np.int64, copy=False)

@@ -9,14 +9,15 @@ so that they are numbered first. Knows nothing of PyG.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
-from gids.pyg.edge_weights import Weights
+from gids.pyg.sampling_attributes import Weights
 from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.sampler.forest import AnySeeds, PlantedNodes, TimedSeeds, Trees
 from gids.sampler.layered import array_digest
@@ -55,6 +56,12 @@ class HopMinibatch(Minibatch):
     edges: dict[Relation, HopEdges] = field(default_factory=dict)
     nodes_per_hop: dict[str, list[int]] | None = field(default_factory=dict)
     metadata: tuple[Any, ...] = ()
+
+    def by_type(self, values: Any) -> dict[str, Any]:
+        """Values of nodes, such as input_nodes, by type; empty if there are none."""
+        if values is None or isinstance(values, dict):
+            return values or {}
+        return {next(iter(self.edges))[0]: values}
 
     def edge_ids_of(self, relation: Relation) -> torch.Tensor:
         ids = self.edges[relation].ids
@@ -104,13 +111,9 @@ class HopSampler:
         threads: int | None = None,
     ) -> None:
         per_relation = list(num_neighbors.values()) if isinstance(num_neighbors, Mapping) else [num_neighbors]
-        lengths = {len(hops) for hops in per_relation if isinstance(hops, Sequence)}
-        numbers = [n for hops in per_relation if isinstance(hops, Sequence) for n in hops]
-        if (
-            len(lengths) != 1
-            or not all(isinstance(hops, list | tuple) for hops in per_relation)
-            or not all(isinstance(n, int) and not isinstance(n, bool) and n >= -1 for n in numbers)
-        ):
+        are_lists = all(isinstance(hops, list | tuple) for hops in per_relation)
+        lengths = {len(hops) for hops in per_relation} if are_lists else set()
+        if len(lengths) != 1 or not all(map(_is_count, chain.from_iterable(per_relation))):
             raise ValueError(
                 f"num_neighbors={num_neighbors}; give a number for each hop (1 or more, -1 for all "
                 "neighbors, 0 for none), or such a list for each relation"
@@ -118,14 +121,16 @@ class HopSampler:
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
         self.by_layers = not induced
-        self.replace, self.weights = bool(replace), weights
-        self.temporal, self.strategy, self.induced = temporal, strategy, induced
-        self.threads = threads
-        # plants trees and finds induced edges; it draws nothing
-        self._planter = Neighbor(
-            [-1], disjoint=disjoint, temporal=temporal, strategy=strategy, threads=threads
-        )
-        self.disjoint = self._planter.disjoint
+        self.weights, self.temporal, self.induced = weights, temporal, induced
+        self._drawing: dict[str, Any] = {
+            "disjoint": disjoint or temporal is not None,
+            "temporal": temporal,
+            "strategy": strategy,
+            "threads": threads,
+        }
+        self.disjoint: bool = self._drawing["disjoint"]
+        self.replace = bool(replace)
+        self._planter = Neighbor([-1], **self._drawing)  # plants trees and finds induced edges; draws nothing
         self._neighbor: tuple[list[Relation], Neighbor] | None = None
         self._expansion: tuple[Topology, _Expansion] | None = None
         self._digests: dict[Relation, str] | None = None
@@ -140,13 +145,13 @@ class HopSampler:
         trees = self._planter.trees(topology, seeds) if self.disjoint else None
         if trees is None and isinstance(seeds, TimedSeeds):
             raise ValueError("the seeds have times, but the sampler does not sample by time")
-        given: Any = seeds if trees is None else trees.ids
-        nodes = dict(zip(topology.node_types, topology.seeds_by_type(given), strict=True))
+        roots: Any = seeds if trees is None else trees.ids
+        nodes = dict(zip(topology.node_types, topology.seeds_by_type(roots), strict=True))
         batch: dict[str, torch.Tensor] = {}
         if trees is not None:
-            of = trees.batch if isinstance(trees.batch, dict) else {topology.node_types[0]: trees.batch}
+            by_type = trees.batch if isinstance(trees.batch, dict) else {topology.node_types[0]: trees.batch}
             none = torch.empty(0, dtype=torch.int64)
-            batch = {t: of.get(t, none) for t in topology.node_types}
+            batch = {t: by_type.get(t, none) for t in topology.node_types}
         counts = {t: [len(ids)] for t, ids in nodes.items()}
         begins = dict.fromkeys(nodes, 0)  # of the newest nodes
         parts: list[list[tuple[Block, int]]] = [[] for _ in topology.graphs]
@@ -156,17 +161,17 @@ class HopSampler:
             drawing: AnySeeds = ids
             if trees is not None:
                 drawing = PlantedNodes(ids, expansion.seeds(batch, begins), trees)
-            found = neighbor.sample_layer(expansion.topology, drawing, hop, seed=seed, epoch=epoch, step=step)
-            assert isinstance(found.input_nodes, dict)
-            (layer,) = found.blocks
+            drawn = neighbor.sample_layer(expansion.topology, drawing, hop, seed=seed, epoch=epoch, step=step)
+            assert isinstance(drawn.input_nodes, dict)
+            (layer,) = drawn.blocks
             assert isinstance(layer, dict)
             for graph, relation, part in zip(topology.graphs, expansion.relations, parts, strict=True):
                 part.append((layer[relation], begins[graph.relation[2]]))
             for t in nodes:
                 begins[t] = len(nodes[t])
-                nodes[t] = found.input_nodes.get(t, nodes[t])
-                if isinstance(found.batch, dict):
-                    batch[t] = found.batch.get(t, batch[t])
+                nodes[t] = drawn.input_nodes.get(t, nodes[t])
+                if isinstance(drawn.batch, dict):
+                    batch[t] = drawn.batch.get(t, batch[t])
                 counts[t].append(len(nodes[t]) - begins[t])
         device = torch.device("cpu") if topology.device is None else topology.device.torch_device
         nodes_per_hop: dict[str, list[int]] | None = counts
@@ -177,20 +182,15 @@ class HopSampler:
                 g.relation: _joined(part, device) for g, part in zip(topology.graphs, parts, strict=True)
             }
         nodes = {t: ids.to(device) for t, ids in nodes.items()}  # unchanged if nothing was found
-        batch = {t: of.to(device) for t, of in batch.items()}
-        drawn_for = {
-            t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
-        }
-        drawn: Any = (drawn_for, nodes, batch)
-        if topology.homogeneous:
-            drawn = [next(iter(of_types.values()), None) for of_types in drawn]
+        batch = {t: numbers.to(device) for t, numbers in batch.items()}
+        seeded = {t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous}
         return HopMinibatch(
-            drawn[0],
-            drawn[1],
+            _per_type(topology, seeded),
+            _per_type(topology, nodes),
             [],
             epoch,
             step,
-            batch=None if trees is None else drawn[2],
+            batch=None if trees is None else _per_type(topology, batch),
             edges=edges,
             nodes_per_hop=nodes_per_hop,
         )
@@ -201,31 +201,25 @@ class HopSampler:
         return 0 if self._neighbor is None else self._neighbor[1].nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "num_neighbors": self.num_neighbors,
-            "replace": self.replace,
-            "weights": self.weights,
-            "disjoint": self.disjoint,
-            "temporal": self.temporal,
-            "strategy": self.strategy,
-            "induced": self.induced,
-            "threads": self.threads,
-        }
+        """The arguments, which is what workers and checkpoints carry."""
+        own = {name: getattr(self, name) for name in ("num_neighbors", "replace", "weights", "induced")}
+        return own | self._drawing
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # what workers and checkpoints carry are the arguments
+        self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         """Everything that minibatches depend on."""
-        told = ", replace=True" if self.replace else ""
+        text = ", replace=True" if self.replace else ""
         if self.disjoint:
-            told += f", disjoint=True, temporal={self.temporal!r}, strategy={self.strategy!r}"
-        told += ", induced=True" if self.induced else ""
+            strategy = self._drawing["strategy"]
+            text += f", disjoint=True, temporal={self.temporal!r}, strategy={strategy!r}"
+        text += ", induced=True" if self.induced else ""
         if self.weights is not None:
             if self._digests is None:  # of all edges
                 self._digests = {r: array_digest(w) for r, w in self.weights.items()}
-            told += f", weights={self._digests}"
-        return f"HopSampler({self.num_neighbors}{told})"
+            text += f", weights={self._digests}"
+        return f"HopSampler({self.num_neighbors}{text})"
 
     def _induced(
         self,
@@ -235,13 +229,9 @@ class HopSampler:
         trees: Trees | None,
     ) -> dict[Relation, HopEdges]:
         """All edges among the nodes, within trees if there are trees."""
-
-        def per_type(of_types: dict[str, torch.Tensor]) -> PerType:
-            return next(iter(of_types.values())) if topology.homogeneous else of_types
-
-        among: AnySeeds = per_type(nodes)
+        among: AnySeeds = _per_type(topology, nodes)
         if trees is not None:
-            among = PlantedNodes(per_type(nodes), per_type(batch), trees)
+            among = PlantedNodes(_per_type(topology, nodes), _per_type(topology, batch), trees)
         blocks = self._planter.induced(topology, among)
         return {r: HopEdges(torch.stack(b.coo()), b.edge_ids, None) for r, b in blocks.items()}
 
@@ -268,13 +258,18 @@ class HopSampler:
             [{named[r]: hops[hop] for r, hops in counts.items()} for hop in reversed(range(self.hops))],
             replace=self.replace,
             weights=None if self.weights is None else {named[r]: w for r, w in self.weights.items()},
-            disjoint=self.disjoint,
-            temporal=self.temporal,
-            strategy=self.strategy,
-            threads=self.threads,
+            **self._drawing,
         )
         self._neighbor = (expansion.relations, neighbor)
         return neighbor
+
+
+def _per_type(topology: Topology, values: dict[str, torch.Tensor]) -> PerType:
+    return next(iter(values.values())) if topology.homogeneous else values
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= -1
 
 
 def _joined(hops: list[tuple[Block, int]], device: torch.device) -> HopEdges:
@@ -320,12 +315,12 @@ class _Expansion:
         every = {**nodes, **{self._newest[t]: nodes[t][begin:] for t, begin in begins.items()}}
         return {t: ids for t, ids in every.items() if t in types}
 
-    def _to_newest(self, given: AnyGraph) -> AnyGraph:
-        graph = given if isinstance(given, Graph) else given.graph
+    def _to_newest(self, either: AnyGraph) -> AnyGraph:
+        graph = either if isinstance(either, Graph) else either.graph
         src, name, dst = graph.relation
         changed = replace(graph, relation=(src, name, self._newest[dst]))
-        if isinstance(given, Graph):
+        if isinstance(either, Graph):
             return changed
-        other = copy.copy(given)  # the same memory, which lives while the topology does
+        other = copy.copy(either)  # the same memory, which lives while the topology does
         other.graph = changed
         return other

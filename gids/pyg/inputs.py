@@ -11,7 +11,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.pyg.attributes import is_homogeneous
+from gids.pyg.stores import is_homogeneous
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 
@@ -26,23 +26,21 @@ def node_inputs(
 ) -> NodeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
-    given: Any = nodes
+    chosen: Any = nodes
     if isinstance(nodes, str):
-        ntype, given = nodes, None
+        ntype, chosen = nodes, None
     elif isinstance(nodes, tuple | list) and len(nodes) == 2 and isinstance(nodes[0], str):
-        ntype, given = nodes
+        ntype, chosen = nodes
     elif not is_homogeneous(store):
         raise ValueError(
             f"input_nodes of {store.name} must be a node type, or (node type, nodes): it has "
             f"{len(store.node_types)} node types and {len(store.relations)} edge types"
         )
     count = store.num_nodes(ntype)
-    if given is None:
+    if chosen is None:
         ids = torch.arange(count)
-        return NodeSamplerInput(
-            _alike("input_id", input_id, count), ids, _alike("input_time", times, count), ntype
-        )
-    ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
+    else:
+        ids = torch.as_tensor(chosen, dtype=None if len(chosen) else torch.int64)
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ValueError(f"input_nodes is bool{list(ids.shape)}; a mask is bool[{count}], one per node")
@@ -50,11 +48,10 @@ def node_inputs(
         input_id = ids if input_id is None else input_id
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
         raise TypeError(f"input_nodes is {ids.dtype} of shape {list(ids.shape)}; give int64[n] or a mask")
-    ids = on_host(ids).to(torch.int64, copy=True)
+    ids = on_host(ids).to(torch.int64, copy=chosen is not None)
     _check_range("input_nodes", ids, count)
-    return NodeSamplerInput(
-        _alike("input_id", input_id, len(ids)), ids, _alike("input_time", times, len(ids)), ntype
-    )
+    input_id, times = _per_seed(len(ids), input_id=input_id, input_time=times)
+    return NodeSamplerInput(input_id, ids, times, ntype)
 
 
 def edge_inputs(
@@ -68,21 +65,23 @@ def edge_inputs(
 ) -> EdgeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for edges that do not fit the store."""
     relation: Relation | None = None
-    given: Any = edges
+    chosen: Any = edges
     if isinstance(edges, tuple | list) and len(edges) and isinstance(edges[0], str):
-        relation, given = _relation(store, graphs, edges), None
+        relation, chosen = _relation(store, graphs, edges), None
     elif isinstance(edges, tuple | list) and len(edges) == 2 and _are_names(edges[0]):
-        relation, given = _relation(store, graphs, edges[0]), edges[1]
+        relation, chosen = _relation(store, graphs, edges[0]), edges[1]
     if relation is None and not is_homogeneous(store):
         raise ValueError(
             f"edge_label_index of {store.name} must be an edge type, or (edge type, edges): it has "
             f"{len(store.node_types)} node types and {len(store.relations)} edge types"
         )
     graph = graphs[0] if relation is None else next(g for g in graphs if g.relation == relation)
-    if given is None:
-        ids, label, time = (_alike(*pair, graph.num_edges) for pair in _named(input_id, labels, times))
-        return _AllEdges(graph, ids, label, time, relation)
-    pairs = torch.as_tensor(given)
+    if chosen is None:
+        input_id, labels, times = _per_seed(
+            graph.num_edges, input_id=input_id, edge_label=labels, edge_label_time=times
+        )
+        return _AllEdges(graph, input_id, labels, times, relation)
+    pairs = torch.as_tensor(chosen)
     if pairs.dim() != 2 or len(pairs) != 2 or pairs.dtype not in (torch.int64, torch.int32):
         raise TypeError(
             f"edge_label_index is {pairs.dtype} of shape {list(pairs.shape)}; give int64[2, n], sources and "
@@ -91,8 +90,10 @@ def edge_inputs(
     pairs = on_host(pairs).to(torch.int64)
     _check_range("sources of edge_label_index", pairs[0], graph.num_src)
     _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
-    ids, label, time = (_alike(*pair, pairs.shape[1]) for pair in _named(input_id, labels, times))
-    return EdgeSamplerInput(ids, pairs[0], pairs[1], label, time, relation)
+    input_id, labels, times = _per_seed(
+        pairs.shape[1], input_id=input_id, edge_label=labels, edge_label_time=times
+    )
+    return EdgeSamplerInput(input_id, pairs[0], pairs[1], labels, times, relation)
 
 
 def count_of(inputs: Inputs) -> int:
@@ -153,36 +154,29 @@ class _AllEdges(EdgeSamplerInput):  # type: ignore[misc]  # PyG is not typed
         )
 
 
-def _are_names(given: Any) -> bool:
-    return isinstance(given, tuple | list) and all(isinstance(name, str) for name in given)
+def _are_names(names: Any) -> bool:
+    return isinstance(names, tuple | list) and all(isinstance(name, str) for name in names)
 
 
 def _relation(store: FeatureStore, graphs: Sequence[Graph], names: Sequence[str]) -> Relation:
     """The edge type (source, relation, destination), or (source, destination) if one fits."""
-    given = tuple(names)
-    fitting = [g.relation for g in graphs if given in (g.relation, (g.relation[0], g.relation[2]))]
+    asked = tuple(names)
+    fitting = [g.relation for g in graphs if asked in (g.relation, (g.relation[0], g.relation[2]))]
     if len(fitting) != 1:
         known = ", ".join(describe_type(g.relation) for g in graphs)
-        raise MissingError(f"{len(fitting)} edge types of {store.name} match {given} (it has {known})")
+        raise MissingError(f"{len(fitting)} edge types of {store.name} match {asked} (it has {known})")
     return fitting[0]
 
 
-def _named(
-    input_id: torch.Tensor | None, labels: torch.Tensor | None, times: torch.Tensor | None
-) -> list[tuple[str, torch.Tensor | None]]:
-    return [("input_id", input_id), ("edge_label", labels), ("edge_label_time", times)]
-
-
-def _alike(name: str, values: torch.Tensor | None, count: int) -> torch.Tensor | None:
-    """A value for each seed. Raises ValueError for another number of them."""
-    if values is None:
-        return None
-    found = torch.as_tensor(values)
-    if found.dim() < 1 or len(found) != count:
-        raise ValueError(
-            f"{name} has shape {list(found.shape)}; give one value for each of the {count} seeds"
-        )
-    return on_host(found)
+def _per_seed(count: int, **values: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """The values on the host. Raises ValueError for those that are not one for each seed."""
+    tensors = [None if value is None else on_host(torch.as_tensor(value)) for value in values.values()]
+    for name, tensor in zip(values, tensors, strict=True):
+        if tensor is not None and (tensor.dim() < 1 or len(tensor) != count):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; give one value for each of the {count} seeds"
+            )
+    return tensors
 
 
 def _check_range(what: str, ids: torch.Tensor, count: int) -> None:

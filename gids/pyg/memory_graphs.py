@@ -114,14 +114,14 @@ def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
             size = features.get_tensor_size(attr)
             sizes += [(attr.group_name or NODE, size[0])] if size else []
     counts = _largest(sizes)
-    found = []
+    made = []
     for edge_type, colptr in colptrs.items():
         relation = _relation(edge_type)
         num_src, num_dst = counts[relation[0]], counts[relation[2]]
         padded = torch.nn.functional.pad(on_host(colptr).to(torch.int64), (0, num_dst + 1 - len(colptr)))
         padded[len(colptr) :] = colptr[-1]
-        found.append(_checked(relation, num_src, num_dst, padded, rows[edge_type], orders[edge_type]))
-    return found
+        made.append(_checked(relation, num_src, num_dst, padded, rows[edge_type], orders[edge_type]))
+    return made
 
 
 def _relation(edge_type: Any) -> Relation:

@@ -35,8 +35,8 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
     numbers: seed, epoch, step. first: position of this rank's first seed edge among those of the step.
     """
 
-    def __init__(self, given: NegativeSampling, numbers: tuple[int, int, int], first: int) -> None:
-        super().__init__(given.mode, given.amount, given.src_weight, given.dst_weight)
+    def __init__(self, negatives: NegativeSampling, numbers: tuple[int, int, int], first: int) -> None:
+        super().__init__(negatives.mode, negatives.amount, negatives.src_weight, negatives.dst_weight)
         self._numbers, self._first = numbers, first
         self._generators: dict[str, np.random.Generator] = {}
         self._trees: _Trees | None = None
@@ -99,17 +99,17 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         sums = on_host(weight.detach()).double().cumsum(0).numpy()
         places = generator.random(count) * sums[-1]
         last = int(np.searchsorted(sums, sums[-1]))  # with a weight; rounding may lead past it
-        found: np.ndarray = np.minimum(np.searchsorted(sums, places, side="right"), last)
-        return found.astype(np.int64, copy=False)
+        nodes: np.ndarray = np.minimum(np.searchsorted(sums, places, side="right"), last)
+        return nodes.astype(np.int64, copy=False)
 
 
-def check_negatives(given: NegativeSampling | None, num_src: int, num_dst: int) -> None:
+def check_negatives(negatives: NegativeSampling | None, num_src: int, num_dst: int) -> None:
     """Raise ValueError for weights that are not one number of 0 or more for each node."""
-    if given is None:
+    if negatives is None:
         return
     for name, weight, count in (
-        ("src_weight", given.src_weight, num_src),
-        ("dst_weight", given.dst_weight, num_dst),
+        ("src_weight", negatives.src_weight, num_src),
+        ("dst_weight", negatives.dst_weight, num_dst),
     ):
         if weight is None:
             continue

@@ -18,16 +18,13 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.loader.source import Source
-from gids.pyg.arguments import check_for_parts, check_sampling
-from gids.pyg.attributes import is_homogeneous, table_of
-from gids.pyg.edge_weights import weights_of
+from gids.pyg.arguments import check_for_parts, check_sampling, counts_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
-from gids.pyg.num_neighbors import counts_of
 from gids.pyg.outputs import Output, output_of
-from gids.pyg.stores import graphs_on_disk, is_on_disk, store_of
-from gids.pyg.times import node_times, with_times
+from gids.pyg.sampling_attributes import node_times, weights_of, with_times
+from gids.pyg.stores import graphs_on_disk, is_homogeneous, is_on_disk, store_of, table_of
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.time_order import By
@@ -74,11 +71,21 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         *,
         threads: int | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.subgraph_type = check_sampling(
             subgraph_type, directed, temporal_strategy, time_attr, sample_direction
         )
-        self._made_of = given | {"subgraph_type": self.subgraph_type.value, "directed": True}
+        self._made_of = {
+            "data": data,
+            "num_neighbors": num_neighbors,
+            "subgraph_type": self.subgraph_type.value,
+            "replace": replace,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "is_sorted": is_sorted,
+            "threads": threads,
+        }
         self.num_neighbors = (
             num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         )
@@ -192,8 +199,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         """
 
         def sample(seeds: PerType, times: PerType | None = None) -> HopMinibatch:
-            given = seeds if times is None else TimedSeeds(seeds, _int64(times))
-            return self.hops.sample(topology, given, seed=seed, epoch=epoch, step=step)
+            roots = seeds if times is None else TimedSeeds(seeds, _int64(times))
+            return self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
 
         if inputs.time is not None and not self.is_temporal:
             raise ValueError(
@@ -278,7 +285,7 @@ def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
 
 def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
-        return {ntype: of.to(torch.int64) for ntype, of in times.items()}
+        return {ntype: values.to(torch.int64) for ntype, values in times.items()}
     return times.to(torch.int64)
 
 

@@ -9,6 +9,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gids.pyg.hops import HopEdges, HopMinibatch
 from gids.sampler import Topology
+from gids.store.names import Relation
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 K = TypeVar("K")
@@ -18,15 +19,15 @@ def output_of(drawn: HopMinibatch) -> Output:
     """The same minibatch as PyG's samplers return it."""
     edges, nodes = drawn.edges, drawn.input_nodes
     if isinstance(nodes, torch.Tensor):
-        (of_hops,) = edges.values()
+        (hops,) = edges.values()
         return SamplerOutput(
             node=nodes,
-            row=of_hops.index[0],
-            col=of_hops.index[1],
-            edge=of_hops.ids,
+            row=hops.index[0],
+            col=hops.index[1],
+            edge=hops.ids,
             batch=drawn.batch,
             num_sampled_nodes=_only(drawn.nodes_per_hop),
-            num_sampled_edges=of_hops.per_hop,
+            num_sampled_edges=hops.per_hop,
             metadata=drawn.metadata,
         )
     return HeteroSamplerOutput(
@@ -48,63 +49,47 @@ def minibatch_of(
 
     Raises TypeError for an output that is not of the topology's kind.
     """
-    if isinstance(output, HeteroSamplerOutput) is topology.homogeneous:
-        kind = "SamplerOutput" if topology.homogeneous else "HeteroSamplerOutput"
+    homogeneous = topology.homogeneous
+    if isinstance(output, HeteroSamplerOutput) is homogeneous:
+        kind = "SamplerOutput" if homogeneous else "HeteroSamplerOutput"
         raise TypeError(f"the sampler returned a {type(output).__name__}; this loader needs a {kind}")
-    if topology.homogeneous:
-        (relation,), (ntype,) = topology.relations, topology.node_types
-        per_hop = None if output.num_sampled_nodes is None else {ntype: list(output.num_sampled_nodes)}
-        edges = {relation: _edges(output, None, permutation, device)}
-        return HopMinibatch(
-            torch.empty(0, dtype=torch.int64),
-            output.node.to(device),
-            [],
-            epoch,
-            step,
-            batch=None if output.batch is None else output.batch.to(device),
-            edges=edges,
-            nodes_per_hop=per_hop,
-            metadata=tuple(output.metadata or ()),
-        )
     none = torch.empty(0, dtype=torch.int64)
-    sampled = output.num_sampled_nodes
+
+    def by_type(values: Any) -> dict[str, Any]:
+        return {topology.node_types[0]: values} if homogeneous else values
+
+    def of_relation(values: Any, relation: Relation, default: Any) -> Any:
+        return values if homogeneous or values is None else values.get(relation, default)
+
+    edges = {}
+    for relation in topology.relations:
+        row, col = (of_relation(ends, relation, none) for ends in (output.row, output.col))
+        ids, of_ids = of_relation(output.edge, relation, none), of_relation(permutation, relation, None)
+        if ids is not None:
+            ids = ids.to(torch.int64)
+            ids = (ids if of_ids is None else of_ids[ids]).to(device)
+        per_hop = of_relation(output.num_sampled_edges, relation, None)
+        index = torch.stack([row, col]).to(device, torch.int64)
+        edges[relation] = HopEdges(index, ids, None if per_hop is None else list(per_hop))
+    sampled = by_type(output.node)
+    nodes = {t: sampled.get(t, none).to(device) for t in topology.node_types}
+    batch = (
+        {t: trees.to(device) for t, trees in by_type(output.batch).items()}
+        if output.batch is not None
+        else None
+    )
+    per_hop = output.num_sampled_nodes
     return HopMinibatch(
-        {},
-        {t: output.node.get(t, none).to(device) for t in topology.node_types},
+        none if homogeneous else {},
+        _only(nodes) if homogeneous else nodes,
         [],
         epoch,
         step,
-        batch=None if output.batch is None else {t: of.to(device) for t, of in output.batch.items()},
-        edges={
-            r: _edges(output, r, None if permutation is None else permutation.get(r), device)
-            for r in topology.relations
-        },
-        nodes_per_hop=None if sampled is None else {t: list(n) for t, n in sampled.items()},
+        batch=_only(batch) if homogeneous else batch,
+        edges=edges,
+        nodes_per_hop=None if per_hop is None else {t: list(n) for t, n in by_type(per_hop).items()},
         metadata=tuple(output.metadata or ()),
     )
-
-
-def _edges(output: Output, relation: Any, permutation: torch.Tensor | None, device: torch.device) -> HopEdges:
-    none = torch.empty(0, dtype=torch.int64)
-    row, col, ids, per_hop = (
-        _of(values, relation, default)
-        for values, default in (
-            (output.row, none),
-            (output.col, none),
-            (output.edge, none),
-            (output.num_sampled_edges, None),
-        )
-    )
-    index = torch.stack([row, col]).to(device, torch.int64)
-    if ids is not None:
-        ids = ids.to(torch.int64)
-        ids = (ids if permutation is None else permutation[ids]).to(device)
-    return HopEdges(index, ids, None if per_hop is None else list(per_hop))
-
-
-def _of(values: Any, relation: Any, default: Any) -> Any:
-    """The values of a relation; None: of the only one."""
-    return values if relation is None or values is None else values.get(relation, default)
 
 
 def _only(values: dict[K, Any] | None) -> Any:

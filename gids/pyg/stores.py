@@ -20,11 +20,14 @@ from gids import store as gids_store
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.source import Source
-from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
 from gids.store import Graph, graphs_of
-from gids.store.names import RELATION
+from gids.store.names import RELATION, Relation
 from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
+
+LABEL = "y"
+_USUAL = {"node": "x", "edge": "edge_attr"}
+"""PyG's name for input features; `gids convert` calls them "feat"."""
 
 Type = str | tuple[str, str, str] | None
 
@@ -42,11 +45,11 @@ class _OverStore:
         super().__init__()
         opened = store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
         refuse_part(opened, f"gids.pyg.{type(self).__name__}")
-        one = is_homogeneous(opened)
-        if typed is False and not one:
+        is_untyped = is_homogeneous(opened)
+        if typed is False and not is_untyped:
             raise ValueError(f"typed=False: {opened.name} has {_types(opened)}, which need their names")
         self.__dict__["store"] = opened
-        self.__dict__["typed"] = not one if typed is None else bool(typed)
+        self.__dict__["typed"] = not is_untyped if typed is None else bool(typed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), typed=self.typed), (self.store,)
@@ -67,28 +70,28 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """Without types only attributes of nodes, because PyG reads all of them by node."""
-        one = not self.typed
-        tables = [t for t in self.store.tables.values() if t.kind == "node" or not one]
+        is_untyped = not self.typed
+        tables = [t for t in self.store.tables.values() if t.kind == "node" or not is_untyped]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
         attrs += [(ntype, LABEL) for ntype in self.store.labels if (ntype, LABEL) not in attrs]
-        return [TensorAttr(None if one else type_, name) for type_, name in attrs]
+        return [TensorAttr(None if is_untyped else type_, name) for type_, name in attrs]
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
-        found = self._find(attr)
-        one = _is_one(attr.index)
-        if isinstance(found, torch.Tensor):
-            ids = _ids_of(attr.index, len(found))
-            rows = found if ids is None else found[ids]
+        stored = self._find(attr)
+        is_row = _is_one(attr.index)
+        if isinstance(stored, torch.Tensor):
+            ids = _ids_of(attr.index, len(stored))
+            rows = stored if ids is None else stored[ids]
         else:
-            ids = _ids_of(attr.index, found.row_count)
-            rows = found.read_rows(torch.arange(found.row_count) if ids is None else ids)
-        return rows[0] if one else rows
+            ids = _ids_of(attr.index, stored.row_count)
+            rows = stored.read_rows(torch.arange(stored.row_count) if ids is None else ids)
+        return rows[0] if is_row else rows
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-        found = self._find(attr)
-        if isinstance(found, torch.Tensor):
-            return tuple(found.shape)
-        return (found.row_count, *found.shape)
+        stored = self._find(attr)
+        if isinstance(stored, torch.Tensor):
+            return tuple(stored.shape)
+        return (stored.row_count, *stored.shape)
 
     def _find(self, attr: TensorAttr) -> gids_store.Table | torch.Tensor:
         name = attr.attr_name
@@ -157,6 +160,30 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
 
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
         raise _read_only(self.store)
+
+
+def attribute_of(store: gids_store.FeatureStore, table: gids_store.Table) -> str:
+    """The table's key, except that "feat" becomes "x" (of edges: "edge_attr"), unless its type also has a
+    table with this key.
+    """
+    usual = _USUAL[table.kind]
+    taken = store.find_table(table.kind, table.type, usual) is not None
+    return usual if table.key == "feat" and not taken else table.key
+
+
+def table_of(
+    store: gids_store.FeatureStore, type_: str | Relation, attribute: str
+) -> gids_store.Table | None:
+    """The table that has this name in PyG."""
+    for table in store.tables.values():
+        if table.type == type_ and attribute_of(store, table) == attribute:
+            return table
+    return None
+
+
+def is_homogeneous(store: gids_store.FeatureStore) -> bool:
+    """Whether there is one node type and one relation at most: PyG's Data, else HeteroData."""
+    return len(store.node_types) == 1 and len(store.relations) <= 1
 
 
 def is_on_disk(data: object) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gids.cuda import on_host
+from gids.errors import MissingError
 from gids.store import Graph
 from gids.store.names import Relation
 
@@ -83,6 +84,14 @@ class Block:
         return self.indices, local.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
 
+class FeatureRows(dict[str, torch.Tensor]):
+    """Rows by table name. Another name raises KeyError with the names that exist."""
+
+    def __missing__(self, name: object) -> torch.Tensor:
+        names = ", ".join(map(repr, self)) or "none"
+        raise MissingError(f"the minibatch has no features {name!r} (it has {names})")
+
+
 @dataclass(repr=False)
 class Minibatch:
     """One minibatch, homogeneous or (dictionaries by node type and relation) heterogeneous.
@@ -104,7 +113,7 @@ class Minibatch:
     blocks: list[Block] | list[dict[Relation, Block]]
     epoch: int = 0
     step: int = 0
-    features: dict[str, torch.Tensor] = field(default_factory=dict)
+    features: FeatureRows = field(default_factory=FeatureRows)
     labels: PerType | None = None
     batch: PerType | None = None
     times: PerType | None = None

@@ -102,8 +102,13 @@ class FeatureStore:
     def relations(self) -> list[Relation]:
         return list(self._relations)
 
-    def table(self, name: str) -> Table:
-        """The table with this name, or with this key if only one table has it. Raises MissingError."""
+    def table(self, name: str | None = None) -> Table:
+        """The table with this name, or with this key if only one table has it; None: the only table of nodes.
+
+        Raises MissingError.
+        """
+        if name is None:
+            return self._only({n: t for n, t in self.tables.items() if t.kind == "node"}, "node table")
         if name in self.tables:
             return self.tables[name]
         matches = [t for t in self.tables.values() if t.key == name]

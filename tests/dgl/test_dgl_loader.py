@@ -3,6 +3,9 @@
 import errno
 import gc
 import multiprocessing
+import os
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -16,6 +19,7 @@ from gids.store import FeatureStore
 from gids.write import DatasetWriter
 
 import dgl  # isort: skip
+from dgl.dataloading import DataLoader as StockLoader  # before enable(), as user code has it
 from dgl.dataloading import NeighborSampler, SAINTSampler, ShaDowKHopSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
@@ -67,11 +71,6 @@ def test_int8_with_a_scale_comes_as_float32(homogeneous, tmp_path, scale):
     for batch in loader:
         assert model.assert_rows_equal_source(batch, SimpleNamespace(columns=columns)) == 3
     loader.close()
-
-
-def test_labels_come_from_the_graph_through_dgls_own_prefetch(homogeneous, sampler):
-    for _, seeds, blocks in model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16):
-        assert torch.equal(blocks[-1].dstdata["label"], homogeneous.graph.ndata["label"][seeds])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -160,21 +159,6 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
         model.assert_same(batch, stock_batch)
 
 
-def test_without_a_dataset_the_loader_equals_stock_dgl(homogeneous, sampler):
-    options = {"batch_size": 16, "shuffle": True}
-    ours = gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids=None, **options)
-    stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
-    for a, b in zip(model.epochs(ours)[0], model.epochs(stock)[0], strict=True):
-        model.assert_same(a, b)
-    assert ours.stats() == {}
-    ours.close()
-
-
-def test_an_open_store_is_taken_as_it_is(homogeneous, sampler):
-    loader = gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=homogeneous.store)
-    check(loader, homogeneous)
-
-
 def test_one_process_of_distributed_training(homogeneous, sampler, tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
@@ -189,13 +173,6 @@ def test_one_process_of_distributed_training(homogeneous, sampler, tmp_path):
                 model.assert_same(a, b)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_int32_graph(homogeneous, sampler):
-    loader = gids.dgl.DataLoader(
-        homogeneous.graph.int(), homogeneous.seeds.int(), sampler, gids=homogeneous.path, batch_size=32
-    )
-    check(loader, homogeneous)
 
 
 def test_a_page_that_cannot_be_read_fails_one_minibatch(homogeneous, sampler):
@@ -419,12 +396,42 @@ def test_a_table_that_was_not_announced_names_the_cure(homogeneous):
 # Refused when the loader is made
 
 
-def test_a_feature_missing_from_store_and_graph_is_an_error(homogeneous):
-    sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
-    with pytest.raises(
-        KeyError, match=r"'colour' of type '_N' is neither in small.gids \(has '_N.feat', .*'label'"
-    ):
-        model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+def prefetching(*names):
+    return NeighborSampler([3], prefetch_node_feats=list(names))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "sampler", "options"),
+    [
+        (
+            KeyError,
+            r"'colour' of type '_N' is neither in small.gids \(has '_N.feat', .*'label'",
+            prefetching("colour"),
+            {},
+        ),
+        (KeyError, r"venue\.feat", prefetching("feat"), {"gids_feats": ["venue.feat"]}),
+        (ValueError, r"nothing asks for a table of small.gids: .*'_N.feat'", NeighborSampler([3]), {}),
+        (
+            ValueError,
+            r"CPU-only build.* Install a CUDA build of DGL",
+            prefetching("feat"),
+            {"device": "cuda"},
+        ),
+        (ValueError, r"CPU-only build.* Install a CUDA build of DGL", prefetching("feat"), {"use_uva": True}),
+        (TypeError, r"needs a dgl.DGLGraph, not dict", prefetching("feat"), {"graph": {}}),
+        (ValueError, "gids=None", prefetching("feat"), {"gids": None, "gids_feats": ["_N.feat"]}),
+    ],
+)
+def test_wrong_arguments_are_refused(homogeneous, error, message, sampler, options):
+    given = {"graph": homogeneous.graph, "gids": homogeneous.path, **options}
+    with pytest.raises(error, match=message):
+        gids.dgl.DataLoader(given.pop("graph"), homogeneous.seeds, sampler, **given)
+
+
+def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneous):
+    options = {"gids": heterogeneous.path, "gids_feats": ["paper.feat"]}
+    with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), **options)
 
 
 def test_a_missing_feature_of_a_custom_sampler_is_an_error(homogeneous):
@@ -438,16 +445,6 @@ def test_a_missing_feature_of_a_custom_sampler_is_an_error(homogeneous):
         next(iter(model.gids_loader(homogeneous, homogeneous.seeds, Sampler())))
 
 
-def test_a_table_that_the_store_does_not_have(homogeneous, sampler):
-    with pytest.raises(KeyError, match=r"venue\.feat"):
-        model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["venue.feat"])
-
-
-def test_a_loader_whose_sampler_asks_for_no_table_is_refused(homogeneous):
-    with pytest.raises(ValueError, match=r"nothing asks for a table of small.gids: .*'_N.feat'"):
-        model.gids_loader(homogeneous, homogeneous.seeds, NeighborSampler([3]))
-
-
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
@@ -459,33 +456,6 @@ def test_features_of_another_graph_are_refused(homogeneous, sampler, message):
     other = dgl.add_nodes(dgl.remove_edges(homogeneous.graph, [0]), 1)
     with pytest.raises(ValueError, match=message):
         gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)
-
-
-def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneous):
-    with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
-        gids.dgl.DataLoader(
-            homogeneous.graph,
-            homogeneous.seeds,
-            NeighborSampler([3]),
-            gids=heterogeneous.path,
-            gids_feats=["paper.feat"],
-        )
-
-
-@pytest.mark.parametrize("options", [{"device": "cuda"}, {"use_uva": True}])
-def test_cuda_with_a_cpu_build_of_dgl(homogeneous, sampler, options):
-    with pytest.raises(ValueError, match=r"CPU-only build.* Install a CUDA build of DGL"):
-        model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
-
-
-def test_something_that_is_not_a_dglgraph(homogeneous, sampler):
-    with pytest.raises(TypeError, match=r"needs a dgl.DGLGraph, not dict"):
-        gids.dgl.DataLoader({}, homogeneous.seeds, sampler, gids=homogeneous.path)
-
-
-def test_gids_feats_without_gids(homogeneous, sampler):
-    with pytest.raises(ValueError, match="gids=None"):
-        gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids_feats=["_N.feat"])
 
 
 def test_nothing_warns(homogeneous, sampler):
@@ -521,3 +491,92 @@ def test_an_error_of_the_sampler_with_the_cache_on_a_device(homogeneous, cuda_is
     expected = [0, 10, "no sample of 20", "no sample of 30", *range(40, 90, 10), "no sample of 90"]
     assert outcomes(iter(loader)) == [*expected, "end", "end"]
     loader.close()
+
+
+# enable()
+
+
+@pytest.fixture
+def enabled():
+    gids.dgl.enable()
+    yield
+    gids.dgl.disable()
+
+
+def test_dgls_own_class_and_its_subclasses_take_the_flag(homogeneous, sampler, enabled):
+    class Mine(StockLoader):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    assert dgl.dataloading.DataLoader is StockLoader
+    for kind in (StockLoader, Mine, gids.dgl.DataLoader):
+        loader = kind(homogeneous.graph, homogeneous.seeds, sampler, batch_size=16, gids=homogeneous.path)
+        assert type(loader) is kind
+        assert isinstance(loader, StockLoader)
+        batches = list(loader)
+        assert len(batches) == len(loader) == 7
+        assert all(model.assert_rows_equal_source(batch, homogeneous) == 3 for batch in batches)
+        assert loader.stats()
+        loader.close()
+
+
+def test_without_a_dataset_a_loader_equals_stock_dgl(homogeneous, sampler):
+    def epoch(loader):
+        return model.epochs(loader)[0]
+
+    options = {"batch_size": 16}
+    before = StockLoader(homogeneous.full, homogeneous.seeds, sampler, **options)
+    reference = epoch(before)
+    ours = gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids=None, **options)
+    assert ours.stats() == {}
+    attributes = dict(vars(StockLoader))
+    gids.dgl.enable()
+    gids.dgl.enable()
+    try:
+        during = StockLoader(
+            homogeneous.full, homogeneous.seeds, sampler, gids=None, gids_feats=None, **options
+        )
+        epochs = [epoch(loader) for loader in (ours, before, during)]
+    finally:
+        gids.dgl.disable()
+        gids.dgl.disable()
+    assert dict(vars(StockLoader)) == attributes
+    for again in (*epochs, epoch(during)):
+        for a, b in zip(again, reference, strict=True):
+            model.assert_same(a, b)
+    ours.close()
+    with pytest.raises(TypeError, match="gids"):
+        StockLoader(homogeneous.full, homogeneous.seeds, sampler, gids=homogeneous.path)
+
+
+@pytest.mark.slow
+def test_an_epoch_under_a_low_limit_of_open_files():
+    """A window of minibatches from workers must not exhaust file descriptors."""
+    code = """
+import logging, pathlib, resource, sys, tempfile
+import dgl_model
+logging.basicConfig(level=logging.WARNING)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
+with tempfile.TemporaryDirectory() as directory:
+    data = dgl_model.heterogeneous(pathlib.Path(directory))
+    indices, sampler = dgl_model.make("neighbor", data, None)
+    loader = dgl_model.gids_loader(data, indices, sampler, batch_size=4, num_workers=2, window=22)
+    count = sum(dgl_model.assert_rows_equal_source(batch, data) == 6 for batch in loader)
+    assert count == len(loader) == 22, count
+assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
+"""
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                (os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)))
+            )
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "window lowered from 22 to" in result.stderr
+    assert "file descriptors" in result.stderr

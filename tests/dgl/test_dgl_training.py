@@ -5,7 +5,6 @@ The source is a random citation graph in the widespread .npz format of sparse `a
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from dgl_model import assert_same, seed_everything
+from dgl_model import seed_everything
 
 import gids.dgl
 from gids.cli import main
 from gids.store import FeatureStore
 
 import dgl  # isort: skip
-from open_options import tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt")  # stock DGL with workers
 
@@ -81,94 +79,6 @@ def sampler() -> Any:
 
 
 BATCH = 256
-
-
-def minibatches(graph: Any, citations: Citations, epochs: int, **options: Any) -> Any:
-    """Batches of some epochs, all kept, from one loader: ours when `gids` is among the options."""
-    cls = gids.dgl.DataLoader if "gids" in options else dgl.dataloading.DataLoader
-    seed_everything()
-    loader = cls(
-        graph,
-        citations.splits["train"],
-        sampler(),
-        batch_size=BATCH,
-        shuffle=True,
-        drop_last=False,
-        **options,
-    )
-    out = [list(loader) for _ in range(epochs)]
-    if "gids" in options:
-        loader.close()
-    return out
-
-
-@pytest.fixture(scope="module")
-def stock(citations: Citations, one_thread: None) -> Any:
-    dgl.utils.set_num_threads(1)
-    return {workers: minibatches(citations.full, citations, 3, num_workers=workers) for workers in (0, 2)}
-
-
-def check(ours: Any, stock: Any, citations: Citations) -> None:
-    assert [len(epoch) for epoch in ours] == [len(epoch) for epoch in stock]
-    for epoch, stock_epoch in zip(ours, stock, strict=True):
-        for batch, stock_batch in zip(epoch, stock_epoch, strict=True):
-            feat = batch[2][0].srcdata["feat"]
-            assert torch.equal(feat, citations.source[batch[2][0].srcdata[dgl.NID]])
-            assert_same(batch, stock_batch)
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
-@pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
-def test_every_engine_policy_and_window_gives_stock_minibatches(
-    citations: Citations, stock: Any, engine: str, policy: str, window: int
-) -> None:
-    tiny = 40 * 16384
-    for cache_bytes in (0, tiny, 1 << 30):
-        options = {"window": window, "engine": engine, "policy": policy, "memory": 2 << 30, "planned": 2}
-        source = gids.open(citations.path, **tuned(options, cache=cache_bytes))
-        ours = minibatches(citations.graph, citations, 3, gids=source)
-        check(ours, stock[0], citations)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("window", "engine", "policy", "cache_bytes"),
-    [
-        (window, *rest)
-        for window, rest in zip(
-            [0, 1, 8, 16, 22],
-            itertools.zip_longest(
-                ["uring", "threads", "mmap", "uring", "uring"],
-                ["random", "window-pin", "lru", "lookahead", "lookahead"],
-                [1 << 30, 0, 655360, 655360, 0],
-            ),
-            strict=True,
-        )
-    ],
-)
-def test_workers_give_stock_minibatches(
-    citations: Citations, stock: Any, window: int, engine: str, policy: str, cache_bytes: int
-) -> None:
-    ours = minibatches(
-        citations.graph,
-        citations,
-        3,
-        num_workers=2,
-        gids=gids.open(
-            citations.path,
-            window=window,
-            memory=2 << 30,
-            tuning=gids.Tuning(engine=engine, policy=policy, cache=cache_bytes),
-        ),
-    )
-    check(ours, stock[2], citations)
-
-
-def test_a_window_of_23_with_two_planned_is_refused_with_the_reason(citations: Citations) -> None:
-    with pytest.raises(ValueError, match=r"window \+ planned must be at most 24"):
-        gids.open(citations.path, window=23, tuning=gids.Tuning(planned=2))
 
 
 class Sage(torch.nn.Module):

@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from gids.cli import main
+from gids.store import FeatureStore
 
 FOLDER = Path(__file__).parents[2] / "docs/examples"
 CLASSES = 8
@@ -20,7 +25,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one.gids, several.gids and parts.gids, made by the commands that the scripts name."""
+    """A folder with one.gids, several.gids and parts.gids, made by the commands that the scripts name, and
+    pyg.gids, the graph of one.gids that was Data of PyG, with features `x`."""
     folder = tmp_path_factory.mktemp("examples")
     sizes = [
         "--nodes",
@@ -38,6 +44,19 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = str(folder / name)
         assert main(["generate", source, *sizes, *kind, "--quiet"]) == 0
         assert main(["convert", source, f"{source}.gids", "--quiet"]) == 0
+    store = FeatureStore(folder / "one.gids")
+    graph, splits = store.graph(), store.splits["_N"]
+    sources = torch.from_numpy(graph.indices.astype(np.int64))
+    destinations = torch.arange(graph.num_dst).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
+    data = Data(
+        x=store.table("feat").read_rows(torch.arange(store.num_nodes())),
+        y=store.labels["_N"],
+        edge_index=torch.stack([sources, destinations]),
+        **{f"{name}_mask": index_to_mask(ids, store.num_nodes()) for name, ids in splits.items()},
+    )
+    torch.save(data, folder / "data.pt")
+    assert main(["convert", str(folder / "data.pt"), str(folder / "pyg.gids"), "--quiet"]) == 0
+    assert list(FeatureStore(folder / "pyg.gids").tables) == ["_N.x"]
     assert main(["partition", str(folder / "one.gids"), str(folder / "parts.gids"), "--parts", "2"]) == 0
     return folder
 
@@ -63,15 +82,15 @@ def numbers(pattern: str, output: str) -> list[float]:
 @pytest.mark.parametrize(
     ("command", "script", "dataset", "arguments", "accuracy"),
     [
-        (PYTHON, "dgl_graphsage.py", "one", ["--batch-size", "128"], 75),
+        (PYTHON, "dgl_graphsage.py", "pyg", ["--batch-size", "128"], 75),
         (PYTHON, "pyg_graphsage.py", "one", ["--batch-size", "128"], 75),
-        (PYTHON, "torch_graphsage.py", "one", ["--batch-size", "128"], 75),
-        (PYTHON, "link_prediction.py", "one", [], 65),
+        (PYTHON, "torch_graphsage.py", "pyg", ["--batch-size", "128"], 75),
+        (PYTHON, "link_prediction.py", "pyg", [], 65),
         (PYTHON, "temporal_links.py", "shop", ["--make"], 75),
-        (PYTHON, "rgcn.py", "several", ["--batch-size", "128"], 75),
-        (PYTHON, "inference.py", "one", ["--batch-size", "128"], 75),
-        (TORCHRUN, "distributed_dgl.py", "one", ["--batch-size", "64"], 75),
-        (TORCHRUN, "distributed_pyg.py", "one", ["--batch-size", "64"], 75),
+        (PYTHON, "rgcn.py", "several", ["--batch-size", "128", "--table", "feat"], 75),
+        (PYTHON, "inference.py", "pyg", ["--batch-size", "128"], 75),
+        (TORCHRUN, "distributed_dgl.py", "one", ["--batch-size", "64", "--table", "feat"], 75),
+        (TORCHRUN, "distributed_pyg.py", "one", ["--batch-size", "64", "--table", "feat"], 75),
         (TORCHRUN, "distributed_pytorch.py", "parts", ["--batch-size", "64"], 75),
         (TORCHRUN, "distributed_cooperative.py", "one", ["--batch-size", "128"], 75),
     ],

@@ -12,6 +12,8 @@ import torch
 from gids.store.names import Relation
 
 Rows = dict[str, torch.Tensor]
+RELATION: Relation = ("_N", "_E", "_N")
+MEMORY = 20 << 20
 COUNTS = {"paper": 1500, "author": 400, "field": 40, "nobody": 0}
 RELATIONS = [
     ("paper", "cites", "paper"),
@@ -130,3 +132,13 @@ def in_memory(
             else:
                 h = layer(blocks, h, by_relation)
     return h
+
+
+def close(found: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def check_memory(layers: list[dict[str, Any]], memory_bytes: int) -> None:
+    for layer in layers:
+        memory = layer["loader"]["memory"]
+        assert sum(memory.values()) <= memory_bytes, memory

@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_memory, uneven_in_edges
-from open_options import tuned
+from inference_model import (
+    COUNTS,
+    MEMORY,
+    RELATION,
+    RELATIONS,
+    EdgeSage,
+    HeteroSage,
+    Rows,
+    check_memory,
+    close,
+    in_memory,
+    uneven_in_edges,
+)
 
 import gids
 from gids import FeatureStore, MemoryBudgetError
@@ -19,10 +30,6 @@ from gids.cuda import Device
 from gids.inference import layerwise
 from gids.store.names import Relation
 from gids.write import DatasetWriter
-
-RELATION: Relation = ("_N", "_E", "_N")
-MEMORY = 20 << 20
-Rows = dict[str, torch.Tensor]
 
 
 def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
@@ -46,18 +53,8 @@ def expected_of(store: FeatureStore, model: list[Any], nodes: torch.Tensor, edge
     return in_memory(model, {RELATION: store.graph()}, {"_N": nodes}, {RELATION: edges})["_N"]
 
 
-def close(found: Any, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 def sage(edge_dim: int, *dims: int) -> list[Any]:
     return [EdgeSage(a, b, edge_dim, seed) for seed, (a, b) in enumerate(pairwise(dims))]
-
-
-def check_memory(layers: list[dict[str, Any]], memory_bytes: int) -> None:
-    for layer in layers:
-        memory = layer["loader"]["memory"]
-        assert sum(memory.values()) <= memory_bytes, memory
 
 
 @pytest.mark.parametrize("window", [0, 16])
@@ -68,18 +65,14 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
     model = sage(6, 100, 16, 5)
     expected = expected_of(store, model, rows["paper"], edges)
     options: dict[str, Any] = {"memory": MEMORY, "window": window}
-    result = layerwise(model, gids.open(store, **tuned(options)), edge_tables=["_N._E._N.w"])
+    result = layerwise(model, gids.open(store, **options), edge_tables=["_N._E._N.w"])
     close(result.values, expected)
     assert result.layers[0]["blocks"] > 1
     check_memory(result.layers, MEMORY)
     nodes = torch.tensor([1400, 2, 77, 2])
-    some = layerwise(
-        model, gids.open(store, **tuned(options)), edge_tables={"any": "_N._E._N.w"}, nodes=nodes
-    )
+    some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
     close(some.values, expected[nodes])
-    kept = layerwise(
-        model, gids.open(store, **tuned(options)), edge_tables=[store.table("_N._E._N.w")], output="h"
-    )
+    kept = layerwise(model, gids.open(store, **options), edge_tables=[store.table("_N._E._N.w")], output="h")
     close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
 
 
@@ -168,21 +161,13 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
     options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
     blocks = []
     for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
-        result = layerwise(
-            model,
-            gids.open(store, memory=memory_bytes),
-            **options,
-        )
+        result = layerwise(model, gids.open(store, memory=memory_bytes), **options)
         close(result.values, expected)
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbors are up to 301 rows"):
-        layerwise(
-            model,
-            gids.open(store, memory=2 << 20),
-            **options,
-        )
+        layerwise(model, gids.open(store, memory=2 << 20), **options)
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
@@ -198,16 +183,8 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     store, model = FeatureStore(tmp_path / "dense.gids"), sage(128, 2, 3)
     options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
     with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbors are up to 5001 rows"):
-        layerwise(
-            model,
-            gids.open(store, memory=14 << 20),
-            **options,
-        )
-    result = layerwise(
-        model,
-        gids.open(store, memory=40 << 20),
-        **options,
-    )
+        layerwise(model, gids.open(store, memory=14 << 20), **options)
+    result = layerwise(model, gids.open(store, memory=40 << 20), **options)
     close(result.values, expected_of(store, model, nodes, edges))
     check_memory(result.layers, 40 << 20)
     assert result.layers[0]["blocks"] > 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from friendship import friendship
-from inference_model import HeteroSage, Sage, in_memory
+from inference_model import MEMORY, RELATION, HeteroSage, Rows, Sage, check_memory, close, in_memory
 
 import gids
 from gids import FeatureStore, FormatError, MemoryBudgetError
@@ -21,10 +21,6 @@ from gids.inference import layerwise
 from gids.sampler import Block
 from gids.store import verify
 from gids.write import DatasetWriter, create_table
-
-RELATION = ("_N", "_E", "_N")
-MEMORY = 20 << 20
-Rows = dict[str, torch.Tensor]
 
 
 def sage(*dims: int) -> list[Any]:
@@ -38,16 +34,6 @@ def folders(dataset: Path) -> list[str]:
 def expected_of_one(path: Path, model: list[Any], rows: Rows) -> torch.Tensor:
     graph = FeatureStore(path).graph()
     return in_memory(model, {RELATION: graph}, {"_N": rows["paper"]})["_N"]  # type: ignore[no-any-return]
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def check_memory(layers: list[dict[str, Any]], memory_bytes: int) -> None:
-    for layer in layers:
-        memory = layer["loader"]["memory"]
-        assert sum(memory.values()) <= memory_bytes, memory
 
 
 @pytest.mark.parametrize("window", [0, 16])

@@ -150,6 +150,8 @@ def test_only_the_tables_asked_for(two_types: Path, source: Rows) -> None:
         m = next(iter(loader))
         assert m.features.keys() == {"author.feat"}
         assert m.labels is None
+        with pytest.raises(KeyError, match=r"no features 'paper.feat' \(it has 'author.feat'\)"):
+            m.features["paper.feat"]
     with open_loader(two_types, seeds=seeds, tables=[]) as loader:
         m = next(iter(loader))
         assert m.features == {}

@@ -212,20 +212,6 @@ def test_ranks_share_edges_and_negatives(one: Data, one_path: Path) -> None:
         assert torch.equal(torch.cat([rank[step][1] for rank in together]), negatives)
 
 
-def test_packs_yield_the_same_minibatches(one: Data, one_path: Path) -> None:
-    found = []
-    for reads in ("random", "pack"):
-        with (
-            gids.open(one_path, memory=64 << 20, reads=reads) as source,  # type: ignore[arg-type]
-            gids.pyg.LinkNeighborLoader(
-                source, [3, 2], one.edge_index, batch_size=100, neg_sampling="binary", shuffle=True
-            ) as loader,
-        ):
-            found.append(list(loader))
-    for batch, same in zip(*found, strict=True):
-        assert_same(batch, same)
-
-
 def test_minibatches_are_made_on_the_device(
     one: Data, one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:

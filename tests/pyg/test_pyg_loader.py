@@ -21,6 +21,7 @@ from torch_geometric.sampler import NumNeighbors
 import gids
 import gids.pyg
 from gids.cuda import Device
+from gids.loader import pack_switch, sampled_ahead
 from gids.loader.epoch_loader import EpochLoader
 from gids.write import DatasetWriter, create_table
 
@@ -366,3 +367,30 @@ def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> Non
         gids.write.restripe(path, [disk])
     loader.close()
     gids.write.restripe(path, [disk])
+
+
+@pytest.mark.parametrize("kind", ["nodes", "typed nodes", "edges"])
+def test_packs_yield_the_same_minibatches(
+    one: Data, one_path: Path, several_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_switch, "EARLY", 2)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 3)
+    path = several_path if kind == "typed nodes" else one_path
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 3}
+    epochs = []
+    for reads in ("random", "pack"):
+        with gids.open(path, memory=64 << 20, reads=reads) as source:  # type: ignore[arg-type]
+            if kind == "edges":
+                options |= {"neg_sampling": "binary", "batch_size": 100}
+                loader = gids.pyg.LinkNeighborLoader(source, [3, 2], one.edge_index, **options)
+            elif kind == "nodes":
+                loader = gids.pyg.NeighborLoader(source, [4, 3], replace=True, **options)
+            else:
+                counts: Any = {CITES: [3, 0], WRITES: [3, 2], WRITTEN: [2, 2]}
+                loader = gids.pyg.NeighborLoader(source, counts, "author", **options)
+            with loader:
+                epochs.append([*loader, *loader])
+                by_packs = loader.stats()["packs"]["minibatches"]
+                assert by_packs == (0 if reads == "random" else 2 * len(loader))
+    for batch, same in zip(*epochs, strict=True):
+        assert_same(batch, same)

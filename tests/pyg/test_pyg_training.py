@@ -60,24 +60,53 @@ class RelationalGcn(nn.Module):
         return x["paper"][: batch["paper"].batch_size]
 
 
-def accuracy_of(
-    make_model: Callable[[], nn.Module],
-    train: Iterable[Any],
-    test: Iterable[Any],
-    labels_of: Callable[[Any], torch.Tensor],
-) -> float:
-    torch.manual_seed(0)
-    model = make_model()
+def accuracy_of(model: nn.Module, train: Iterable[Any], test: Iterable[Any], seeds: Any) -> float:
+    """seeds: the storage of a batch that has its seeds, by batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(EPOCHS):
         for batch in train:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), labels_of(batch)).backward()
+            nn.functional.cross_entropy(model(batch), labels_of(seeds(batch))).backward()
             optimizer.step()
     model.eval()
     with torch.no_grad():
-        right = [(model(batch).argmax(1) == labels_of(batch)) for batch in test]
+        right = [(model(batch).argmax(1) == labels_of(seeds(batch))) for batch in test]
     return float(torch.cat(right).float().mean())
+
+
+def labels_of(storage: Any) -> torch.Tensor:
+    return storage.y[: storage.batch_size]
+
+
+def accuracies(
+    make_model: Callable[[], nn.Module],
+    data: Data | HeteroData,
+    source: Any,
+    counts: list[int],
+    ids: tuple[torch.Tensor, torch.Tensor],
+    batch_size: int,
+) -> tuple[float, float]:
+    """Of models trained from a dataset, and from the same data in memory. ids: to train and to test."""
+
+    def seeds(batch: Any) -> Any:
+        return batch["paper"] if isinstance(data, HeteroData) else batch
+
+    nodes: Any = [("paper", part) if isinstance(data, HeteroData) else part for part in ids]
+    torch.manual_seed(0)
+    with (
+        gids.pyg.NeighborLoader(source, counts, nodes[0], batch_size=batch_size, shuffle=True) as train,
+        gids.pyg.NeighborLoader(source, counts, nodes[1], batch_size=batch_size) as test,
+    ):
+        from_disk = accuracy_of(make_model(), train, test, seeds)
+    sampler = gids.pyg.NeighborSampler(data, counts)
+    torch.manual_seed(0)
+    in_memory = accuracy_of(
+        make_model(),
+        PygNodeLoader(data, sampler, nodes[0], batch_size=batch_size, shuffle=True),
+        PygNodeLoader(data, sampler, nodes[1], batch_size=batch_size),
+        seeds,
+    )
+    return from_disk, in_memory
 
 
 def test_graphsage_on_the_quickstart_graph(tmp_path: Path) -> None:
@@ -96,28 +125,12 @@ def test_graphsage_on_the_quickstart_graph(tmp_path: Path) -> None:
     (labels,) = store.labels.values()
     data = Data(x=torch.from_numpy(np.load(tmp_path / "g" / "feat.npy")), edge_index=edges, y=labels)
 
-    def labels_of(batch: Data) -> torch.Tensor:
-        return batch.y[: batch.batch_size]
-
-    def make_model() -> nn.Module:
-        return Sage(32, 8)
-
     source = gids.open(store, memory=1 << 28, tuning=gids.Tuning(cache=100_000))
-    with (
-        gids.pyg.NeighborLoader(source, [10, 5], splits["train"], batch_size=100, shuffle=True) as train,
-        gids.pyg.NeighborLoader(source, [10, 5], splits["test"], batch_size=100) as test,
-    ):
-        found = accuracy_of(make_model, train, test, labels_of)
-    sampler = gids.pyg.NeighborSampler(data, [10, 5])
-    in_memory = accuracy_of(
-        make_model,
-        PygNodeLoader(data, sampler, splits["train"], batch_size=100, shuffle=True),
-        PygNodeLoader(data, sampler, splits["test"], batch_size=100),
-        labels_of,
-    )
-    print(f"GraphSAGE: {found:.3f}, in memory {in_memory:.3f}")
-    assert found > 0.7  # a row alone tells the class in half of the cases
-    assert abs(found - in_memory) < WITHIN
+    ids = splits["train"], splits["test"]
+    from_disk, in_memory = accuracies(lambda: Sage(32, 8), data, source, [10, 5], ids, 100)
+    print(f"GraphSAGE: {from_disk:.3f}, in memory {in_memory:.3f}")
+    assert from_disk > 0.7  # a row alone tells the class in half of the cases
+    assert abs(from_disk - in_memory) < WITHIN
 
 
 def test_a_relational_gcn_on_several_types(tmp_path: Path) -> None:
@@ -140,27 +153,12 @@ def test_a_relational_gcn_on_several_types(tmp_path: Path) -> None:
     data[WRITTEN].edge_index = written.flip(0)
     path = write(tmp_path / "h.gids", data)
 
-    def labels_of(batch: HeteroData) -> torch.Tensor:
-        return batch["paper"].y[: batch["paper"].batch_size]
-
     def make_model() -> nn.Module:
         return RelationalGcn({"paper": 8, "author": 6}, classes)
 
     order = torch.from_numpy(rng.permutation(papers))
-    train_ids, test_ids = order[:1000], order[1000:]
     source = gids.open(path, memory=1 << 28, tuning=gids.Tuning(cache=50_000))
-    with (
-        gids.pyg.NeighborLoader(source, [6, 4], ("paper", train_ids), batch_size=50, shuffle=True) as train,
-        gids.pyg.NeighborLoader(source, [6, 4], ("paper", test_ids), batch_size=50) as test,
-    ):
-        found = accuracy_of(make_model, train, test, labels_of)
-    sampler = gids.pyg.NeighborSampler(data, [6, 4])
-    in_memory = accuracy_of(
-        make_model,
-        PygNodeLoader(data, sampler, ("paper", train_ids), batch_size=50, shuffle=True),
-        PygNodeLoader(data, sampler, ("paper", test_ids), batch_size=50),
-        labels_of,
-    )
-    print(f"relational GCN: {found:.3f}, in memory {in_memory:.3f}")
-    assert found > 0.6  # without the relations 0.2
-    assert abs(found - in_memory) < WITHIN
+    from_disk, in_memory = accuracies(make_model, data, source, [6, 4], (order[:1000], order[1000:]), 50)
+    print(f"relational GCN: {from_disk:.3f}, in memory {in_memory:.3f}")
+    assert from_disk > 0.6  # without the relations 0.2
+    assert abs(from_disk - in_memory) < WITHIN

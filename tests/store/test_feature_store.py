@@ -104,6 +104,10 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
             lambda s: s.table("feat"),
             "2 tables of mag.gids have key 'feat': say which ('paper.feat', 'author.feat')",
         ),
+        (
+            lambda s: s.table(),
+            "mag.gids has 3 node tables ('paper.feat', 'author.feat', 'paper.year'): say which",
+        ),
         (lambda s: s.read_rows([0]), "mag.gids has 4 tables"),
         (lambda s: s.graph(), "mag.gids has 2 relations"),
         (lambda s: s.graph(("a", "b", "c")), "no relation ('a', 'b', 'c') in mag.gids"),

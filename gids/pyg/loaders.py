@@ -1,0 +1,244 @@
+"""NeighborLoader and LinkNeighborLoader. Users call them.
+
+A dataset gets a DatasetLoader. Data in memory gets PyG's own loader, with gids' sampler.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
+
+from gids.pyg.arguments import LoaderOptions, options_in_memory, options_on_disk
+from gids.pyg.dataset_loader import DatasetLoader, Opened
+from gids.pyg.hops import Counts
+from gids.pyg.inputs import InputEdges, InputNodes, edge_inputs, node_inputs
+from gids.pyg.negatives import check_negatives
+from gids.pyg.neighbor_sampler import NeighborSampler
+from gids.pyg.stores import is_on_disk
+
+
+def NeighborLoader(
+    data: Any,
+    num_neighbors: Counts | NumNeighbors,
+    input_nodes: InputNodes = None,
+    input_time: torch.Tensor | None = None,
+    replace: bool = False,
+    subgraph_type: Any = "directional",
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    transform: Any = None,
+    transform_sampler_output: Any = None,
+    is_sorted: bool = False,
+    filter_per_worker: bool | None = None,
+    neighbor_sampler: BaseSampler | None = None,
+    directed: bool = True,
+    **options: Unpack[LoaderOptions],
+) -> DatasetLoader | PygNeighborLoader:
+    """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same arguments, the same
+    ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own NeighborLoader, with gids' sampler.
+
+    Args:
+        data: gids.open(...), or for default options the dataset's path, a gids.FeatureStore, or
+            (gids.pyg.FeatureStore, gids.pyg.GraphStore). In memory: Data, HeteroData, or any (FeatureStore,
+            GraphStore) with PyG's interfaces; then arguments that PyG does not have are refused.
+        num_neighbors: number of neighbors to draw in each hop, -1 for all; or a dictionary of these lists by
+            edge type. As in PyG, the first number applies to the seeds. An empty list yields the seeds alone.
+        input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
+            types a node type, or (node type, one of these).
+        input_time: int64[n], a time for each seed. None, with times of nodes: the seeds' own.
+        replace: draw with replacement.
+        subgraph_type: ``"directional"`` (the sampled edges), ``"bidirectional"`` (also their reverses, as
+            PyG makes them) or ``"induced"`` (all edges among the nodes; on the CPU only).
+        disjoint: sample a tree of its own for each seed.
+        temporal_strategy: ``"uniform"`` (draw among the neighbors that are not later than the seed) or
+            ``"last"`` (take the latest of them).
+        time_attr: PyG's name of a table of nodes or edges with one integer each, or ``"time"`` for the times
+            that `gids convert` stores. Nodes or edges that are later than the seed's time are left out. Makes
+            minibatches disjoint.
+        weight_attr: PyG's name of a table of edges with one number per edge. Neighbors are drawn in
+            proportion to it. The numbers are held in memory (4 bytes per edge), on a GPU next to the
+            topology. Relations without such a table are drawn uniformly.
+        transform: called with each Data.
+        transform_sampler_output: called with each SamplerOutput, before features are read.
+        is_sorted: the edges of data in memory are sorted by destination. Those of a dataset always are.
+        filter_per_worker: whether ``collate_fn()`` returns Data, not the sampler's output.
+        neighbor_sampler: any sampler of PyG in place of gids'. Its random numbers are its own.
+        custom_cls: class of the minibatches, in place of Data or HeteroData.
+        input_id: a number for each seed, which minibatches have as ``input_id``.
+        batch_size, shuffle, drop_last: as in PyG; batch_size is per rank.
+        sampler, batch_sampler: as in PyG, for the order of the seeds: positions, or lists of positions with
+            batch_sampler or batch_size=None. Each rank has its own, and ``state_dict()`` is not supported.
+        generator: seed is drawn from it.
+        tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; or a
+            mapping from attribute names to these. None: all tables of nodes and edges in the topology. Empty:
+            none.
+        labels: include ``y``, if the dataset has labels.
+        seed: random seed of the order and of the sampling (default 0); torch's generator is not used.
+        rank, world_size: as in gids.NodeLoader. In an initialized process group the ranks share the seeds:
+            give every rank all of them.
+        device: ``"cpu"`` or ``"cuda"``: where the sampling, the cache and the minibatches are.
+        topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
+
+    ``num_workers`` and other arguments of torch's DataLoader about workers are accepted and have no effect:
+    sampling uses native threads, and reading is asynchronous.
+
+    Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
+    ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
+    ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and edges are in the order
+    of pyg-lib: seeds first, then hop by hop.
+
+    Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
+    resume an epoch, as in gids.NodeLoader. ``loader(positions)`` is the minibatch of these seeds.
+
+    Raises the errors of gids.NodeLoader; ValueError for an argument of PyG that is not supported; KeyError,
+    TypeError and ValueError if weight_attr is not a table of weights. While iterating: StorageError concerns
+    one minibatch.
+    """
+    sampling = {
+        "num_neighbors": num_neighbors,
+        "replace": replace,
+        "subgraph_type": subgraph_type,
+        "disjoint": disjoint,
+        "temporal_strategy": temporal_strategy,
+        "time_attr": time_attr,
+        "weight_attr": weight_attr,
+        "is_sorted": is_sorted,
+        "directed": directed,
+    }
+    minibatches = {
+        "transform": transform,
+        "transform_sampler_output": transform_sampler_output,
+        "filter_per_worker": filter_per_worker,
+    }
+    if not is_on_disk(data):
+        keywords = options_in_memory(NeighborLoader, data, options)
+        sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
+        return PygNeighborLoader(
+            data,
+            num_neighbors,
+            input_nodes,
+            input_time,
+            time_attr=time_attr,
+            neighbor_sampler=sampler,
+            **minibatches,
+            **keywords,
+        )
+    keywords = options_on_disk(NeighborLoader, options)
+    if input_time is not None and time_attr is None and neighbor_sampler is None:
+        raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
+    opened = Opened("NeighborLoader", data)
+    inputs = node_inputs(
+        opened.source.store, input_nodes, times=input_time, input_id=keywords.pop("input_id", None)
+    )
+    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, None, **minibatches, **keywords)
+
+
+def LinkNeighborLoader(
+    data: Any,
+    num_neighbors: Counts | NumNeighbors,
+    edge_label_index: InputEdges = None,
+    edge_label: torch.Tensor | None = None,
+    edge_label_time: torch.Tensor | None = None,
+    replace: bool = False,
+    subgraph_type: Any = "directional",
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
+    neg_sampling_ratio: int | float | None = None,
+    time_attr: str | None = None,
+    weight_attr: str | None = None,
+    transform: Any = None,
+    transform_sampler_output: Any = None,
+    is_sorted: bool = False,
+    filter_per_worker: bool | None = None,
+    neighbor_sampler: BaseSampler | None = None,
+    directed: bool = True,
+    **options: Unpack[LoaderOptions],
+) -> DatasetLoader | PygLinkNeighborLoader:
+    """``torch_geometric.loader.LinkNeighborLoader`` over a dataset on disk: the same arguments, the same
+    ``Data`` or ``HeteroData``. Of data in memory it makes PyG's own LinkNeighborLoader, with gids' sampler.
+
+    Args:
+        edge_label_index: the seed edges: int64[2, n], which need not be in the topology, or None for all
+            edges; in a dataset with several types an edge type, or (edge type, one of these). All edges
+            are in the order of their ids, as in PyG; this takes 4 bytes of memory per edge.
+        edge_label: a label for each seed edge. With binary negatives, labels from 0 on are raised by 1.
+        edge_label_time: a time for each seed edge.
+        neg_sampling: NegativeSampling, a mode ("binary", "triplet") or a dictionary of its arguments.
+            Negatives depend on seed, epoch and step alone. A negative may be an edge by chance.
+        neg_sampling_ratio: as NegativeSampling("binary", ratio).
+
+    All other arguments are those of gids.pyg.NeighborLoader.
+
+    Attributes of a minibatch: those of NeighborLoader without ``batch_size``, and ``edge_label_index`` (local
+    ids: first the seed edges, then the negatives), ``edge_label``, ``edge_label_time``; with triplets
+    ``src_index``, ``dst_pos_index``, ``dst_neg_index`` and ``seed_time``. As in PyG, nothing is left out of
+    the subgraph: seed edges that are in the topology, and their reverses, may be sampled.
+
+    Raises the errors of NeighborLoader, and ValueError for negatives that do not fit.
+    """
+    sampling = {
+        "num_neighbors": num_neighbors,
+        "replace": replace,
+        "subgraph_type": subgraph_type,
+        "disjoint": disjoint,
+        "temporal_strategy": temporal_strategy,
+        "time_attr": time_attr,
+        "weight_attr": weight_attr,
+        "is_sorted": is_sorted,
+        "directed": directed,
+    }
+    minibatches = {
+        "transform": transform,
+        "transform_sampler_output": transform_sampler_output,
+        "filter_per_worker": filter_per_worker,
+    }
+    if not is_on_disk(data):
+        keywords = options_in_memory(LinkNeighborLoader, data, options)
+        sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
+        return PygLinkNeighborLoader(
+            data,
+            num_neighbors,
+            edge_label_index,
+            edge_label,
+            edge_label_time,
+            neg_sampling=neg_sampling,
+            neg_sampling_ratio=neg_sampling_ratio,
+            time_attr=time_attr,
+            neighbor_sampler=sampler,
+            **minibatches,
+            **keywords,
+        )
+    keywords = options_on_disk(LinkNeighborLoader, options)
+    if (edge_label_time is None) != (time_attr is None) and neighbor_sampler is None:
+        times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
+        raise ValueError(f"'edge_label_time' is {times}, but 'time_attr' is {attr}: give both, or neither")
+    negatives = NegativeSampling.cast(neg_sampling)
+    if neg_sampling_ratio:
+        if negatives is not None:
+            raise ValueError("give neg_sampling= or neg_sampling_ratio=, not both")
+        negatives = NegativeSampling("binary", neg_sampling_ratio)
+    if negatives is not None and edge_label is not None:
+        if negatives.is_triplet():
+            raise ValueError("edge_label= and triplet negatives exclude each other: leave edge_label out")
+        if edge_label.min() == 0:
+            edge_label = edge_label + 1  # 0 is the label of negatives
+    opened = Opened("LinkNeighborLoader", data)
+    inputs = edge_inputs(
+        opened.source.store,
+        opened.graphs,
+        edge_label_index,
+        labels=edge_label,
+        times=edge_label_time,
+        input_id=keywords.pop("input_id", None),
+    )
+    src, _, dst = inputs.input_type or opened.graphs[0].relation
+    store = opened.source.store
+    check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
+    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, negatives, **minibatches, **keywords)
