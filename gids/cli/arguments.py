@@ -49,6 +49,24 @@ def add_quiet(parser: argparse._ActionsContainer, what: str = "errors") -> None:
     parser.add_argument("--quiet", action="store_true", help=f"print {what} only")
 
 
+def add_help(group: argparse._ActionsContainer, rare: Sequence[argparse.Action]) -> None:
+    """Add --help, which leaves out these options, and --help-all, which prints every option."""
+    texts = [(action, action.help) for action in rare]
+
+    class HelpAll(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+            """Print every option."""
+            for action, text in texts:
+                action.help = text
+            parser.print_help()
+            parser.exit()
+
+    for action in rare:
+        action.help = argparse.SUPPRESS
+    group.add_argument("-h", "--help", action="help", help="show this help and exit")
+    group.add_argument("--help-all", action=HelpAll, nargs=0, help="show the rare options too, and exit")
+
+
 def how_to_open(dataset: Path, directories: Sequence[str]) -> str:
     """A line with the call and the options that open a dataset with shards in these directories."""
     paths = [os.path.abspath(d) for d in directories]

@@ -1,6 +1,6 @@
 """The page size of each table of a conversion: as given, or the best one for its rows on this disk.
 
-Called by run.py. Knows no source.
+Called by run.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gids import _core
+from gids.convert.source import StoredTable
 from gids.store.geometry import DEFAULT_PAGE_BYTES, best_page_bytes
 
 _FILE_BYTES = 8192
@@ -31,11 +32,17 @@ class PageSizes:
     alignment: int
     ordered: bool
 
-    def of(self, kind: str, row_bytes: int) -> int:
-        """Bytes of a page for rows of this length. kind: of the table, "node" or "edge"."""
+    def of(self, kind: str, row_bytes: int, stored: StoredTable | None = None) -> int:
+        """Bytes of a page for rows of this length.
+
+        kind: of the table, "node" or "edge". stored: of a dataset that is read, whose order is kept, and the
+        page size of rows of the same length.
+        """
         if self.given is not None:
             return self.given
-        if self.ordered and kind == "node":
+        if stored is not None and stored.row_bytes == row_bytes:
+            return stored.page_bytes
+        if kind == "node" and (self.ordered or (stored is not None and stored.order is not None)):
             return DEFAULT_PAGE_BYTES
         return best_page_bytes(row_bytes, alignment=self.alignment)
 
@@ -47,25 +54,30 @@ class PageSizes:
 def direct_alignment(directories: Iterable[Path]) -> int:
     """The largest alignment of direct I/O in these directories, in bytes; 1 without direct I/O.
 
-    Writes and removes a small file in each.
+    Writes a small file without a name in each, or removes it where files must have names.
     """
     return max([1, *map(_alignment, directories)])
 
 
 def _alignment(directory: Path) -> int:
+    name = ""
     try:
-        fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
+        try:
+            fd = os.open(directory, os.O_RDWR | os.O_TMPFILE)  # nothing is left after a kill
+        except OSError:
+            fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
     except OSError:  # DatasetWriter reports it
         return 1
     try:
         with suppress(OSError):  # a full disk; most kernels state the alignment of an empty file too
             os.write(fd, bytes(_FILE_BYTES))
             os.fsync(fd)
-        found: int = _core.probe_file(name, direct=True)[1]
+        found: int = _core.probe_file(name or f"/proc/self/fd/{fd}", direct=True)[1]
     except OSError:
         return 1
     else:
         return found
     finally:
         os.close(fd)
-        os.unlink(name)
+        if name:
+            os.unlink(name)

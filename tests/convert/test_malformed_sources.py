@@ -17,6 +17,7 @@ import test_reader_mag240m as mag240m
 import test_reader_ogb as ogb
 import test_reader_pyg as pyg
 import torch
+from datasets import damage, write_dataset
 from reader_example import harmed, refused, save, truncate
 
 from gids.convert.readers import READERS
@@ -123,6 +124,17 @@ SHAPE = "(2, E)"
 
 # (reader, kind) -> (make(directory) -> source, message, arguments), or the reason why there is none.
 CASES = {
+    ("gids", "truncated"): (lambda r: cut(write_dataset, "nodes/paper.label.npy")(r), "is truncated"),
+    ("gids", "wrong type"): (
+        lambda r: harmed(write_dataset, lambda s: (s / "manifest.json").write_text('{"format": "gids"}'))(r),
+        "manifest.json: ",
+    ),
+    ("gids", "ragged"): "its manifest has the shapes, and a checksum",
+    ("gids", "counts differ"): "its manifest has the counts, and a checksum",
+    ("gids", "id out of range"): (
+        harmed(write_dataset, lambda s: damage(s / "nodes/paper.test_idx.npy", b"?", -8)),
+        "the checksum of this file is wrong",
+    ),
     ("ogb", "truncated"): (lambda r: cut(ogb.arxiv, "raw/edge.csv.gz")(r), "is damaged or truncated"),
     ("ogb", "wrong type"): (lambda r: relation_of_ogb(r, [["a", "b"]] * 90), "exactly one must be named src"),
     ("ogb", "ragged"): (
