@@ -109,14 +109,14 @@ def _add_storage(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
         "--page-bytes",
         type=parse_bytes,
         metavar="BYTES",
-        help="unit of reading and caching, a multiple of 512 (default: chosen for each table)",
+        help="size of all pages, a multiple of 512 (default: chosen)",
     )
     add(
         "--stripe",
         nargs="+",
         default=[],
         metavar="DIR",
-        help="distribute the pages over these directories, one per SSD",
+        help="distribute the pages over these, one per SSD",
     )
     add(
         "--order",

@@ -467,7 +467,7 @@ def test_unreadable_options_print_the_usage(arguments, capsys):
     ("arguments", "message"),
     [
         (["--shape", "3,4"], "--shape has no effect"),
-        (["--num-nodes", "50"], "x.npy is read as npy, and the option is for edges"),
+        (["--num-nodes", "50"], "x.npy is read as npy, and the option is for parquet, edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
         (["--skip", "feat"], "--skip has no effect"),
         (["--reverse-edges", "--dedup"], "--reverse-edges, --dedup: the source has no edges"),
@@ -488,7 +488,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-nodes", "20"], "the option is for edges"),
+        (["--num-nodes", "20"], "the option is for parquet, edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
         (["--table", "paper.x"], "the option is for npy, raw"),
         (["--shape", "4,4"], "--shape is for raw binary, but"),
@@ -535,6 +535,49 @@ def test_errors_about_lengths_name_both_arrays(tmp_path, capsys):
         f"'feat' of {tmp_path / 's'} gives 50 '_N' nodes, but there are 49 (from 'label' of {tmp_path / 's'})"
     )
     assert said in capsys.readouterr().err
+
+
+def test_split_of_a_source_that_has_one_is_an_error(tmp_path, capsys):
+    save_arrays(tmp_path / "s", feat=FEAT, label=np.arange(50), train_idx=np.arange(3))
+    for option, status in (("0.5,0.5,0", 2), ("none", 0)):
+        assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids"), "--split", option]) == status
+    assert (
+        "--split draws a split of labeled nodes, but the source has splits already" in capsys.readouterr().err
+    )
+    save_arrays(tmp_path / "t", feat=FEAT)
+    assert main(["convert", str(tmp_path / "t"), str(tmp_path / "y.gids"), "--split", "0.5,0.5,0"]) == 2
+    assert "but the source has no labels: leave it out" in capsys.readouterr().err
+
+
+def test_help_fits_on_a_screen_and_another_shows_all(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["convert", option])
+        pages.append(capsys.readouterr().out)
+    assert len(pages[0].splitlines()) <= 42
+    for group in ("input:", "storage:", "graph:", "splits:", "run:"):
+        assert f"\n{group}\n" in pages[0]
+    for rare in ("--skip", "--scale", "--dedup", "--split-column"):
+        assert rare not in pages[0].replace("--skip-", "")
+        assert rare in pages[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["convrt"], "unknown command 'convrt' (did you mean convert?)"),
+        (["restripe", "a.gids"], "`gids restripe` is now `gids convert OLD.gids NEW.gids --stripe DIR ...`"),
+        (["convert", "a", "b", "--overwite"], "--overwite (did you mean --overwrite?)"),
+        (["convert", "a", "b", "--skp", "x"], "(did you mean --skip?)"),
+        (["bench", "epoch", "a", "--bach-size", "3"], "(did you mean --batch-size?)"),
+    ],
+)
+def test_unknown_words_are_answered_with_similar_ones(capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert message in capsys.readouterr().err
 
 
 def test_random_split_and_float64_are_reported(tmp_path, capsys):
@@ -737,6 +780,13 @@ def test_dataset_is_only_replaced_with_overwrite(tmp_path, capsys):
         in capsys.readouterr().err
     )
     assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")), -FEAT)
+    save_arrays(tmp_path / "mine", feat=FEAT)
+    for options in ([], ["--overwrite"]):
+        assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "mine"), *options]) == 2
+        assert (
+            "mine exists and is not a gids dataset, so it is not replaced: choose another name"
+            in capsys.readouterr().err
+        )
 
 
 def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):

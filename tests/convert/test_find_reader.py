@@ -43,6 +43,17 @@ def test_unknown_format_name_lists_the_known_names(tmp_path, capsys):
     assert "unknown format 'hdf5'; choose gids, ogb, mag240m" in message
 
 
+def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):
+    edges = np.array([[0, 1], [1, 2], [2, 0]])
+    np.save(tmp_path / "edges.npy", edges)
+    message = refused(capsys, tmp_path / "edges.npy", tmp_path / "x.gids")
+    assert "edges.npy may be edges, npy: choose one with --from NAME" in message
+    assert convert(tmp_path / "edges.npy", tmp_path / "x.gids", "--from", "npy").table("feat").row_count == 3
+    assert convert(tmp_path / "edges.npy", tmp_path / "y.gids", "--from", "edges").num_edges() == 3
+    edges.tofile(tmp_path / "edges.bin")
+    assert convert(tmp_path / "edges.bin", tmp_path / "z.gids").num_edges() == 3
+
+
 def test_graph_without_features_is_converted(tmp_path):
     edges = np.array([[0, 1], [1, 2]])
     save(tmp_path / "s", edge_index=edges, num_nodes=np.array(3))
