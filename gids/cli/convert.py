@@ -306,7 +306,7 @@ def _report(args: argparse.Namespace) -> None:
 
 def _pages(store: FeatureStore) -> list[str]:
     """The page sizes that were chosen, and why: a clause for each, with the names of its tables."""
-    from gids.cli.page_sizes import explain_pages
+    from gids.convert.page_sizes import explain_pages
 
     named: dict[str, list[str]] = {}
     for table in store.tables.values():

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from gids.convert.damage import from_library
-from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.edges import BLOCK_BYTES
+from gids.convert.edges import BLOCK_BYTES, add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import masks_to_splits, normalised, random_split
 from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.convert.times import describe_times
+from gids.convert.untrusted import from_library
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
@@ -41,7 +40,7 @@ class Options:
     stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
     the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
     pages, see table_orders; read_rows: for order "trace". index_dtype: "int64" (default), "int32" or "auto"
-    (int32 where it fits). reverse_edges, self_loops: see edge_options. sort_neighbors, dedup: see
+    (int32 where it fits). reverse_edges, self_loops: see edges. sort_neighbors, dedup: see
     DatasetWriter.write_edges. times: store the times of nodes and edges, and sort edges by them. split:
     fractions of train, val and test for labels without splits; (): no random split; None: DEFAULT_SPLIT.
     split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.

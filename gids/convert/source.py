@@ -11,9 +11,8 @@ from urllib.parse import unquote
 import numpy as np
 import torch
 
-from gids.convert.damage import shortened, shown
-from gids.convert.packed_rows import PackedRows
-from gids.convert.source_file import open_file
+from gids.convert.stream_rows import PackedRows
+from gids.convert.untrusted import shortened, shown
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
@@ -300,11 +299,3 @@ def dotted_relation(name: str, what: object) -> Relation:
 def source_files(path: Path) -> list[Path]:
     """The files of a source, sorted."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-
-
-def starts_with(path: Path, *magics: bytes) -> bool:
-    """Whether a file begins with one of these bytes. False for a directory."""
-    if not path.is_file():
-        return False
-    with open_file(path) as file:
-        return file.read(max(map(len, magics))).startswith(magics)

@@ -847,7 +847,7 @@ def test_edges_are_sorted_in_the_given_memory(tmp_path, options):
 
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
+    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: 512)
     np.savez(tmp_path / "x.npz", x=FEAT)
     convert(tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
     assert capfd.readouterr() == ("", "")

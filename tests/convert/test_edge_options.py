@@ -8,7 +8,7 @@ from datasets import save_arrays, sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.convert.edge_options import as_edges
+from gids.convert.edges import as_edges
 from gids.convert.source import InEdges
 from gids.store import verify
 from gids.store.rows import as_rows

@@ -1,15 +1,17 @@
 """Hostile sources of `gids convert`: each prints one line of error within its memory, and runs no code.
 
-The table below has cases made by hand; hostile_changes.py changes valid sources of every reader at random.
-To run more random cases: `python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
+The table below has cases made by hand; hostile_runner.py damages valid sources at random. For more of them:
+`python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
 """
 
 import gzip
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -32,13 +34,36 @@ import test_reader_igb as igb  # noqa: E402
 import test_reader_mag240m as mag240m  # noqa: E402
 import test_reader_ogb as ogb  # noqa: E402
 import test_reader_pyg as pyg  # noqa: E402
-from hostile_changes import Payload, bind, npy_of, write_zip  # noqa: E402
-from hostile_formats import LAUGHS, MERGES  # noqa: E402
+from hostile_runner import bind  # noqa: E402
 
+LAUGHS, MERGES = "a0: &a0 [x, x]\n", "a0: &a0 {k: v}\n"
+for i in range(1, 12):
+    LAUGHS += f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n"
+    MERGES += f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n"
 RUNNER = Path(__file__).with_name("hostile_runner.py")
 FEAT = np.arange(12, dtype=np.float32).reshape(4, 3)
 MANY = 200  # more than the runner allows to be open at a time
 CONVERTED = ""
+
+
+class Payload:
+    """Unpickling it makes a directory called executed."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("executed",))
+
+
+def npy_of(values):
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def write_zip(path, members, method):
+    with zipfile.ZipFile(path, "w", method) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about two members of one name
+        for name, data in members:
+            archive.writestr(name, data)
 
 
 def npy(header, data=b"", version=1):
@@ -273,19 +298,15 @@ MEBIBYTE_OF_ONES, MEBIBYTE_OF_LINES = gzip.compress(b"1" * (1 << 20)), gzip.comp
 CASES = {
     "a text of one line of 6 GB": (
         file("e.csv", b"1,2\n", size=6 << 30),
-        "e.csv, line 2: longer than 4194304",
+        "e.csv, line 2: longer than 4194304 characters",
     ),
     "a packed text of one line of 6 GB": (
         file("e.csv.gz", *[MEBIBYTE_OF_ONES] * 6144),
-        "e.csv.gz, line 1: longer than 4194304 bytes",
+        "e.csv.gz, line 1: longer than 4194304 characters",
     ),
     "a packed text of empty lines only": (
         file("e.csv.gz", *[MEBIBYTE_OF_LINES] * 6144),
         "has no numbers in lines 1 to",
-    ),
-    "1 GB of zeros after a packed text": (
-        file("e.csv.gz", gzip.compress(b"1,2\n"), size=1 << 30),
-        CONVERTED,
     ),
     "a packed text with garbage behind": (file("e.csv.gz", gzip.compress(b"1,2\n"), b"xy"), "is damaged or"),
     "a number of a million digits": (
@@ -427,10 +448,6 @@ CASES = {
     "metadata.yaml: code": (yaml("!!python/object/apply:os.mkdir [executed]"), "is not valid YAML"),
     "metadata.yaml: a number of no digits": (yaml("graph: !!int ''"), "is not valid YAML"),
     "a file of torch that runs code": (torch_file(Payload()), "it asks for posix.mkdir"),
-    "a pickle of 3 million lists": (
-        with_pickle(b"\x80\x02(" + b"]" * 3_000_000 + b"l."),
-        "the limit is 2000000 values",
-    ),
     "a pickle of a text of 2 GB": (with_pickle(b"\x80\x02X\xff\xff\xff\x7f."), "is damaged"),
     "a file of an old torch of 400 MB": (
         lambda root: file(

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from gids.cli import main
-from gids.cli.page_sizes import explain_pages
 from gids.convert import page_sizes
-from gids.convert.page_sizes import PageSizes, direct_alignment
+from gids.convert.page_sizes import PageSizes, direct_alignment, explain_pages
 from gids.errors import FormatError
 from gids.store import FeatureStore
 from gids.store.geometry import best_page_bytes
@@ -105,7 +104,7 @@ def source(tmp_path: Path) -> Path:
 
 def disk_reads_blocks_of(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: nbytes)
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: nbytes)
+    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: nbytes)
 
 
 def page_bytes(path: Path) -> dict[str, int]:
@@ -200,5 +199,5 @@ def test_info_explains_pages_of_any_writer(
 ) -> None:
     with DatasetWriter(tmp_path / "a.gids", page_bytes=size) as writer:
         writer.write_table("node", "_N", "feat", torch.zeros(9, dim))
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: alignment)
+    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: alignment)
     assert explain_pages(FeatureStore(tmp_path / "a.gids").table("feat")).startswith(expected)

@@ -19,7 +19,7 @@ from gids.convert.readers import (
 )
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.convert.source import Source
-from gids.convert.trial import try_to_read
+from gids.convert.untrusted import try_to_read
 from gids.errors import FormatError
 
 __all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source"]

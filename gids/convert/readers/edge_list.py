@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import open_numbers, open_raw
-from gids.convert.damage import shown
 from gids.convert.edges import check_edge_array, edge_pairs, edge_rows, end_columns, largest_id
 from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, starts_with
+from gids.convert.source import Source
 from gids.convert.text_table import header_of, read_columns
+from gids.convert.untrusted import shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
 from gids.store.names import NODE, RELATION
