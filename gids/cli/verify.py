@@ -85,6 +85,7 @@ def _compare(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         shape=args.shape,
         skip=tuple(args.skip),
+        allow_dirs=tuple(args.allow_dir) if "--allow-dir" in reader.takes else (),
         load_graphs=load_graphs,
     )
     count = 0
