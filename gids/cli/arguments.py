@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from gids.sizes import parse_bytes
 
 _MOST_CHARS = 2000
 
@@ -43,6 +46,30 @@ def add_workers(parser: argparse._ActionsContainer) -> None:
         metavar="N",
         help="number of threads (default: %(default)s)",
     )
+
+
+def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:
+    parser.add_argument(
+        "--memory",
+        type=parse_bytes,
+        default=default,
+        metavar="BYTES",
+        help=f"limit of the memory for buffers (default: {default // 1_000_000}MB)",
+    )
+
+
+@contextlib.contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Add to Ctrl-C how to resume the unfinished work for `path`."""
+    from gids.write.publish import partial_path
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        partial = partial_path(path)
+        if not partial.is_dir():  # nothing is on disk yet
+            raise
+        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
 
 
 def add_quiet(parser: argparse._ActionsContainer, what: str = "errors") -> None:

@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_help, add_quiet, add_workers, comma_separated, how_to_open
+from gids.cli.arguments import (
+    add_help,
+    add_memory,
+    add_quiet,
+    add_workers,
+    comma_separated,
+    how_to_open,
+    resumable,
+)
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -49,13 +57,7 @@ def add_parser(subparsers: Any) -> None:
     ]
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
-    run_group.add_argument(
-        "--memory",
-        type=parse_bytes,
-        default=256_000_000,
-        metavar="BYTES",
-        help="limit of the memory for buffers (default: 256MB)",
-    )
+    add_memory(run_group)
     run_group.add_argument("--overwrite", action="store_true", help="replace DST when the conversion is done")
     add_quiet(run_group)
     add_help(run_group, rare)
@@ -179,7 +181,6 @@ def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
-    from gids.write.publish import partial_path
 
     # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -220,33 +221,27 @@ def run(args: argparse.Namespace) -> int:
         memory_bytes=args.memory,
         overwrite=args.overwrite,
     )
-    try:
-        with Progress("convert", quiet=args.quiet) as progress:
-            convert(
-                [*reader.files(args.source), *([Path(trace)] if trace else [])],
-                lambda scratch: open_source(reader, args.source, scratch, choices),
-                args.path,
-                options,
-                key={
-                    "--from": reader.name,
-                    "--table": args.table,
-                    "--shape": args.shape,
-                    "--dtype of raw data": choices.dtype,
-                    "--labels": args.labels,
-                    "--num-nodes": args.num_nodes,
-                    "--skip": args.skip,
-                },
-                say=(lambda _: None) if args.quiet else progress.say,
-                warn=progress.say,
-                on_stage=progress.stage,
-                on_total=progress.total,
-                on_bytes=progress.add,
-            )
-    except KeyboardInterrupt:
-        partial = partial_path(args.path)
-        if not partial.is_dir():  # nothing is on disk yet
-            raise
-        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
+    with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
+        convert(
+            [*reader.files(args.source), *([Path(trace)] if trace else [])],
+            lambda scratch: open_source(reader, args.source, scratch, choices),
+            args.path,
+            options,
+            key={
+                "--from": reader.name,
+                "--table": args.table,
+                "--shape": args.shape,
+                "--dtype of raw data": choices.dtype,
+                "--labels": args.labels,
+                "--num-nodes": args.num_nodes,
+                "--skip": args.skip,
+            },
+            say=(lambda _: None) if args.quiet else progress.say,
+            warn=progress.say,
+            on_stage=progress.stage,
+            on_total=progress.total,
+            on_bytes=progress.add,
+        )
     if not args.quiet:
         _report(args)
     return 0
