@@ -332,18 +332,18 @@ class _Conversion:
                 f"{table.name} is float64, twice the bytes of float32, which most models use; convert it "
                 "with --dtype float32"
             )
-        rows = table.rows_for(dtype, scale)
         rounded = self.writer.write_table(
             table.kind,
             table.type,
             table.key,
-            rows,
+            table.rows,
             dtype=dtype,
             scale=scale,
             order=orders.of(table, layout),
             page_bytes=layout.page_bytes,
         )
-        if rounded is not None and (table.stored is None or rows is not table.stored.rows):
+        stored = table.stored
+        if rounded is not None and (stored is None or (stored.dtype, stored.scale) != (dtype, scale)):
             self.say(f"{table.name}: {describe_rounding(*rounded)}")
 
     def _index_dtype(self, relation: Relation) -> str:

@@ -30,9 +30,7 @@ MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 class StoredTable:
     """How a gids dataset stores a table that is read from it.
 
-    rows: those of the table, except that with a scale, storing them again gives the same bytes; the values
-    that the table decodes to may differ from them by the rounding of float32. order: the position of each row
-    on disk; None: its id.
+    scale: of int8, None without. order: the position of each row on disk; None: its id.
     """
 
     dtype: torch.dtype
@@ -40,7 +38,6 @@ class StoredTable:
     row_bytes: int
     page_bytes: int
     order: np.ndarray | None
-    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,6 @@ class TableSource:
     @property
     def name(self) -> str:
         return table_name(self.type, self.key)
-
-    def rows_for(self, dtype: torch.dtype, scale: str | None) -> Rows:
-        """The rows to store as this type with this scale."""
-        same = self.stored is not None and (self.stored.dtype, self.stored.scale) == (dtype, scale)
-        return self.stored.rows if same and self.stored is not None else self.rows
 
 
 @dataclass(frozen=True)

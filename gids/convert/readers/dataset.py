@@ -21,14 +21,12 @@ from gids.store.geometry import div_ceil
 from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
-from gids.store.quantize import STEPS, scales_of, split_rows
 from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks
 from gids.store.scan import open_file, read_pages
 from gids.store.table import Table, positions_of
 from gids.write.publish import is_dataset
 
 _BLOCK_BYTES = 8 << 20
-_LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
@@ -93,23 +91,21 @@ def _by_id(times: Rows, ids: Rows, scratch: Path) -> Rows:
 
 
 def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
+    """A table. Rows with a scale are its float32 values: int8 of these with such a scale has the same bytes.
+
+    A scale is the largest magnitude divided by 127, and 127 times a scale is a magnitude with that scale.
+    """
     table = store.tables[entry.name]
     stored = _StoredRows(table, entry, store)
 
     def fill(start: int, out: torch.Tensor) -> None:
         out.copy_(table.decode(stored.read(start, len(out))))
 
-    def fill_before_rounding(start: int, out: torch.Tensor) -> None:
-        out.copy_(_before_rounding(table, stored.read(start, len(out))))
-
-    rows = exact = GeneratedRows((table.row_count, *table.shape), table.dtype, fill)
-    if table.scale is not None:
-        exact = GeneratedRows(rows.shape, rows.dtype, fill_before_rounding)
     return TableSource(
         table.type,
         table.key,
-        rows,
-        StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order, exact),
+        GeneratedRows((table.row_count, *table.shape), table.dtype, fill),
+        StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order),
     )
 
 
@@ -164,27 +160,6 @@ class _StoredRows:
             shard, offset = self._layout.page_location(page)
             what = f"page {page} of {self._table.name!r} in {self._name} fails its CRC32C"
             raise StorageError(errno.EBADMSG, what, self._table.shards[shard], int(offset))
-
-
-def _before_rounding(table: Table, data: np.ndarray) -> torch.Tensor:
-    """float32 values that are stored as these bytes of int8 rows with a scale.
-
-    A scale is the largest magnitude divided by 127; 127 times the scale may round to another magnitude. If
-    the scale is the least possible one, a value that became 0 may be the largest.
-    """
-    assert table.scale is not None
-    steps, scales = split_rows(data, table.shape, table.scale)
-    if scales is None:
-        columns = table.column_scales()
-        assert columns is not None
-        scales = torch.from_numpy(columns).view(table.shape)
-    largest = scales * STEPS
-    for neighbor in (torch.inf, 0.0):
-        beside = torch.nextafter(scales * STEPS, torch.tensor(neighbor))
-        largest = torch.where(scales_of(largest) == scales, largest, beside)
-    values = steps.to(torch.float32).mul_(scales)
-    values = torch.where(steps.abs() == STEPS, steps.sign() * largest, values)
-    return torch.where(steps == 0, scales * (scales <= _LEAST_SCALE) / 4, values)
 
 
 def _files(path: Path) -> list[Path]:
