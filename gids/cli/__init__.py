@@ -6,12 +6,13 @@ Modules import torch inside `run`, so that `gids --help` is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gids.cli.arguments import printable
 
@@ -25,10 +26,10 @@ COMMANDS = (
     "info",
     "partition",
     "quickstart",
-    "restripe",
     "scale",
     "verify",
 )
+_RENAMED = {"restripe": "convert OLD.gids NEW.gids --stripe DIR ..."}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,9 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_parser(subparsers)
     try:
         try:
+            if command not in modules and command and not command.startswith("-"):
+                parser.error(_unknown_command(command))
             args, unknown = parser.parse_known_args(argv)
             if unknown:  # parse_args would print the usage of `gids`, not of the command
-                subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+                _refuse(unknown, _innermost(parser, argv))
             status = modules[args.command].run(args)
         finally:  # --list and --help raise SystemExit
             sys.stdout.flush()
@@ -64,6 +67,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gids {command}: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _unknown_command(command: str) -> str:
+    if command in _RENAMED:
+        return f"`gids {command}` is now `gids {_RENAMED[command]}`"
+    return f"unknown command {command!r}{_did_you_mean(command, COMMANDS)}; `gids --help` lists all"
+
+
+def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command in argv."""
+    for word in argv:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                return _innermost(action.choices[word], argv[argv.index(word) + 1 :])
+    return parser
+
+
+def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Print the usage of a command and the words that it does not know, and exit."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    first = unknown[0].partition("=")[0]
+    similar = _did_you_mean(first, options) if first.startswith("--") else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{similar}")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    similar = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {similar[0]}?)" if similar else ""
 
 
 def _print_anywhere() -> None:

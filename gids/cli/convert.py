@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_quiet, add_workers, comma_separated, how_to_open
+from gids.cli.arguments import (
+    add_help,
+    add_memory,
+    add_quiet,
+    add_workers,
+    comma_separated,
+    how_to_open,
+    resumable,
+)
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -37,147 +45,146 @@ def add_parser(subparsers: Any) -> None:
         description="Convert SRC to a gids dataset, the directory DST (NAME.gids).",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
     parser.add_argument("source", metavar="SRC", type=Path, help="a file or a directory")
     parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
-    _add_input(parser.add_argument_group("input").add_argument)
-    _add_features(parser.add_argument_group("features").add_argument)
-    _add_graph(parser.add_argument_group("graph").add_argument)
-    _add_splits(parser.add_argument_group("splits").add_argument)
+    rare = [
+        *_add_input(parser.add_argument_group("input").add_argument),
+        *_add_storage(parser.add_argument_group("storage").add_argument),
+        *_add_graph(parser.add_argument_group("graph").add_argument),
+        *_add_splits(parser.add_argument_group("splits").add_argument),
+    ]
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
-    run_group.add_argument(
-        "--memory",
-        type=parse_bytes,
-        default=256_000_000,
-        metavar="BYTES",
-        help="limit of the memory for buffers, such as 2GB (default: 256MB)",
-    )
+    add_memory(run_group)
     run_group.add_argument("--overwrite", action="store_true", help="replace DST when the conversion is done")
     add_quiet(run_group)
+    add_help(run_group, rare)
 
 
-def _add_input(add: Callable[..., object]) -> None:
+def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
+    """Add the options; return those that --help leaves out. So do the others."""
     add("--list", action=_List, help="describe the input formats and exit")
     add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
     add(
         "--shape",
         type=parse_shape,
         metavar="N,DIM,...",
-        help="shape of raw binary; N = -1: as many rows as the file has",
+        help="shape of raw binary; N = -1: as many as there are",
     )
     add(
         "--table",
         default="feat",
         metavar="[TYPE.]KEY",
-        help="name of the table when SRC is a single array (default: feat)",
+        help="table name of a single array (default: feat)",
     )
-    add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
-    add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)")
-    add(
-        "--num-nodes",
-        type=int,
-        metavar="N",
-        help="number of nodes of an edge list (default: the largest id plus 1)",
-    )
+    return [
+        add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
+        add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)"),
+        add(
+            "--num-nodes",
+            type=int,
+            metavar="N",
+            help="number of nodes of an edge list (default: the largest id plus 1)",
+        ),
+        add(
+            "--allow-dir",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="if SRC is a dataset, allow its shards in this directory; may be repeated",
+        ),
+    ]
 
 
-def _add_features(add: Callable[..., object]) -> None:
+def _add_storage(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
     add(
         "--dtype",
         action="append",
         default=[],
-        metavar="[TABLE=]TYPE,...",
-        help="store tables as float16, bfloat16, float32, float64, int8, uint8, int32 or int64. Floating "
-        "values become int8 with a scale (see --scale). For raw binary, TYPE alone is the type in the file",
-    )
-    add(
-        "--scale",
-        action="append",
-        default=[],
-        metavar="[TABLE=]KIND",
-        help="one scale per row or per column, for floating values stored as int8 (default: row)",
+        metavar="[TABLE=]TYPE",
+        help="type to store: float64, float32, float16, bfloat16, int8, uint8, int32 or int64; of raw "
+        "binary: its type",
     )
     add(
         "--page-bytes",
         type=parse_bytes,
         metavar="BYTES",
-        help="page size of all tables, the unit of reading and caching: a multiple of 512 (default: for rows "
-        "up to 2048 bytes, the size that is cached best on this disk; else, and with --order, 4096)",
+        help="size of all pages, a multiple of 512 (default: chosen)",
     )
     add(
         "--stripe",
         nargs="+",
         default=[],
         metavar="DIR",
-        help="distribute the pages over these directories, one per SSD; write this option after SRC and DST",
+        help="distribute the pages over these, one per SSD",
     )
     add(
         "--order",
-        default="original",
         metavar="ORDER",
-        help="order of the rows on disk, which decides the rows that share a page: original, degree (nodes "
-        "with many out-edges together), community (neighbors together) or trace:FILE (rows that a recorded "
-        "run read together). Node ids do not change (default: original)",
+        help="order of the rows on disk: original, degree, community (neighbors together) or trace:FILE (as "
+        "a run read them). Ids do not change (default: as in SRC)",
     )
+    return [
+        add(
+            "--scale",
+            action="append",
+            default=[],
+            metavar="[TABLE=]KIND",
+            help="one scale per row or per column, for floating values stored as int8 (default: row)",
+        )
+    ]
 
 
-def _add_graph(add: Callable[..., object]) -> None:
-    add(
-        "--index-dtype",
-        choices=("int64", "int32", "auto"),
-        default="int64",
-        help="type of node ids in the graph; auto: int32 where it is large enough (default: int64)",
-    )
-    add(
-        "--reverse-edges",
-        action="store_true",
-        help="add the reverse of every edge: to the same relation, or, between two node types, as the "
-        "relation rev_NAME",
-    )
-    add(
-        "--self-loops",
-        action="store_true",
-        help="give every node exactly one edge to itself, where source and destination have one type",
-    )
-    add("--dedup", action="store_true", help="remove duplicate edges; also sorts neighbors")
-    add("--sort-neighbors", action="store_true", help="sort the in-edges of every node by source")
-    add(
-        "--no-times",
-        action="store_true",
-        help="do not store times of nodes and edges, and do not sort edges by them",
-    )
-    add("--no-edge-ids", action="store_true", help="do not store the original positions of the edges")
+def _add_graph(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
+    add("--reverse-edges", action="store_true", help="add the reverse of every edge")
+    add("--self-loops", action="store_true", help="give every node exactly one edge to itself")
+    return [
+        add(
+            "--index-dtype",
+            choices=("int64", "int32", "auto"),
+            help="type of node ids in the graph; auto: int32 where it is large enough (default: int64; of a "
+            "dataset, its own)",
+        ),
+        add("--dedup", action="store_true", help="remove duplicate edges; also sorts neighbors"),
+        add("--sort-neighbors", action="store_true", help="sort the in-edges of every node by source"),
+        add(
+            "--no-times",
+            action="store_true",
+            help="do not store times of nodes and edges, and do not sort edges by them",
+        ),
+        add("--no-edge-ids", action="store_true", help="do not store the original positions of the edges"),
+    ]
 
 
-def _add_splits(add: Callable[..., object]) -> None:
+def _add_splits(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
     add(
         "--split",
         type=_split,
-        default=(0.6, 0.2, 0.2),
         metavar="F,F,F",
-        help="train, val and test fractions of the labeled nodes, for a random split where SRC has no "
-        "split; 'none': no split (default: 0.6,0.2,0.2)",
+        help="train, val and test fractions of labeled nodes, if SRC has no split; 'none': no split "
+        "(default: 0.6,0.2,0.2)",
     )
-    add(
-        "--split-column",
-        type=int,
-        metavar="K",
-        help="split to use from masks of shape (nodes, splits), from 0",
-    )
-    add("--seed", type=int, default=0, help="seed of the random split (default: 0)")
+    return [
+        add(
+            "--split-column",
+            type=int,
+            metavar="K",
+            help="split to use from masks of shape (nodes, splits), from 0",
+        ),
+        add("--seed", type=int, default=0, help="seed of the random split (default: 0)"),
+    ]
 
 
 def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
-    from gids.convert.source import source_files
-    from gids.write.publish import partial_path
 
     # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    order, _, trace = args.order.partition(":")
+    order, _, trace = (args.order or "").partition(":")
     read_rows = _read_rows(order, trace)
     reader = find_reader(args.source, args.reader)
     casts = _casts(args.dtype)
@@ -189,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
         labels=args.labels,
         num_nodes=args.num_nodes,
         skip=tuple(args.skip),
+        allow_dirs=tuple(args.allow_dir),
         load_graphs=load_graphs,
         memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
     )
@@ -197,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         stripe=tuple(args.stripe),
         dtypes=casts,
         scales=_casts(args.scale),
-        order=order,
+        order=order or None,
         read_rows=read_rows,
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
@@ -206,39 +214,34 @@ def run(args: argparse.Namespace) -> int:
         self_loops=args.self_loops,
         sort_neighbors=args.sort_neighbors,
         dedup=args.dedup,
-        split=args.split or None,
+        split=args.split,
         split_column=args.split_column,
         seed=args.seed,
         workers=args.workers,
         memory_bytes=args.memory,
         overwrite=args.overwrite,
     )
-    try:
-        with Progress("convert", quiet=args.quiet) as progress:
-            convert(
-                [*source_files(args.source), *([Path(trace)] if trace else [])],
-                lambda scratch: open_source(reader, args.source, scratch, choices),
-                args.path,
-                options,
-                key={
-                    "--from": reader.name,
-                    "--table": args.table,
-                    "--shape": args.shape,
-                    "--dtype of raw data": choices.dtype,
-                    "--labels": args.labels,
-                    "--num-nodes": args.num_nodes,
-                    "--skip": args.skip,
-                },
-                say=(lambda _: None) if args.quiet else progress.say,
-                warn=progress.say,
-                on_total=progress.total,
-                on_bytes=progress.add,
-            )
-    except KeyboardInterrupt:
-        partial = partial_path(args.path)
-        if not partial.is_dir():  # nothing is on disk yet
-            raise
-        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
+    with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
+        convert(
+            [*reader.files(args.source), *([Path(trace)] if trace else [])],
+            lambda scratch: open_source(reader, args.source, scratch, choices),
+            args.path,
+            options,
+            key={
+                "--from": reader.name,
+                "--table": args.table,
+                "--shape": args.shape,
+                "--dtype of raw data": choices.dtype,
+                "--labels": args.labels,
+                "--num-nodes": args.num_nodes,
+                "--skip": args.skip,
+            },
+            say=(lambda _: None) if args.quiet else progress.say,
+            warn=progress.say,
+            on_stage=progress.stage,
+            on_total=progress.total,
+            on_bytes=progress.add,
+        )
     if not args.quiet:
         _report(args)
     return 0
@@ -298,7 +301,7 @@ def _report(args: argparse.Namespace) -> None:
 
 def _pages(store: FeatureStore) -> list[str]:
     """The page sizes that were chosen, and why: a clause for each, with the names of its tables."""
-    from gids.cli.page_sizes import explain_pages
+    from gids.convert.page_sizes import explain_pages
 
     named: dict[str, list[str]] = {}
     for table in store.tables.values():

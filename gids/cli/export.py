@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet
+from gids.cli.arguments import add_allow_dir, add_memory, add_quiet
 from gids.cli.progress import Progress
-from gids.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,13 +29,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="write int8 with a scale as int8, and the float32 scales to OUT with the suffix .scale.npy",
     )
-    add(
-        "--memory",
-        type=parse_bytes,
-        default=64_000_000,
-        metavar="BYTES",
-        help="limit of the memory for buffers, such as 1GB (default: 64MB)",
-    )
+    add_memory(parser, 64_000_000)
     add("--overwrite", action="store_true", help="replace OUT when the export is done")
     add_quiet(parser)
 

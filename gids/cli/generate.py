@@ -102,6 +102,7 @@ class _Share:
     def __call__(self, what: str, share: float) -> None:
         if what != self._stage:
             self._stage, self._shown = what, 0
+            self._progress.stage(what)
             self._progress.total(100)
         percents = int(100 * share)
         self._progress.add(percents - self._shown)

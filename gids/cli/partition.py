@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet, add_workers
+from gids.cli.arguments import add_allow_dir, add_memory, add_quiet, add_workers, resumable
 from gids.cli.progress import Progress
-from gids.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.write.partition import Report
@@ -46,13 +46,7 @@ def add_parser(subparsers: Any) -> None:
     add("--seed", type=int, default=0, help="seed of --method hash (default: 0)")
     add_allow_dir(parser)
     add_workers(parser)
-    add(
-        "--memory",
-        type=parse_bytes,
-        default=256_000_000,
-        metavar="BYTES",
-        help="limit of the memory for buffers, such as 2GB (default: 256MB)",
-    )
+    add_memory(parser)
     add("--overwrite", action="store_true", help="replace the parts in OUT when the new ones are done")
     add("--json", action="store_true", help="print one JSON object")
     add_quiet(parser)
@@ -60,29 +54,22 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.write.partition import partition
-    from gids.write.publish import partial_path
 
-    try:
-        with Progress("partition", quiet=args.quiet) as progress:
-            report = partition(
-                args.dataset,
-                args.out,
-                args.parts,
-                method=args.method,
-                seed=args.seed,
-                allow_dirs=args.allow_dir,
-                workers=args.workers,
-                memory_bytes=args.memory,
-                overwrite=args.overwrite,
-                say=(lambda _: None) if args.quiet else progress.say,
-                on_total=progress.total,
-                on_bytes=progress.add,
-            )
-    except KeyboardInterrupt:
-        partial = partial_path(args.out)
-        if not partial.is_dir():  # nothing is on disk yet
-            raise
-        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
+    with resumable(args.out), Progress("partition", quiet=args.quiet) as progress:
+        report = partition(
+            args.dataset,
+            args.out,
+            args.parts,
+            method=args.method,
+            seed=args.seed,
+            allow_dirs=args.allow_dir,
+            workers=args.workers,
+            memory_bytes=args.memory,
+            overwrite=args.overwrite,
+            say=(lambda _: None) if args.quiet else progress.say,
+            on_total=progress.total,
+            on_bytes=progress.add,
+        )
     if args.json:
         print(json.dumps(None if report is None else report.to_json(), indent=2))
     elif report is not None and not args.quiet:

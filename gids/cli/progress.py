@@ -1,4 +1,4 @@
-"""A progress bar on standard error, shown only on a terminal. Called by the subcommands."""
+"""Progress on standard error: a bar on a terminal, else a line per stage. Called by the subcommands."""
 
 from __future__ import annotations
 
@@ -11,14 +11,30 @@ from gids.cli.arguments import printable
 
 
 class Progress:
-    """A context manager. `total` may be set later; any thread may call `add`."""
+    """A context manager. `stage` and `total` may be called at any time; any thread may call `add`.
+
+    title: of the bar, and the first word of each line. quiet: print only what `say` gets.
+    """
 
     def __init__(self, title: str, *, quiet: bool, unit: str = "B") -> None:
-        shown = not quiet and sys.stderr.isatty()
+        self._title = title
+        on_terminal = sys.stderr.isatty()
+        self._prints_lines = not quiet and not on_terminal
         self._lock = threading.Lock()
         self._bar = tqdm(
-            desc=title, unit=unit, unit_scale=True, disable=not shown, leave=False, file=sys.stderr
+            desc=title,
+            unit=unit,
+            unit_scale=True,
+            disable=quiet or not on_terminal,
+            leave=False,
+            file=sys.stderr,
         )
+
+    def stage(self, what: str) -> None:
+        """Begin a stage, such as a table."""
+        self._bar.set_description(f"{self._title}: {printable(what)}")
+        if self._prints_lines:
+            self.say(f"{self._title}: {what}")
 
     def total(self, count: int) -> None:
         self._bar.total = count

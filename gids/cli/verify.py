@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     """Print how the tables differ from the source; the number of tables that do."""
     from gids.convert.comparison import compare
-    from gids.convert.edge_options import add_reverse_edges
+    from gids.convert.edges import add_reverse_edges
     from gids.convert.readers import Choices, find_reader, open_source
     from gids.store import FeatureStore
     from gids.store.part import refuse_part
@@ -85,6 +85,7 @@ def _compare(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         shape=args.shape,
         skip=tuple(args.skip),
+        allow_dirs=tuple(args.allow_dir) if "--allow-dir" in reader.takes else (),
         load_graphs=load_graphs,
     )
     count = 0

@@ -17,9 +17,8 @@ from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from gids.convert.damage import parsing, shortened
-from gids.convert.packed_rows import PackedMember, PackedRows
-from gids.convert.source_file import check_file, open_file, open_zip
+from gids.convert.stream_rows import PackedMember, PackedRows
+from gids.convert.untrusted import check_file, open_file, open_zip, parsing, shortened
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS

@@ -21,11 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.convert.damage import parsing, shown
-from gids.convert.memory_guard import at_most
-from gids.convert.source import starts_with
-from gids.convert.source_file import open_file
 from gids.convert.stream_rows import StreamRows
+from gids.convert.untrusted import at_most, open_file, parsing, shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.geometry import MAX_ROWS

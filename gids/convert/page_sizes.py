@@ -1,6 +1,6 @@
-"""The page size of each table of a conversion: as given, or the best one for its rows on this disk.
+"""The page size of each table: as given, or the best one for its rows on this disk, and why.
 
-Called by run.py. Knows no source.
+Called by run.py, `gids convert` and `gids info`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gids import _core
-from gids.store.geometry import DEFAULT_PAGE_BYTES, best_page_bytes
+from gids.convert.source import StoredTable
+from gids.store.geometry import DEFAULT_PAGE_BYTES, SECTOR_BYTES, SHORT_ROW_BYTES, best_page_bytes
+from gids.store.table import Table
 
 _FILE_BYTES = 8192
 
@@ -31,11 +33,17 @@ class PageSizes:
     alignment: int
     ordered: bool
 
-    def of(self, kind: str, row_bytes: int) -> int:
-        """Bytes of a page for rows of this length. kind: of the table, "node" or "edge"."""
+    def of(self, kind: str, row_bytes: int, stored: StoredTable | None = None) -> int:
+        """Bytes of a page for rows of this length.
+
+        kind: of the table, "node" or "edge". stored: of a dataset that is read, whose order is kept, and the
+        page size of rows of the same length.
+        """
         if self.given is not None:
             return self.given
-        if self.ordered and kind == "node":
+        if stored is not None and stored.row_bytes == row_bytes:
+            return stored.page_bytes
+        if kind == "node" and (self.ordered or (stored is not None and stored.order is not None)):
             return DEFAULT_PAGE_BYTES
         return best_page_bytes(row_bytes, alignment=self.alignment)
 
@@ -44,28 +52,61 @@ class PageSizes:
         return f"for an alignment of {self.alignment}" if self.given is None else self.given
 
 
+def explain_pages(table: Table) -> str:
+    """A clause about the page size of a table, on the disk that the table is on."""
+    alignment = max(_alignment_of(str(path)) for path in table.shard_paths)
+    best = best_page_bytes(table.row_bytes, alignment=alignment)
+    single = table.rows_per_page == 1
+    rows = (
+        f"one row of {table.row_bytes} B each"
+        if single
+        else f"{table.rows_per_page} rows of {table.row_bytes} B each"
+    )
+    if table.page_bytes % alignment:
+        return f"{rows}; direct I/O on this disk reads {alignment} B at a time: use --page-bytes {alignment}"
+    if table.order is not None:
+        return f"{rows}, in an order that puts rows together that are read together"
+    if table.page_bytes > best and table.row_bytes <= SHORT_ROW_BYTES:
+        return f"{rows}; if rows are read at random, a cache serves more of them with --page-bytes {best}"
+    if single:
+        return f"{rows}, so a cache holds no unwanted rows"
+    if alignment > SECTOR_BYTES:
+        return f"{rows}, because direct I/O on this disk reads {alignment} B at a time"
+    return f"{rows}, the size that is cached best"
+
+
 def direct_alignment(directories: Iterable[Path]) -> int:
     """The largest alignment of direct I/O in these directories, in bytes; 1 without direct I/O.
 
-    Writes and removes a small file in each.
+    Writes a small file without a name in each, or removes it where files must have names.
     """
-    return max([1, *map(_alignment, directories)])
+    return max([1, *map(_alignment_in, directories)])
 
 
-def _alignment(directory: Path) -> int:
+def _alignment_in(directory: Path) -> int:
+    name = ""
     try:
-        fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
+        try:
+            fd = os.open(directory, os.O_RDWR | os.O_TMPFILE)  # nothing is left after a kill
+        except OSError:
+            fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
     except OSError:  # DatasetWriter reports it
         return 1
     try:
         with suppress(OSError):  # a full disk; most kernels state the alignment of an empty file too
             os.write(fd, bytes(_FILE_BYTES))
             os.fsync(fd)
-        found: int = _core.probe_file(name, direct=True)[1]
-    except OSError:
-        return 1
-    else:
-        return found
+        return _alignment_of(name or f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
-        os.unlink(name)
+        if name:
+            os.unlink(name)
+
+
+def _alignment_of(file: str) -> int:
+    """Of direct I/O on a file, in bytes; 1 without it."""
+    try:
+        alignment: int = _core.probe_file(file, direct=True)[1]
+    except OSError:
+        return 1
+    return alignment

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 import numpy as np
 import torch
 
-from gids.convert.damage import shortened, shown
-from gids.convert.packed_rows import PackedRows
-from gids.convert.source_file import open_file
+from gids.convert.stream_rows import PackedRows
+from gids.convert.untrusted import shortened, shown
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
@@ -27,12 +27,27 @@ MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
 
 @dataclass(frozen=True)
+class StoredTable:
+    """How a gids dataset stores a table that is read from it.
+
+    scale: of int8, None without. order: the position of each row on disk; None: its id.
+    """
+
+    dtype: torch.dtype
+    scale: str | None
+    row_bytes: int
+    page_bytes: int
+    order: np.ndarray | None
+
+
+@dataclass(frozen=True)
 class TableSource:
-    """One table. type: the node type, or (src, rel, dst) for features of edges."""
+    """One table. type: the node type, or (src, rel, dst) for features of edges. stored: in a gids dataset."""
 
     type: str | Relation
     key: str
     rows: Rows
+    stored: StoredTable | None = None
 
     @property
     def kind(self) -> str:
@@ -61,6 +76,18 @@ class Mask:
 
 
 @dataclass
+class StoredGraph:
+    """How a gids dataset stores what is not in its tables. index_dtypes: of the topology of each relation.
+    unsorted: relations whose edges are not sorted by the times of their sources. heat: by node type and
+    method.
+    """
+
+    index_dtypes: dict[Relation, str] = field(default_factory=dict)
+    unsorted: set[Relation] = field(default_factory=set)
+    heat: dict[str, dict[str, Rows]] = field(default_factory=dict)
+
+
+@dataclass
 class Source:
     """Everything that a dataset is made from.
 
@@ -68,7 +95,8 @@ class Source:
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. notes: sentences about what was found;
     warnings: sentences that --quiet prints too, such as about what was left out. skip: names of arrays to
-    leave out; skipped: those that were found.
+    leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no option
+    changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -83,6 +111,7 @@ class Source:
     warnings: list[str] = field(default_factory=list)
     skip: tuple[str, ...] = ()
     skipped: set[str] = field(default_factory=set)
+    stored: StoredGraph | None = None
     _counted_by: dict[str, str] = field(default_factory=dict)
 
     def leave_out(self, what: str, why: str) -> None:
@@ -149,6 +178,14 @@ class Source:
             unknown = f"the number of {ntype!r} nodes is unknown: add their features, labels or num_nodes.npy"
             raise FormatError("; ".join([unknown, *self.warnings]))
         return self.nodes[ntype]
+
+    def times_of(self, relation: Relation) -> Rows | Literal["nodes"] | None:
+        """The times that sort the edges of a relation: their own, in the order of ids; "nodes": those of
+        their sources; None: they are not sorted by time."""
+        if relation in self.edge_times:
+            return self.edge_times[relation]
+        is_sorted = self.stored is None or relation not in self.stored.unsorted
+        return "nodes" if relation[0] in self.node_times and is_sorted else None
 
     def ends(self, relation: Relation) -> dict[str, int]:
         """num_src and num_dst of a relation, as the functions that make edges take them."""
@@ -254,11 +291,3 @@ def dotted_relation(name: str, what: object) -> Relation:
 def source_files(path: Path) -> list[Path]:
     """The files of a source, sorted."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-
-
-def starts_with(path: Path, *magics: bytes) -> bool:
-    """Whether a file begins with one of these bytes. False for a directory."""
-    if not path.is_file():
-        return False
-    with open_file(path) as file:
-        return file.read(max(map(len, magics))).startswith(magics)

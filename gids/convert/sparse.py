@@ -11,7 +11,7 @@ import torch
 
 from gids.convert.array_files import Found, read_npy_header
 from gids.convert.source import numbers
-from gids.convert.source_file import open_zip
+from gids.convert.untrusted import open_zip
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
 from gids.store.rows import Rows, read_range

@@ -29,10 +29,11 @@ None for an unknown table. Raises FormatError for a table of another size, and f
 class RowOrders:
     """The orders of one conversion. Tables of one node type share an order, which is computed once.
 
-    method: one of ORDERS. read_rows: for "trace". say(sentence): prints a note.
+    method: one of ORDERS; None: "original", or the stored order of a dataset. read_rows: for "trace".
+    say(sentence): prints a note.
     """
 
-    method: str
+    method: str | None
     writer: DatasetWriter
     read_rows: ReadRows | None
     memory_bytes: int
@@ -42,7 +43,10 @@ class RowOrders:
 
     def of(self, table: TableSource, layout: Geometry) -> Compute | None:
         """A function that computes the positions of a table's rows, or None for the original order."""
-        if self.method == "original" or not is_ordered(table, layout):
+        if self.method is None and table.stored is not None and table.stored.order is not None:
+            stored = table.stored.order
+            return lambda: stored
+        if self.method in (None, "original") or not is_ordered(table, layout):
             return None
         assert isinstance(table.type, str)
         name, count = table.name, table.rows.shape[0]
@@ -58,6 +62,7 @@ class RowOrders:
         if degrees is None:
             self.say(f"{name} keeps its order: the source has no edges from {ntype!r} nodes")
             return None
+        assert self.method is not None
         check_memory(self.method, count, self.memory_bytes)
         graphs = self.writer.in_edges(ntype) if self.method == "community" else []
         if self.method == "community" and not graphs:
@@ -70,14 +75,14 @@ class RowOrders:
         if minibatches is None:
             self.say(f"{name} keeps its order: the trace has no rows of this table")
             return None
-        check_memory(self.method, count, self.memory_bytes)
+        check_memory("trace", count, self.memory_bytes)
         scratch, memory_bytes, workers = self.writer.scratch, self.memory_bytes, self.workers
         return lambda: co_read_order(minibatches, count, scratch, memory_bytes, workers=workers)
 
 
-def check_order(method: str, read_rows: ReadRows | None, source: Source) -> None:
+def check_order(method: str | None, read_rows: ReadRows | None, source: Source) -> None:
     """Raise FormatError for an unknown order, or if its trace or graph is missing."""
-    if method not in ORDERS:
+    if method is not None and method not in ORDERS:
         raise FormatError(f"unknown order {method!r}; choose {', '.join(ORDERS)}")
     if method == "trace" and read_rows is None:
         raise FormatError("--order trace needs a recorded trace: give --order trace:FILE")
@@ -90,8 +95,9 @@ def is_ordered(table: TableSource, layout: Geometry) -> bool:
     return table.kind == "node" and layout.rows_per_page > 1
 
 
-def bytes_aside(table: TableSource, layout: Geometry) -> int:
+def bytes_aside(table: TableSource, layout: Geometry, method: str | None) -> int:
     """Extra disk space for an ordered table: its order, and its rows while they are written."""
-    if not is_ordered(table, layout):
+    keeps = method is None and table.stored is not None and table.stored.order is not None
+    if not keeps and (method in (None, "original") or not is_ordered(table, layout)):
         return 0
     return bytes_needed(table.rows) + 8 * layout.row_count

@@ -6,6 +6,7 @@ Called by the readers, which then read ranges from the scratch file. Memory hold
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import re
 import warnings
@@ -13,25 +14,20 @@ import zlib
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import numpy as np
 import torch
 
-from gids.convert.damage import message_of, parsing, shown
 from gids.convert.edges import column_of, end_columns
-from gids.convert.source_file import open_file
+from gids.convert.untrusted import message_of, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.rows import FileRows, Rows
 from gids.write.space import check_space
 
-MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
+MAX_LINE_CHARS = 4 << 20  # about 400,000 numbers
 MAX_COLUMNS = 100  # of numbers of two types; a text may be read once for each
 MAX_WORDS_CHARS = 1 << 20  # in a file of names
-_PIECE_BYTES = 1 << 16
-_PACKED_BYTES = 1 << 15
-_ZERO_BYTES = 1 << 20
-_GZIP = 16 + zlib.MAX_WBITS
 _BLOCK_CHARS = 4 << 20
 _MAX_IDLE_LINES = 1_000_000  # in a row without a number
 _QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole field
@@ -97,11 +93,11 @@ def header_of(path: Path) -> tuple[list[str], bool]:
     There may be none, and a name may be empty.
     """
     comment = ""
-    with open_text(path) as file:
-        for line in islice(file, _MAX_IDLE_LINES):
-            if _has_numbers(line):
-                return (_fields(line), False) if _is_words(line) else (_fields(comment), True)
-            comment = line.strip().lstrip("#") or comment
+    lines = (line for _, block in _line_blocks(path) for line in block)
+    for line in islice(lines, _MAX_IDLE_LINES):
+        if _has_numbers(line):
+            return (_fields(line), False) if _is_words(line) else (_fields(comment), True)
+        comment = line.strip().lstrip("#") or comment
     return [], False
 
 
@@ -214,22 +210,19 @@ def _has_numbers(line: str) -> bool:
 
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines) of each block that has a line with numbers. Empties the header."""
-    number = numbers_until = 1
+    numbers_until = 1
     is_start = True
-    with open_text(path) as file:
-        while lines := file.readlines(_BLOCK_CHARS):
-            first = next((i for i, line in enumerate(lines) if _has_numbers(line)), None)
-            if first is not None and is_start:
-                is_start = False
-                lines[first] = "" if _is_words(lines[first]) else lines[first]
-            if any(map(_has_numbers, lines)):
-                yield number, lines
-                numbers_until = number + len(lines)
-            number += len(lines)
-            if number - numbers_until > _MAX_IDLE_LINES:  # a small .gz file may have billions
-                raise FormatError(
-                    f"{path} has no numbers in lines {numbers_until} to {number - 1}; remove them"
-                )
+    for number, lines in _line_blocks(path):
+        first = next((i for i, line in enumerate(lines) if _has_numbers(line)), None)
+        if first is not None and is_start:
+            is_start = False
+            lines[first] = "" if _is_words(lines[first]) else lines[first]
+        end = number + len(lines)
+        if any(map(_has_numbers, lines)):
+            yield number, lines
+            numbers_until = end
+        if end - numbers_until > _MAX_IDLE_LINES:  # a small .gz file may have billions
+            raise FormatError(f"{path} has no numbers in lines {numbers_until} to {end - 1}; remove them")
 
 
 def _is_words(line: str) -> bool:
@@ -256,68 +249,28 @@ def first_words(path: Path) -> list[list[str]]:
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Open a text to read. Raises FormatError, also later, for a line of more than MAX_LINE_BYTES, a damaged
-    .gz file, and bytes that are not text."""
+    """Open a text to read. Raises FormatError, also later, for a damaged .gz file, and bytes that are not
+    text."""
     with open_file(path) as file, parsing(path, "is damaged or truncated"):
-        lines = _BoundedLines(_Gunzip(file) if path.suffix == ".gz" else file, path)
+        data = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
         try:
-            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="utf-8-sig")
+            yield io.TextIOWrapper(cast(io.BufferedReader, data), encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise FormatError(f"{path} is not text in UTF-8") from None
 
 
-class _BoundedLines(io.BufferedIOBase):
-    """The bytes of a text in bounded pieces. Raises FormatError within a line that is too long."""
-
-    def __init__(self, file: BinaryIO | _Gunzip, path: Path) -> None:
-        self._file, self._path = file, path
-        self._line, self._held = 1, 0  # of the last line that was read: its number, bytes so far
-
-    def readable(self) -> bool:
-        return True
-
-    def read1(self, size: int = -1, /) -> bytes:
-        data = self._file.read(_PIECE_BYTES if size < 0 else min(size, _PIECE_BYTES))
-        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        self._line += data.count(b"\n")
-        self._held = self._held + len(data) if end < 0 else len(data) - end - 1
-        if self._held > MAX_LINE_BYTES:
-            raise FormatError(
-                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, the limit for a line"
-            )
-        return data
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return self.read1(-1 if size is None else size)
-
-
-class _Gunzip:
-    """The content of a .gz file. Unlike Python's reader, it skips zeros at the end in large pieces."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._packed = file, b""
-        self._state = zlib.decompressobj(_GZIP)
-
-    def read(self, size: int) -> bytes:
-        """1 to `size` bytes, or none at the end. Raises zlib.error and EOFError."""
-        while True:
-            if self._state.eof and not self._begin_member():
-                return b""
-            if not self._packed:
-                self._packed = self._file.read(_PACKED_BYTES)
-                if not self._packed:
-                    raise EOFError("the compressed file ended early")
-            data = self._state.decompress(self._packed, size)
-            self._packed = self._state.unused_data if self._state.eof else self._state.unconsumed_tail
-            if data:
-                return data
-
-    def _begin_member(self) -> bool:
-        """Whether another member follows, perhaps after zeros."""
-        while self._packed == bytes(len(self._packed)):
-            self._packed = self._file.read(_ZERO_BYTES)
-            if not self._packed:
-                return False
-        self._packed = self._packed.lstrip(b"\0")
-        self._state = zlib.decompressobj(_GZIP)
-        return True
+def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, lines) of each block of a text. Raises FormatError for a long line."""
+    number = 1
+    with open_text(path) as file:
+        while text := file.read(_BLOCK_CHARS):
+            text += file.readline(MAX_LINE_CHARS)
+            lines = io.StringIO(text).readlines()
+            long = next((i for i, line in enumerate(lines) if len(line) >= MAX_LINE_CHARS), None)
+            if long is not None:
+                raise FormatError(
+                    f"{path}, line {number + long}: longer than {MAX_LINE_CHARS} characters, the limit for a "
+                    "line"
+                )
+            yield number, lines
+            number += len(lines)

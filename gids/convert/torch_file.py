@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import os
 import pickle
-import pickletools
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
-from gids.convert.damage import MAX_MESSAGE_CHARS, message_of, parsing, shortened
-from gids.convert.source import starts_with
-from gids.convert.source_file import open_file, open_zip
+from gids.convert.untrusted import (
+    MAX_MESSAGE_CHARS,
+    message_of,
+    open_zip,
+    parsing,
+    shortened,
+    starts_with,
+)
 from gids.errors import FormatError
 from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
 
 _LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
 MAX_LEGACY_BYTES = 300 << 20
-_LEGACY_PICKLES = 5  # magic number, protocol, machine, saved object, names of tensors
-_MAX_PICKLE_BYTES = 64 << 20
-_MAX_PICKLE_OBJECTS = 2_000_000
+MAX_PICKLE_BYTES = 64 << 20
 _DAMAGED = "is damaged"
 
 
@@ -103,59 +104,26 @@ def load_torch_dict(path: Path, what: str) -> dict[Any, Any]:
 
 
 def _check_pickle(path: Path) -> None:
-    """Raise FormatError for a pickle with too many objects or bytes. A byte can become 100 in memory."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(parsing(path, _DAMAGED))
-        if not starts_with(path, b"PK\x03\x04"):
-            file = stack.enter_context(open_file(path))
-            if os.fstat(file.fileno()).st_size > MAX_LEGACY_BYTES:
-                raise FormatError(
-                    f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
-                    "it and save it again with a newer torch"
-                )
-            for _ in range(_LEGACY_PICKLES):
-                _count_objects(file, path)
-            return
-        archive = stack.enter_context(open_zip(path, _DAMAGED))
+    """Raise FormatError for a pickle that is too long. A byte can become 100 in memory."""
+    if not starts_with(path, b"PK\x03\x04"):
+        if path.stat().st_size > MAX_LEGACY_BYTES:
+            raise FormatError(
+                f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
+                "it and save it again with a newer torch"
+            )
+        return
+    with open_zip(path, _DAMAGED) as archive:
         member = _pickle_of(archive)
         assert member is not None
         if any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()):
             raise FormatError(
                 f"{path} has compressed members, which torch.save does not write; save it again"
             )
-        if member.file_size > _MAX_PICKLE_BYTES:
-            raise FormatError(_too_large(path))
-        with archive.open(member) as packed:  # with a size, as the member's packed size may be false
-            _count_objects(io.BytesIO(packed.read(member.file_size)), path)
-
-
-def _count_objects(file: BinaryIO, path: Path) -> None:
-    """Read past one pickle."""
-    begin = file.tell()
-    for count, (_, _, at) in enumerate(pickletools.genops(_BoundedFile(file))):  # type: ignore[arg-type]
-        if count > _MAX_PICKLE_OBJECTS or (at or 0) - begin > _MAX_PICKLE_BYTES:
-            raise FormatError(_too_large(path))
-
-
-class _BoundedFile:
-    """The file that pickletools reads from, with an upper bound for each read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.tell = file.tell
-
-    def read(self, size: int) -> bytes:
-        return self._file.read(min(size, _MAX_PICKLE_BYTES))
-
-    def readline(self) -> bytes:
-        return self._file.readline(_MAX_PICKLE_BYTES)
-
-
-def _too_large(path: Path) -> str:
-    return (
-        f"{path} has too many values outside tensors (the limit is {_MAX_PICKLE_OBJECTS} values in "
-        f"{_MAX_PICKLE_BYTES} bytes); save it without lists of numbers and texts"
-    )
+        if member.file_size > MAX_PICKLE_BYTES:
+            raise FormatError(
+                f"{path} has more than {MAX_PICKLE_BYTES} bytes outside tensors; save it without lists of "
+                "numbers and texts"
+            )
 
 
 def _can_name() -> bool:

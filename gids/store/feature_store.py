@@ -86,7 +86,7 @@ class FeatureStore:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
 
     def close(self) -> None:
-        """Close the store, so that `gids restripe` can move the dataset. Idempotent.
+        """Close the store, so that `gids.write.restripe` can move the dataset. Idempotent.
 
         Tables that are in use stay readable. Garbage collection also closes a store.
         """

@@ -12,6 +12,7 @@ from datasets import write_dataset
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.write import restripe
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +119,10 @@ def test_export_writes_the_rows_of_a_part(parts, tmp_path, capsys):
     assert f"is a part: these are the rows of {table.row_count} of 20 ids" in said
 
 
-def test_restripe_moves_a_part(parts, tmp_path):
+def test_a_part_is_moved_to_other_disks(parts, tmp_path):
     (tmp_path / "ssd").mkdir()
     part = str(parts / "part-001.gids")
-    assert main(["restripe", part, "--stripe", str(tmp_path / "ssd"), "--quiet"]) == 0
+    restripe(part, [tmp_path / "ssd"])
     assert main(["verify", str(parts), "--allow-dir", str(tmp_path / "ssd"), "--quiet"]) == 0
     store = FeatureStore(part, allow_dirs=[tmp_path / "ssd"])
     assert store.part.index == 1
@@ -135,6 +136,7 @@ def test_restripe_moves_a_part(parts, tmp_path):
         (["bench", "sampling", "PART"], "measure with the whole dataset (gids bench needs all parts)"),
         (["bench", "bandwidth", "PART"], "measure with the whole dataset"),
         (["partition", "PART", "OUT", "--parts", "2"], "partition the whole dataset"),
+        (["convert", "PART", "OUT"], "convert the whole dataset, then partition it"),
         (["verify", "PART", "--against", "OUT"], "compare the whole dataset with its source"),
     ],
 )

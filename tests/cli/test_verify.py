@@ -237,7 +237,7 @@ def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "int16"])
 def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys, dtype):
-    values = np.array([[1, 2], [3, 4], [0, (1 << 15) - 1]], dtype)
+    values = np.array([[1, 2, 9], [3, 4, 9], [0, (1 << 15) - 1, 9]], dtype)
     np.save(tmp_path / "x.npy", values)
     path, against = str(tmp_path / "a.gids"), ["--against", str(tmp_path / "x.npy")]
     assert main(["convert", str(tmp_path / "x.npy"), path, "--dtype", "int64", "--quiet"]) == 0

@@ -1,15 +1,17 @@
 """Hostile sources of `gids convert`: each prints one line of error within its memory, and runs no code.
 
-The table below has cases made by hand; hostile_changes.py changes valid sources of every reader at random.
-To run more random cases: `python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
+The table below has cases made by hand; hostile_runner.py damages valid sources at random. For more of them:
+`python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
 """
 
 import gzip
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -28,17 +30,37 @@ matlab = pytest.importorskip("test_reader_matlab", exc_type=ImportError)
 graphbolt = pytest.importorskip("test_reader_graphbolt", exc_type=ImportError)
 
 import test_reader_dgl as dgl_graph  # noqa: E402
-import test_reader_igb as igb  # noqa: E402
 import test_reader_mag240m as mag240m  # noqa: E402
 import test_reader_ogb as ogb  # noqa: E402
 import test_reader_pyg as pyg  # noqa: E402
-from hostile_changes import Payload, bind, npy_of, write_zip  # noqa: E402
-from hostile_formats import LAUGHS, MERGES  # noqa: E402
 
+MERGES = "a0: &a0 {k: v}\n"
+for i in range(1, 12):
+    MERGES += f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n"
 RUNNER = Path(__file__).with_name("hostile_runner.py")
 FEAT = np.arange(12, dtype=np.float32).reshape(4, 3)
 MANY = 200  # more than the runner allows to be open at a time
 CONVERTED = ""
+
+
+class Payload:
+    """Unpickling it makes a directory called executed."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("executed",))
+
+
+def npy_of(values):
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def write_zip(path, members, method):
+    with zipfile.ZipFile(path, "w", method) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about two members of one name
+        for name, data in members:
+            archive.writestr(name, data)
 
 
 def npy(header, data=b"", version=1):
@@ -111,14 +133,6 @@ def put(place, name="label.npy"):
     return directory(lambda folder: place(folder / name))
 
 
-def replaced(write, name, place):
-    def harm(root):
-        (root / name).unlink()
-        place(root / name)
-
-    return harmed(write, harm)
-
-
 def yaml(text=None, **changes):
     """GraphBolt's dataset with another or a changed metadata.yaml."""
 
@@ -158,20 +172,6 @@ def torch_file(saved, **options):
     return make
 
 
-def with_pickle(stream):
-    """A file of torch.save with another pickle."""
-
-    def make(root):
-        torch.save({}, root / "d.pt")
-        with zipfile.ZipFile(root / "d.pt") as archive:
-            members = [(m.filename, archive.read(m)) for m in archive.infolist()]
-        members = [(name, stream if name.endswith("data.pkl") else data) for name, data in members]
-        write_zip(root / "d.pt", members, zipfile.ZIP_STORED)
-        return root / "d.pt"
-
-    return make
-
-
 def packed_torch_file(root):
     torch.save({"x": torch.ones(100, 3)}, root / "d.pt")
     with zipfile.ZipFile(root / "d.pt") as archive:
@@ -198,26 +198,11 @@ def bad_offsets(root):
     return root / "t.arrow"
 
 
-def columns_of_one_name(root):
-    pq.write_table(pa.table([pa.array([1.0]), pa.array([2.0])], names=["x", "x"]), root / "t.parquet")
-    return root / "t.parquet"
-
-
 def many_tables(root):
     (root / "s/nodes/a").mkdir(parents=True)
     for index in range(MANY):
         pq.write_table(pa.table({"x": pa.array([float(index)])}), root / f"s/nodes/a/{index:03}.parquet")
     return root / "s"
-
-
-def column(values):
-    def make(root):
-        pq.write_table(pa.table({"src": values, "dst": values}), root / "edges.parquet")
-        (root / "s").mkdir()
-        (root / "edges.parquet").rename(root / "s/edges.parquet")
-        return root / "s"
-
-    return make
 
 
 def mat(harm):
@@ -273,19 +258,15 @@ MEBIBYTE_OF_ONES, MEBIBYTE_OF_LINES = gzip.compress(b"1" * (1 << 20)), gzip.comp
 CASES = {
     "a text of one line of 6 GB": (
         file("e.csv", b"1,2\n", size=6 << 30),
-        "e.csv, line 2: longer than 4194304",
+        "e.csv, line 2: longer than 4194304 characters",
     ),
     "a packed text of one line of 6 GB": (
         file("e.csv.gz", *[MEBIBYTE_OF_ONES] * 6144),
-        "e.csv.gz, line 1: longer than 4194304 bytes",
+        "e.csv.gz, line 1: longer than 4194304 characters",
     ),
     "a packed text of empty lines only": (
         file("e.csv.gz", *[MEBIBYTE_OF_LINES] * 6144),
         "has no numbers in lines 1 to",
-    ),
-    "1 GB of zeros after a packed text": (
-        file("e.csv.gz", gzip.compress(b"1,2\n"), size=1 << 30),
-        CONVERTED,
     ),
     "a packed text with garbage behind": (file("e.csv.gz", gzip.compress(b"1,2\n"), b"xy"), "is damaged or"),
     "a number of a million digits": (
@@ -294,15 +275,6 @@ CASES = {
     ),
     "a negative id in a text": (file("e.csv", b"1,2\n-1,2\n"), "is -1; it must be 0 or more"),
     "an id that is not a number": (file("e.csv", b"1,2,0.5\n1,nan,2\n"), "ids with fractions near edge"),
-    "an id larger than any dataset": (
-        file("e.csv", b"1,9000000000000000000\n"),
-        "nodes; the number must be 0 to",
-    ),
-    "a list of types of 1.6 MB": (
-        text_of_types("num-node-dict.csv.gz", "a," * 800_000),
-        "has more than 1048576 characters",
-    ),
-    "an empty list of types": (text_of_types("num-node-dict.csv.gz", ""), "is for 0 graphs"),
     "a negative count": (
         text_of_types("num-node-dict.csv.gz", "author,institution,paper\n-1,5,50\n"),
         "gives '-1' nodes",
@@ -316,16 +288,11 @@ CASES = {
         "has a .npy header of 3000000000 bytes; the limit is 10000",
     ),
     ".npy: a header nested deeply": (file("a.npy", npy(DEEP)), "it is nested too deeply"),
-    ".npy: a shape nested deeply": (file("a.npy", shaped(f"({DEEP},)")), "it is nested too deeply"),
     ".npy: a negative length": (file("a.npy", shaped("(-4, 3)")), "lengths must be 0 to"),
-    ".npy: a length that is true": (file("a.npy", shaped("(True, 3)")), "lengths must be 0 to"),
-    ".npy: a length of 2^60 beside 0": (file("a.npy", shaped(f"(0, {1 << 60})")), "lengths must be 0 to"),
     ".npy: lengths whose product overflows": (
         file("a.npy", shaped(f"(0, {1 << 47}, {1 << 47})")),
         "larger than any file",
     ),
-    ".npy: rows of no bytes": (file("a.npy", shaped("(1000000, 0)")), "rows have 0 bytes"),
-    ".npy: 33 dimensions": (file("a.npy", shaped((1,) * 33)), "33 dimensions"),
     ".npy: a type of a terabyte": (
         file("a.npy", shaped("(1,)", "'<U1000000000'")),
         "is not a valid .npy file: descr",
@@ -340,8 +307,6 @@ CASES = {
         "has 30000 members; the limit is 10000",
     ),
     ".npz: two members of one name": (npz([("feat.npy", npy_of(FEAT))] * 2), "has two members"),
-    ".npz: a member called ../x": (npz([("../x.npy", npy_of(FEAT))]), CONVERTED),
-    ".npz: a member with a NUL in its name": (npz([("feat.npy", npy_of(FEAT)), ("\x07.npy", b"")]), "\\x07"),
     ".npz: a name of 5000 bytes": (npz([("x" * 5000 + ".npy", npy_of(FEAT))]), "is too long or holds a NUL"),
     ".npz: a member packed by bzip2": (
         npz([("feat.npy", npy_of(FEAT))], zipfile.ZIP_BZIP2),
@@ -349,34 +314,14 @@ CASES = {
     ),
     ".npz: an encrypted member": (encrypted, "is encrypted"),
     ".npz: a member shorter than its header": (claims, "is damaged in its member feat.npy"),
-    ".npz: a member that is an object": (
-        npz([("feat.npy", npy_of(np.array([Payload()], object)))]),
-        "which need unpickling",
-    ),
-    ".npz: a SciPy matrix with a long form": (
-        sparse_npz(format=np.array("x" * 100)),
-        "its format is <U100[]",
-    ),
-    ".npz: a SciPy matrix without a shape": (
-        sparse_npz(shape=np.array("x")),
-        "but its shape is not two",
-    ),
-    ".npz: a SciPy matrix of negative size": (sparse_npz(shape=np.array([-4, 4])), "is -4; it must be"),
     ".npz: a SciPy matrix with a column outside": (
         sparse_npz(indices=np.array([0, 1, 2, 9]), shape=np.array([4, 5])),
         "has column 9; it must be from 0 to 4",
     ),
     "num_nodes of -1": (directory(num_nodes=np.array(-1)), "is -1; it must be a whole number from 0 to"),
-    "num_nodes of 2^60": (directory(num_nodes=np.array(1 << 60)), "it must be a whole number from 0 to"),
-    "num_nodes of 4.0": (directory(num_nodes=np.array(4.0)), "it must be one whole number"),
-    "num_nodes with two numbers": (directory(num_nodes=np.array([4, 4])), "it must be one whole number"),
     "an id of 2^64 - 1": (
         directory(edge_index=np.full((2, 5), (1 << 64) - 1, np.uint64)),
         "is 18446744073709551615 near position 0",
-    ),
-    "an indptr of no entries": (
-        directory(indptr=np.zeros(0, int), indices=np.zeros(3, int)),
-        "the number must be 0 to",
     ),
     "an indptr in two dimensions": (
         directory(indptr=np.zeros((5, 2), int), indices=np.zeros(3, int)),
@@ -388,50 +333,23 @@ CASES = {
         ),
         "a row may have at most 67108864 bytes",
     ),
-    "a label of 1e300": (
-        harmed(igb.write, lambda root: save(root / "processed/paper", node_label_19=np.full(100, 1e300))),
-        "a class must be a whole number",
-    ),
     "a FIFO among arrays": (put(os.mkfifo), "label.npy is a FIFO; it must be a regular file"),
-    "a socket among arrays": (put(bind), "label.npy is a socket"),
-    "a directory among arrays": (put(Path.mkdir), "label.npy is a directory"),
     "a device among arrays": (put(lambda path: path.symlink_to("/dev/zero")), "label.npy is a device"),
     "a loop of links": (
         put(lambda path: path.symlink_to(path.name)),
         "label.npy: Too many levels of symbolic",
     ),
-    "a link to nothing": (put(lambda path: path.symlink_to("nothing")), "label.npy: No such file"),
     "a FIFO": (lambda root: os.mkfifo(root / "a.npy") or root / "a.npy", "is a FIFO"),
-    "a FIFO of MAG240M": (replaced(mag240m.write, "processed/paper/node_year.npy", os.mkfifo), "is a FIFO"),
-    "a FIFO of OGB": (
-        replaced(ogb.arxiv, "raw/node-feat.csv.gz", os.mkfifo),
-        "is a FIFO",
-    ),
-    "a FIFO of GraphBolt": (replaced(graphbolt.homogeneous, "data/feat.npy", os.mkfifo), "is a FIFO"),
     "a FIFO of torch": (lambda root: os.mkfifo(root / "d.pt") or root / "d.pt", "is a FIFO"),
     "metadata.yaml: a negative count": (node_type(num=-1), "is -1; it must be a whole number from 0 to"),
-    "metadata.yaml: a count that is NaN": (node_type(num=float("nan")), "is nan; it must be a whole number"),
-    "metadata.yaml: a count that is text": (node_type(num="5"), "is '5'; it must be a whole number"),
     "metadata.yaml: a type that is a number": (node_type(num=5, type=7), "is 7; it must be text"),
-    "metadata.yaml: a name that is a number": (feature(name=7), "is 7; it must be text"),
-    "metadata.yaml: a path with a NUL": (feature(path="a\0b"), "the path of an entry of feature_data is"),
     "metadata.yaml: a path that is a number": (feature(path=7), "the path of an entry of feature_data is 7"),
     "metadata.yaml: a path outside": (feature(path="../../etc/passwd"), "is outside the dataset"),
     "metadata.yaml: nested merge keys": (yaml(MERGES), "has a merge key (<<)"),
-    "metadata.yaml: a list that grows by references": (
-        yaml(LAUGHS + "graph: *a11\n"),
-        "graph of metadata.yaml",
-    ),
     "metadata.yaml: nested deeply": (yaml("[" * 3000), "it is nested too deeply"),
     "metadata.yaml: 1 MB": (yaml("# " + "x" * (1 << 20)), "has more than 262144 bytes"),
     "metadata.yaml: code": (yaml("!!python/object/apply:os.mkdir [executed]"), "is not valid YAML"),
-    "metadata.yaml: a number of no digits": (yaml("graph: !!int ''"), "is not valid YAML"),
     "a file of torch that runs code": (torch_file(Payload()), "it asks for posix.mkdir"),
-    "a pickle of 3 million lists": (
-        with_pickle(b"\x80\x02(" + b"]" * 3_000_000 + b"l."),
-        "the limit is 2000000 values",
-    ),
-    "a pickle of a text of 2 GB": (with_pickle(b"\x80\x02X\xff\xff\xff\x7f."), "is damaged"),
     "a file of an old torch of 400 MB": (
         lambda root: file(
             "d.pt",
@@ -445,36 +363,18 @@ CASES = {
         torch_file(pyg.tensors(x=expanded((1 << 44, 1)), y=None, train_mask=expanded(1 << 44, torch.bool))),
         "not enough room",
     ),
-    "a tensor without values": (
-        torch_file(pyg.tensors(x=torch.empty(60, 9, device="meta"))),
-        "holds a tensor on meta",
-    ),
     "attributes without names": (torch_file({5: torch.ones(3)}), "has an attribute called 5"),
-    "num_nodes of two numbers": (
-        torch_file(pyg.tensors(num_nodes=torch.tensor([60, 60]))),
-        "it must be a whole number from 0 to",
-    ),
-    "half of a HeteroData": (torch_file({"_node_store_dict": {}}), "saved by an unknown version of PyG"),
     "splits that are not arrays": (
         harmed(mag240m.write, lambda root: torch.save({"train": [1, 2]}, root / "split_dict.pt")),
         "is a list; it must be a tensor or an array",
     ),
-    "counts that are not numbers": (
-        harmed(
-            mag240m.write,
-            lambda root: torch.save(dict.fromkeys(mag240m.COUNTS, "x"), root / "meta.pt"),
-        ),
-        "is 'x'; it must be a whole number",
-    ),
     "Arrow: 640 MB in one batch": (large_batch, "needs more than", "--memory", "256MB"),
     "Arrow: lists outside their values": (bad_offsets, "is damaged or truncated: In column 0"),
-    "Parquet: two columns of one name": (columns_of_one_name, "has two columns 'x'"),
     "Parquet: a table of many files": (many_tables, CONVERTED),
     "Parquet: a footer of 4 GB": (
         file("t.parquet", b"PAR1" + bytes(64) + struct.pack("<I", (1 << 32) - 1) + b"PAR1"),
         "has a footer of 4294967295 bytes; the limit is",
     ),
-    "Parquet: ids of 2^64 - 1": (column(pa.array([(1 << 64) - 1], pa.uint64())), "is 18446744073709551615"),
     "MATLAB: a file that crashes SciPy": (mat(rows_of_no_type), "crashed (SIGSEGV)"),
     "MATLAB: a row beyond the matrix": (
         mat(row_of_a_matrix),

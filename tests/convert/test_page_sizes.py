@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,8 @@ import pytest
 import torch
 
 from gids.cli import main
-from gids.cli.page_sizes import explain_pages
 from gids.convert import page_sizes
-from gids.convert.page_sizes import PageSizes, direct_alignment
+from gids.convert.page_sizes import PageSizes, direct_alignment, explain_pages
 from gids.errors import FormatError
 from gids.store import FeatureStore
 from gids.store.geometry import best_page_bytes
@@ -71,7 +71,7 @@ def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(
     def probe(name: str, *, direct: bool) -> tuple[str, int]:
         assert direct
         assert Path(name).stat().st_size == 8192
-        folder = Path(name).parent.name
+        folder = Path(os.path.realpath(name)).parent.name
         if folder not in found:
             raise OSError(22, "no direct I/O")
         return "ext4", found[folder]
@@ -104,7 +104,7 @@ def source(tmp_path: Path) -> Path:
 
 def disk_reads_blocks_of(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: nbytes)
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: nbytes)
+    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: nbytes)
 
 
 def page_bytes(path: Path) -> dict[str, int]:
@@ -199,5 +199,5 @@ def test_info_explains_pages_of_any_writer(
 ) -> None:
     with DatasetWriter(tmp_path / "a.gids", page_bytes=size) as writer:
         writer.write_table("node", "_N", "feat", torch.zeros(9, dim))
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: alignment)
+    monkeypatch.setattr("gids.convert.page_sizes._alignment_of", lambda _: alignment)
     assert explain_pages(FeatureStore(tmp_path / "a.gids").table("feat")).startswith(expected)

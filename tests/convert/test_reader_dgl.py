@@ -1,9 +1,10 @@
-"""DGL's graph files and caches of its datasets. See also tests/cli/test_convert.py."""
+"""DGL's graph files and caches of its datasets."""
 
 import pickle
 
 import numpy as np
 import pytest
+import torch
 from datasets import read_source
 from reader_example import assert_dataset, convert, refused, truncate
 
@@ -21,7 +22,6 @@ def dgl():
 
 
 def save(dgl, path):
-    torch = pytest.importorskip("torch")
     graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=40)
     graph.ndata["feat"] = torch.from_numpy(FEAT)
     graph.ndata["label"] = torch.arange(40) % 3 - 1
@@ -43,6 +43,37 @@ def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
         splits={"_N": {"val": range(31, 40)}},
     )
     assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_heterogeneous_graph(tmp_path, dgl):
+    writes = RNG.integers(0, 20, (2, 60))
+    relations = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): EDGES}
+    ends = {relation: (pairs[0], pairs[1]) for relation, pairs in relations.items()}
+    graph = dgl.heterograph(ends, num_nodes_dict={"author": 25, "paper": 40})
+    weights = np.arange(180, dtype=np.float32).reshape(60, 3)
+    graph.nodes["paper"].data["feat"] = torch.from_numpy(FEAT)
+    graph.nodes["author"].data["feat"] = torch.from_numpy(FEAT[:25]).half()
+    graph.edges["writes"].data["w"] = torch.from_numpy(weights)
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [graph])
+    assert_dataset(
+        convert(tmp_path / "g.dgl", tmp_path / "g.gids"),
+        tables={
+            "paper.feat": FEAT,
+            "author.feat": FEAT[:25].astype(np.float16),
+            "author.writes.paper.w": weights,
+        },
+        edges=relations,
+        labels={},
+        splits={},
+    )
+
+
+@pytest.mark.slow
+def test_several_graphs_are_refused(tmp_path, dgl, capsys):
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
+    message = refused(capsys, tmp_path / "g.dgl", tmp_path / "g.gids")
+    assert "holds 2 graphs; save one graph per file" in message
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from reader_example import assert_dataset, convert, refused, save, truncate
+from reader_example import assert_dataset, assert_graph, convert, refused, save, truncate
 
 from gids.convert import stream_rows
 from gids.convert.arrow_table import ArrowTable
+from gids.store.names import RELATION
 from gids.store.rows import read_range
 
 pa = pytest.importorskip("pyarrow")
@@ -107,6 +108,29 @@ def test_single_file_of_nodes(tmp_path):
     pq.write_table(nodes().select(["feat", "year"]), tmp_path / "x.parquet")
     store = convert(tmp_path / "x.parquet", tmp_path / "p.gids")
     assert sorted(store.tables) == ["_N.feat", "_N.year"]
+
+
+def test_single_file_of_edges(tmp_path, capsys):
+    for name in ("edges", "x"):
+        pq.write_table(edges(), tmp_path / f"{name}.parquet")
+        store = convert(tmp_path / f"{name}.parquet", tmp_path / f"{name}.gids", "--num-nodes", "600")
+        assert sorted(store.tables) == ["_N._E._N.w"]
+        assert store.num_nodes() == 600
+        assert_graph(store, RELATION, *EDGES)
+        assert (
+            "parquet is an edge list, because it has columns of sources and dest" in capsys.readouterr().err
+        )
+    pq.write_table(edges(), tmp_path / "nodes.parquet")
+    assert len(convert(tmp_path / "nodes.parquet", tmp_path / "n.gids").tables) == 3
+    (tmp_path / "r").mkdir()
+    pq.write_table(edges(src=EDGES[0] + 0.5), tmp_path / "r/x.parquet")
+    assert "may be an edge list or a table of nodes: its columns src and dst are not whole" in refused(
+        capsys, tmp_path / "r/x.parquet", tmp_path / "r/x.gids"
+    )
+    pq.write_table(nodes(), tmp_path / "r/edges.parquet")
+    assert "exactly one must be named src" in refused(
+        capsys, tmp_path / "r/edges.parquet", tmp_path / "r/x.gids"
+    )
 
 
 def test_ranges_are_read_in_any_order(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gids import FormatError
-from gids.convert import packed_rows, stream_rows
+from gids.convert import stream_rows
 from gids.convert.array_files import open_npz
 from gids.store.rows import read_range
 
@@ -17,7 +17,7 @@ from gids.store.rows import read_range
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Makes few rows need several pieces and restarts."""
-    monkeypatch.setattr(packed_rows, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(stream_rows, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(stream_rows, "KEPT_BYTES", 5000)
 
 

@@ -155,7 +155,7 @@ def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_p
         ["info", path],
         ["verify", path],
         ["export", path, "paper.feat", out],
-        ["restripe", path, "--stripe"],
+        ["convert", path, tmp_path / "new.gids"],
     )
     for command in commands:
         assert main(list(map(str, command))) in (1, 2)

@@ -12,7 +12,6 @@ import torch
 
 import gids
 from gids import FeatureLoader, NodeLoader
-from gids.cli import main
 from gids.errors import FormatError, StorageError
 from gids.store import FeatureStore, verify
 from gids.write import DatasetWriter, restripe
@@ -62,18 +61,6 @@ def test_shards_move_to_the_given_directories(dataset, disks):
         for i, disk in enumerate(stripe):
             assert len(list(disk.iterdir())) == 1, i
     assert not list(disks[2].iterdir())
-
-
-def test_command_prints_the_result(dataset, disks, capsys):
-    allowed = [word for d in disks for word in ("--allow-dir", str(d))]
-    assert main(["restripe", str(dataset), "--stripe", *map(str, disks), *allowed]) == 0
-    done, how = capsys.readouterr().out.splitlines()
-    assert done == f"{dataset}: 3 shards of each table"
-    assert how.startswith(
-        f"to open it: FeatureStore('{dataset}', allow_dirs={[str(d) for d in disks]}), or gids"
-    )
-    assert how.endswith(" ".join(allowed))
-    check(dataset, disks)
 
 
 def test_invalid_arguments_raise_and_change_nothing(dataset, disks, tmp_path, monkeypatch):

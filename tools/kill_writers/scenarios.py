@@ -216,8 +216,14 @@ def _run(place: Place, command: str, *arguments: str) -> None:
         raise SystemExit(f"gids {command} ended with {status}")
 
 
-def restriped(*disks: int) -> Step:
-    return lambda place: _run(place, "restripe", "--stripe", *(str(place.disks[i]) for i in disks))
+def converted_in_place(*disks: int) -> Step:
+    """`gids convert` of a dataset to itself, on other disks."""
+
+    def step(place: Place) -> None:
+        stripe = ["--stripe", *(str(place.disks[i]) for i in disks)] if disks else []
+        _run(place, "convert", str(place.dataset), "--overwrite", *stripe)
+
+    return step
 
 
 def heated(seed: int) -> Step:
@@ -308,10 +314,12 @@ SCENARIOS = {
         (partitioned("graph0", 2),),
         then=partitioned("graph1", 3, method="range", overwrite=True),
     ),
-    "restripe to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
-    "restripe out of the dataset": Scenario(restriped(0, 1), (OLD,)),
-    "restripe into the dataset": Scenario(restriped(), (OLD_STRIPED,)),
-    "restripe to one disk, then to another": Scenario(restriped(0), (OLD_STRIPED,), then=restriped(2)),
+    "convert in place, to other disks": Scenario(converted_in_place(1, 2), (OLD_STRIPED,)),
+    "convert in place, out of the dataset": Scenario(converted_in_place(0, 1), (OLD,)),
+    "convert in place, into the dataset": Scenario(converted_in_place(), (OLD_STRIPED,)),
+    "convert in place, then to another disk": Scenario(
+        converted_in_place(0), (OLD_STRIPED,), then=converted_in_place(2)
+    ),
     "heat": Scenario(heated(0), (OLD,)),
     "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
     "create_table": Scenario(table_created(2), (OLD,), replaces=False),

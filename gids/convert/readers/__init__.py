@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gids.convert.readers import (
     arrays,
+    dataset,
     dgl_graph,
     edge_list,
     graphbolt,
@@ -18,13 +19,13 @@ from gids.convert.readers import (
 )
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.convert.source import Source
-from gids.convert.trial import try_to_read
+from gids.convert.untrusted import try_to_read
 from gids.errors import FormatError
-from gids.write.publish import is_dataset
 
 __all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source"]
 
 READERS = (
+    dataset.READER,
     ogb.READER,
     mag240m.READER,
     igb.READER,
@@ -49,11 +50,8 @@ def find_reader(path: Path, name: str | None = None) -> Reader:
     """
     if not path.exists():
         raise FileNotFoundError(f"no source at {path}")
-    if is_dataset(path):
-        raise FormatError(
-            f"{path} is already a gids dataset: train from it, change it with `gids restripe`, or export its "
-            "arrays with `gids export`"
-        )
+    if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
+        return dataset.READER
     if name is not None:
         for reader in READERS:
             if reader.name == name:

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 from gids.convert.array_files import Found, open_npy, open_npz, open_raw
 from gids.convert.named import NamedArrays, directory_arrays, read_homogeneous
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, dotted_relation, starts_with
-from gids.convert.source_file import open_zip
+from gids.convert.source import Source, dotted_relation
 from gids.convert.sparse import as_sparse_parts, is_scipy_sparse
+from gids.convert.untrusted import open_zip, starts_with
 from gids.errors import FormatError
 from gids.store.names import NODE
 

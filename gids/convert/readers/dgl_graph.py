@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from gids.convert.damage import parsing
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import LABELS, InEdges, Source, starts_with
-from gids.convert.source_file import check_file
+from gids.convert.source import LABELS, InEdges, Source
+from gids.convert.untrusted import check_file, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
 from gids.store.rows import TensorRows

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import open_numbers, open_raw
-from gids.convert.damage import shown
 from gids.convert.edges import check_edge_array, edge_pairs, edge_rows, end_columns, largest_id
 from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, starts_with
+from gids.convert.source import Source
 from gids.convert.text_table import header_of, read_columns
+from gids.convert.untrusted import shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
 from gids.store.names import NODE, RELATION
@@ -40,7 +40,19 @@ def _edge_file(path: Path) -> Path | None:
 
 
 def _recognises(path: Path) -> bool:
-    return _is_text(path) if path.is_file() else _edge_file(path) is not None
+    if not path.is_file():
+        return _edge_file(path) is not None
+    return _is_text(path) or path.name == "edges.bin" or _may_be_edges(path)
+
+
+def _may_be_edges(path: Path) -> bool:
+    """Whether a .npy file has the type and shape of edges. Then --from must choose, as it may be a table."""
+    if not starts_with(path, b"\x93NUMPY"):
+        return False
+    with contextlib.suppress(FormatError):
+        check_edge_array(open_numbers(path), str(path))
+        return True
+    return False
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
@@ -147,8 +159,9 @@ _LAYOUT = """\
 Pairs of ids, source first, separated by commas or blanks; # begins a comment; a third column is table
 weight of edges. With a first line of names: src | source, dst | destination | target; the rest are
 tables of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default)
-or int32. Number of nodes: --num-nodes, or the largest id plus 1. SRC may be a directory with edges.csv
-(.tsv, .txt, .npy, .bin) and arrays of nodes as in `directory`."""
+or int32. Number of nodes: --num-nodes, or the largest id plus 1. A .npy file of that shape may also be
+a table: choose --from edges or --from npy. SRC may be a directory with edges.csv (.tsv,
+.txt, .npy, .bin) and arrays of nodes as in `directory`."""
 
 READER = Reader(
     "edges",

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from gids.convert.array_files import open_npy
-from gids.convert.damage import parsing, shown
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, split_relation, whole_number
-from gids.convert.source_file import read_file
 from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
+from gids.convert.untrusted import parsing, read_file, shown
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, check_ids
 from gids.store.names import NODE, RELATION, Relation, check_name

@@ -14,7 +14,8 @@ from gids.convert.array_files import open_numbers, open_raw
 from gids.convert.edges import column_of, count_by_edges, edge_pairs
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, starts_with
+from gids.convert.source import Source
+from gids.convert.untrusted import starts_with
 from gids.errors import FormatError
 from gids.store.names import Relation
 from gids.store.rows import GeneratedRows, Rows

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.convert.damage import parsing
 from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import LABELS, InEdges, Source, starts_with
-from gids.convert.source_file import check_file
+from gids.convert.source import LABELS, InEdges, Source
 from gids.convert.sparse import SparseRows
+from gids.convert.untrusted import check_file, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION

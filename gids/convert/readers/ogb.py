@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import Found, open_npz
-from gids.convert.damage import shown
 from gids.convert.edges import column_of, edge_pairs, edge_rows
 from gids.convert.labels import normalised
 from gids.convert.named import NamedArrays
@@ -21,6 +20,7 @@ from gids.convert.source import Source, numbers
 from gids.convert.text_table import first_words, read_pairs, read_text
 from gids.convert.times import find_times
 from gids.convert.torch_file import load_torch_dict, value_rows
+from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows

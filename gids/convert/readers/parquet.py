@@ -13,7 +13,7 @@ from gids.convert.edges import BLOCK_BYTES, count_by_edges, end_columns
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, dotted_relation
 from gids.errors import FormatError
-from gids.store.dtypes import equal_values
+from gids.store.dtypes import equal_values, is_whole
 from gids.store.names import NODE, RELATION, Relation
 from gids.store.rows import Rows, blocks
 from gids.write.edges import edge_list
@@ -55,12 +55,22 @@ def _edges(path: Path) -> dict[Relation, list[Path]]:
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source()
-    if path.is_file():
-        _read_nodes(NODE, ArrowTable([path], choices.memory_bytes), source)
-        return source
-    for ntype, files in _nodes(path).items():
-        _read_nodes(ntype, ArrowTable(files, choices.memory_bytes), source)
+    nodes = {ntype: ArrowTable(files, choices.memory_bytes) for ntype, files in _nodes(path).items()}
     edges = {relation: ArrowTable(files, choices.memory_bytes) for relation, files in _edges(path).items()}
+    if path.is_file():
+        table = ArrowTable([path], choices.memory_bytes)
+        if _is_edge_list(table, path):
+            edges = {RELATION: table}
+            source.notes.append(
+                f"{path.name} is an edge list, because it has columns of sources and destinations; to make "
+                f"tables of nodes of them, call it nodes{path.suffix}"
+            )
+        else:
+            nodes = {NODE: table}
+    for ntype, table in nodes.items():
+        _read_nodes(ntype, table, source)
+    if choices.num_nodes is not None:
+        source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
     ends = {relation: _ends(relation, _grouped(table, Source())) for relation, table in edges.items()}
     count_by_edges(
         source,
@@ -69,6 +79,28 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for relation, table in edges.items():
         _read_edges(relation, table, source)
     return source
+
+
+def _is_edge_list(table: ArrowTable, path: Path) -> bool:
+    """Whether a file alone is of edges: one called edges, or one that names both of their ends.
+
+    Raises FormatError if the ends are not whole numbers.
+    """
+    names = list(table.types)
+    if path.stem == "nodes":
+        return False
+    try:
+        ends = [names[i] for i in end_columns(names, f"the edges of {path}")]
+    except FormatError:
+        if path.stem == "edges":
+            raise
+        return False
+    if not all((dtype := table.dtype(name)) is not None and is_whole(dtype) for name in ends):
+        raise FormatError(
+            f"{path} may be an edge list or a table of nodes: its columns {' and '.join(ends)} are not whole "
+            f"numbers; make them whole, or call it nodes{path.suffix}"
+        )
+    return True
 
 
 def _read_nodes(ntype: str, table: ArrowTable, source: Source) -> None:
@@ -126,11 +158,12 @@ def _check_positions(rows: Rows, ntype: str, key: str) -> None:
 
 
 _LAYOUT = """\
-Needs pyarrow. A file of nodes; or a directory with nodes.parquet and edges.parquet, or
-nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
-nodes: id (optional; must be the position); label | labels | y; train_mask, val_mask, test_mask; any other
-column of numbers, or of lists of one length, is a table; x_0, x_1, ... are one table x. Columns of edges:
-src | source, dst | destination | target; the rest are tables of edges."""
+Needs pyarrow. A file of edges, if it has columns of sources and destinations, else of nodes; or a
+directory with nodes.parquet and edges.parquet, or nodes/TYPE.parquet and
+edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of nodes: id (optional; must
+be the position); label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of
+lists of one length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source,
+dst | destination | target; the rest are tables of edges."""
 
 READER = Reader(
     "parquet",
@@ -138,4 +171,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--num-nodes",),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gids.convert.source import Source
+from gids.convert.source import Source, source_files
 
 READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds
 
@@ -21,7 +21,8 @@ class Choices:
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: name of the label array, if
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
-    load_graphs: dgl.load_graphs, if DGL is installed. memory_bytes: limit for a library that decodes or loads
+    allow_dirs: directories outside a gids dataset that may contain its shards. load_graphs:
+    dgl.load_graphs, if DGL is installed. memory_bytes: limit for a library that decodes or loads
     a file (None: no limit).
     """
 
@@ -31,6 +32,7 @@ class Choices:
     labels: str | None = None
     num_nodes: int | None = None
     skip: tuple[str, ...] = ()
+    allow_dirs: tuple[str, ...] = ()
     load_graphs: Callable[[str], Any] | None = None
     memory_bytes: int | None = None
 
@@ -42,6 +44,7 @@ class Choices:
             "--labels": self.labels is not None,
             "--num-nodes": self.num_nodes is not None,
             "--skip": bool(self.skip),
+            "--allow-dir": bool(self.allow_dirs),
         }
         return [option for option, is_given in options.items() if is_given]
 
@@ -54,7 +57,8 @@ class Reader:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
     path's content, not a type to cast to. takes: the options of Choices.given that apply. may_crash: whether
-    a library's native code loads the file and may crash; then another process reads it first.
+    a library's native code loads the file and may crash; then another process reads it first. files: those
+    that the source consists of.
     """
 
     name: str
@@ -65,3 +69,4 @@ class Reader:
     is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
     may_crash: bool = False
+    files: Callable[[Path], list[Path]] = source_files

@@ -1,0 +1,185 @@
+"""Reads a gids dataset, to write another one with other stripes, order, types or pages."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.convert.readers.reader import Choices, Reader
+from gids.convert.source import InEdges, Source, StoredGraph, StoredTable, TableSource, source_files
+from gids.errors import StorageError
+from gids.store.array_checks import check_ids, file_crc32c
+from gids.store.feature_store import FeatureStore
+from gids.store.files import Locator, array_rows, read_manifest
+from gids.store.geometry import div_ceil
+from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
+from gids.store.names import HEAT_ROLES, SPLITS
+from gids.store.part import part_paths, refuse_part
+from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks
+from gids.store.scan import open_file, read_pages
+from gids.store.table import Table, positions_of
+from gids.write.publish import is_dataset
+
+_BLOCK_BYTES = 8 << 20
+
+
+def _read(path: Path, scratch: Path, choices: Choices) -> Source:
+    store = FeatureStore(path, allow_dirs=choices.allow_dirs)
+    refuse_part(store, "gids convert", "convert the whole dataset, then partition it")
+    manifest = store.locate.read_manifest()
+    for array in manifest.arrays():
+        file = store.locate.array(array)
+        if file_crc32c(file) != array.crc32c:
+            raise StorageError(errno.EBADMSG, "the checksum of this file is wrong: restore it", file)
+    stored = StoredGraph()
+    source = Source(skip=choices.skip, stored=stored)
+    for nodes in manifest.nodes:
+        _read_nodes(nodes, store.locate, source, stored)
+    for number, relation in enumerate(manifest.relations):
+        if relation.arrays:
+            _read_edges(relation, store.locate, source, stored, scratch / f"times-{number}")
+    for entry in manifest.tables:
+        if not source.skips(entry.name) and not source.skips(entry.key):
+            source.tables.append(_table(store, entry))
+    return source
+
+
+def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: StoredGraph) -> None:
+    source.add_nodes(nodes.type, nodes.count, "the dataset")
+    arrays = {role: array_rows(locate.array(entry), entry) for role, entry in nodes.arrays.items()}
+    if "label" in arrays:
+        source.labels[nodes.type] = arrays["label"]
+    for split in SPLITS:
+        if f"{split}_idx" in arrays:
+            source.add_split(nodes.type, split, arrays[f"{split}_idx"])
+    if "time" in arrays:
+        source.node_times[nodes.type] = arrays["time"]
+    for method, role in HEAT_ROLES.items():
+        if role in arrays and method != "out-degree":  # which the writer counts
+            stored.heat.setdefault(nodes.type, {})[method] = arrays[role]
+
+
+def _read_edges(
+    entry: RelationEntry, locate: Locator, source: Source, stored: StoredGraph, scratch: Path
+) -> None:
+    relation = entry.type
+    arrays = {role: array_rows(locate.array(array), array) for role, array in entry.arrays.items()}
+    ids = arrays.get("edge_ids")
+    source.graphs[relation] = InEdges(arrays["indptr"], arrays["indices"], ids)
+    stored.index_dtypes[relation] = entry.arrays["indices"].dtype
+    if entry.sorted_by is None:
+        stored.unsorted.add(relation)
+    if "time" in arrays:
+        times = arrays["time"]
+        source.edge_times[relation] = times if ids is None else _by_id(times, ids, scratch)
+
+
+def _by_id(times: Rows, ids: Rows, scratch: Path) -> Rows:
+    """Times of edges in the order of their ids, in a scratch file. times, ids: in the order of the graph."""
+    count = times.shape[0]
+    by_id = np.memmap(scratch, np.int64, "w+", shape=(max(1, count),))[:count]
+    pieces = zip(blocks(ids, _BLOCK_BYTES), blocks(times, _BLOCK_BYTES), strict=True)
+    for (first, block), (_, values) in pieces:
+        by_id[check_ids(block.to(torch.int64).numpy(), count, "edge_ids", first)] = values.numpy()
+    return ArrayRows(by_id)
+
+
+def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
+    """A table. Rows with a scale are its float32 values: int8 of these with such a scale has the same bytes.
+
+    A scale is the largest magnitude divided by 127, and 127 times a scale is a magnitude with that scale.
+    """
+    table = store.tables[entry.name]
+    stored = _StoredRows(table, entry, store)
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        out.copy_(table.decode(stored.read(start, len(out))))
+
+    return TableSource(
+        table.type,
+        table.key,
+        GeneratedRows((table.row_count, *table.shape), table.dtype, fill),
+        StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order),
+    )
+
+
+class _StoredRows:
+    """The rows of a table by id, as they are on disk. Compares every page that it reads with its checksum."""
+
+    def __init__(self, table: Table, entry: TableEntry, store: FeatureStore) -> None:
+        self._table, self._layout, self._name = table, entry.geometry, store.name
+        self._sums = table.checksums()
+        # A table whose rows are the pages, to gather these in any order.
+        size, count = entry.page_bytes, entry.geometry.page_count
+        pages = replace(entry, shape=(size,), dtype="uint8", row_count=count, scale=None, order=None)
+        self._pages = Table(pages, store.locate, store.name)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Rows start … start + count: uint8[count, row_bytes]. Raises StorageError for a damaged page."""
+        if self._table.order is None:
+            return self._read_extent(start, count)
+        out = np.empty((count, self._layout.row_bytes), np.uint8)
+        step = max(1, _BLOCK_BYTES // self._layout.page_bytes)
+        for first in range(0, count, step):
+            part = out[first : first + step]
+            part[:] = self._gather(np.arange(start + first, start + first + len(part)))
+        return out
+
+    def _read_extent(self, start: int, count: int) -> np.ndarray:
+        per_page = self._layout.rows_per_page
+        first, last = start // per_page, div_ceil(start + count, per_page)
+        with ExitStack() as stack:
+            files = self._table.shards
+            pages = read_pages(self._layout, [open_file(stack, f) for f in files], files, first, last - first)
+        self._check(np.arange(first, last), pages)
+        return self._rows_in(pages)[start - first * per_page :][:count]
+
+    def _gather(self, ids: np.ndarray) -> np.ndarray:
+        order = self._table.order
+        assert order is not None
+        wanted, slots = np.divmod(positions_of(ids, order), self._layout.rows_per_page)
+        numbers, index = np.unique(wanted, return_inverse=True)
+        pages = self._pages.read_stored(numbers)
+        self._check(numbers, pages)
+        return self._rows_in(pages)[index * self._layout.rows_per_page + slots]
+
+    def _rows_in(self, pages: np.ndarray) -> np.ndarray:
+        used = self._layout.rows_per_page * self._layout.row_bytes
+        return pages[:, :used].reshape(-1, self._layout.row_bytes)
+
+    def _check(self, numbers: np.ndarray, pages: np.ndarray) -> None:
+        wrong = np.flatnonzero(_core.crc32c(pages) != self._sums[numbers])
+        if len(wrong):
+            page = int(numbers[wrong[0]])
+            shard, offset = self._layout.page_location(page)
+            what = f"page {page} of {self._table.name!r} in {self._name} fails its CRC32C"
+            raise StorageError(errno.EBADMSG, what, self._table.shards[shard], int(offset))
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a dataset, with shards outside its directory."""
+    shards = [path / shard for table in read_manifest(path).tables for shard in table.shards]
+    return sorted({*source_files(path), *shards})
+
+
+_LAYOUT = """\
+A dataset of gids, with everything in it. Values, row order, types and page sizes stay as they are, but for
+those that --dtype, --scale, --order, --page-bytes and --index-dtype name. Compares the files with their
+checksums. If the dataset is striped, allow its directories with --allow-dir. DST may be SRC, with
+--overwrite. Not for a part of a partitioned dataset."""
+
+READER = Reader(
+    "gids",
+    "another gids dataset, to change how it is stored",
+    _LAYOUT,
+    lambda path: is_dataset(path) or bool(part_paths(path)),
+    _read,
+    takes=("--allow-dir", "--skip"),
+    files=_files,
+)

@@ -1,0 +1,191 @@
+"""`gids convert OLD.gids NEW.gids`: another way to store the same dataset, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import damage, same_bits, write_dataset
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.store import verify
+from gids.write import DatasetWriter, create_table, edge_list
+from gids.write.heat_writer import write_heat
+from gids.write.partition import partition
+
+RNG = np.random.default_rng(5)
+NODES, EDGES = 1000, 4000
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A dataset with every kind of array: scales, orders, times, heat, split, labels, tables added later."""
+    path = tmp_path_factory.mktemp("full") / "full.gids"
+    rows = torch.from_numpy(RNG.standard_normal((NODES, 5), np.float32))
+    with DatasetWriter(path, page_bytes=1024) as writer:
+        for ntype in ("a", "b"):
+            writer.add_nodes(ntype, NODES)
+        writer.write_times("a", RNG.integers(0, 50, NODES))
+        for name, options in {
+            "float": {"order": RNG.permutation(NODES)},
+            "row": {"dtype": torch.int8, "scale": "row"},
+            "column": {"dtype": torch.int8, "scale": "column", "page_bytes": 512},
+            "half": {"dtype": torch.bfloat16, "order": RNG.permutation(NODES)},
+        }.items():
+            writer.write_table("node", "a", name, rows, **options)
+        writer.write_table("node", "b", "flag", rows > 0)
+        for relation, times in {
+            ("a", "edges", "b"): RNG.integers(0, 9, EDGES),
+            ("a", "nodes", "b"): "nodes",
+            ("b", "plain", "a"): None,
+        }.items():
+            ends = RNG.integers(0, NODES, (2, EDGES))
+            edges = edge_list(*ends, num_src=NODES, num_dst=NODES)
+            dtype = "int32" if relation[1] == "plain" else "int64"
+            writer.write_edges(relation, edges, times=times, index_dtype=dtype)
+            writer.write_table("edge", relation, "weight", RNG.standard_normal(EDGES))
+        indptr = np.arange(NODES + 1)  # not sorted by the times of its sources
+        writer.write_graph(("a", "as is", "a"), indptr, RNG.permutation(NODES))
+        writer.write_table("edge", ("a", "no topology", "a"), "weight", RNG.standard_normal((7, 2)))
+        writer.write_labels("a", RNG.choice([np.nan, 1.0, 2.0], NODES))
+        writer.write_labels("b", np.arange(NODES) % 3 - 1)
+        writer.write_split("b", "val", RNG.permutation(NODES)[:40])
+    write_heat(path, "sampled", {"a": RNG.random(NODES, np.float32)})
+    with create_table(FeatureStore(path), "b.later", NODES, 3) as writer:
+        writer.write(0, torch.rand(NODES, 3))
+    return path
+
+
+def convert(*arguments):
+    assert main(["convert", "--quiet", *map(str, arguments)]) == 0
+
+
+def assert_equal(old, new):
+    """Everything in two datasets is equal, values and pages: so are the checksums of all files."""
+    assert new.content_crc == old.content_crc
+    assert new.topology_crc == old.topology_crc
+    entries = [store.locate.read_manifest() for store in (old, new)]
+    assert {n.type: {r: a.crc32c for r, a in n.arrays.items()} for n in entries[0].nodes} == {
+        n.type: {r: a.crc32c for r, a in n.arrays.items()} for n in entries[1].nodes
+    }
+    assert [(r.type, r.count, r.sorted_by) for r in entries[0].relations] == [
+        (r.type, r.count, r.sorted_by) for r in entries[1].relations
+    ]
+    assert list(old.tables) == list(new.tables)
+
+
+def test_everything_is_carried_over(full, tmp_path):
+    """To two disks, and back to one."""
+    disks = [tmp_path / "ssd0", tmp_path / "ssd1"]
+    for disk in disks:
+        disk.mkdir()
+    striped, back = tmp_path / "striped.gids", tmp_path / "back.gids"
+    convert(full, striped, "--stripe", *disks)
+    allowed = [word for disk in disks for word in ("--allow-dir", disk)]
+    convert(striped, back, *allowed)
+    assert not list(verify(striped, allow_dirs=disks))
+    assert not list(verify(back))
+    old = FeatureStore(full)
+    assert_equal(old, FeatureStore(striped, allow_dirs=disks))
+    assert_equal(old, FeatureStore(back))
+    assert main(["verify", str(back), "--against", str(striped), "--quiet", *map(str, allowed)]) == 0
+
+
+def test_only_what_an_option_names_changes(full, tmp_path):
+    new = tmp_path / "new.gids"
+    convert(full, new, "--page-bytes", "512", "--order", "original", "--index-dtype", "int64")
+    old, store = FeatureStore(full), FeatureStore(new)
+    for name, table in old.tables.items():
+        changed = store.tables[name]
+        assert (changed.page_bytes, changed.order) == (512, None)
+        assert same_bits(changed.read_rows(range(table.row_count)), table.read_rows(range(table.row_count)))
+    assert store.graph(("b", "plain", "a")).indices.dtype == np.int64
+    other = tmp_path / "other.gids"
+    convert(full, other, "--dtype", "row=float32,float=float16", "--no-times", "--skip", "b.later")
+    store = FeatureStore(other)
+    ids = range(NODES)
+    row, half = store.table("row"), store.table("float")
+    assert (row.stored_dtype, half.stored_dtype) == (torch.float32, torch.float16)
+    assert same_bits(row.read_rows(ids), old.table("row").read_rows(ids))
+    assert np.array_equal(half.order, old.table("float").order)
+    assert (half.read_rows(ids) - old.table("float").read_rows(ids)).abs().max() < 2e-3
+    assert store.node_times("a") is None
+    assert "b.later" not in store.tables
+    assert store.table("column").content_crc == old.table("column").content_crc
+
+
+@pytest.mark.parametrize("scale", ["row", "column"])
+@pytest.mark.parametrize("magnitude", [1e-41, 1e-37, 1.0, 3e38])
+def test_rows_with_a_scale_are_not_rounded_again(tmp_path, scale, magnitude):
+    rows = torch.from_numpy(RNG.random((5000, 4), np.float32) - 0.5) * 2 * magnitude
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "x", rows, dtype=torch.int8, scale=scale)
+    convert(tmp_path / "a.gids", tmp_path / "b.gids")
+    old, new = (FeatureStore(tmp_path / name).table("x") for name in ("a.gids", "b.gids"))
+    assert same_bits(old.read_rows(range(5000)), new.read_rows(range(5000)))
+    if magnitude > 1e-41:  # there, a scale of rows that are all 0 may become 0
+        assert old.content_crc == new.content_crc
+
+
+def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full, tmp_path, capsys):
+    with DatasetWriter(tmp_path / "old.gids") as writer:
+        writer.write_table("node", "_N", "x", torch.rand(NODES, 2))
+        edges = edge_list(*RNG.integers(0, NODES, (2, EDGES)), num_src=NODES, num_dst=NODES)
+        writer.write_edges(("_N", "_E", "_N"), edges)
+        writer.write_labels("_N", np.arange(NODES))
+    write_heat(tmp_path / "old.gids", "sampled", {"_N": np.ones(NODES)})
+    assert main(["convert", str(tmp_path / "old.gids"), str(tmp_path / "a.gids"), "--reverse-edges"]) == 0
+    assert "left out the heat of the nodes" in capsys.readouterr().err
+    store = FeatureStore(tmp_path / "a.gids")
+    assert store.num_edges() == 2 * EDGES
+    assert store.heat_methods() == ["out-degree"]
+    assert not store.splits
+    convert(tmp_path / "old.gids", tmp_path / "b.gids", "--split", "0.5,0.5,0", "--order", "degree")
+    assert len(FeatureStore(tmp_path / "b.gids").split("train")) == NODES // 2
+
+
+def test_a_dataset_is_replaced_by_itself_on_other_disks(tmp_path):
+    path = write_dataset(tmp_path / "a.gids")
+    crc = FeatureStore(path).content_crc
+    (tmp_path / "ssd").mkdir()
+    convert(path, path, "--overwrite", "--stripe", tmp_path / "ssd")
+    assert all(
+        (tmp_path / "ssd") in p.parents
+        for p in FeatureStore(path, allow_dirs=[tmp_path]).tables["paper.feat"].shard_paths
+    )
+    convert(path, path, "--overwrite", "--allow-dir", tmp_path / "ssd")
+    assert FeatureStore(path).content_crc == crc
+    assert list((tmp_path / "ssd").iterdir()) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_damaged_page_or_array_is_not_copied(tmp_path, capsys, ordered):
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=512) as writer:
+        order = RNG.permutation(100) if ordered else None
+        writer.write_table("node", "_N", "x", torch.rand(100, 50), order=order)
+        writer.write_labels("_N", np.arange(100))
+    store = FeatureStore(tmp_path / "a.gids")
+    damage(store.table("x").shard_paths[0], b"?", 512 * 7)
+    arguments = ["convert", str(tmp_path / "a.gids"), str(tmp_path / "b.gids")]
+    assert main(arguments) == 2
+    assert "page 7 of '_N.x' in a.gids fails its CRC32C" in capsys.readouterr().err
+    damage(tmp_path / "a.gids/nodes/_N.label.npy", b"?", -1)
+    assert main(arguments) == 2
+    assert "the checksum of this file is wrong" in capsys.readouterr().err
+    assert not (tmp_path / "b.gids").exists()
+
+
+def test_a_part_and_shards_that_are_not_allowed_are_refused(tmp_path, capsys):
+    path = write_dataset(tmp_path / "a.gids")
+    partition(path, tmp_path / "parts", 2)
+    target = str(tmp_path / "b.gids")
+    assert main(["convert", str(tmp_path / "parts/part-000.gids"), target]) == 2
+    assert (
+        "part-000.gids is part 0 of 2: convert the whole dataset, then partition it"
+        in capsys.readouterr().err
+    )
+    assert main(["convert", str(tmp_path / "parts"), target]) == 2
+    assert "it is a directory of parts" in capsys.readouterr().err
+    (tmp_path / "ssd").mkdir()
+    convert(path, path, "--overwrite", "--stripe", tmp_path / "ssd")
+    assert main(["convert", str(path), target]) == 2
+    assert f"--allow-dir {tmp_path / 'ssd'}" in capsys.readouterr().err
