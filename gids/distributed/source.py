@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from gids.cache.heat import page_weights
 from gids.distributed.cooperative import Cooperation
-from gids.distributed.features import GroupFeatures, OwnFeatures
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
 from gids.distributed.placed import placed_owners
+from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_topology
 from gids.distributed.steps import place_of
 from gids.errors import FormatError
@@ -158,17 +158,26 @@ class GroupSource(Source):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
-    ) -> GroupFeatures:
+    ) -> RankRows:
         chosen = chosen_tables(self.stores, tables)
         stored = {name: table.stored() for name, table in chosen.items()}
         loader = self._loader_of(user, chosen, stored, None, device, minibatch_rows)
-        return GroupFeatures(
+        owners = {name: self.owners_of(chosen[name]) for name in sorted(chosen)}
+        return self._rows_of(loader, chosen, owners, dtype)
+
+    def _rows_of(
+        self,
+        loader: FeatureLoader,
+        tables: Mapping[str, Table],
+        owners: Mapping[str, Owners | None] | None,
+        dtype: torch.dtype | None,
+    ) -> RankRows:
+        return RankRows(
             self.group,
             loader,
-            chosen,
-            self.owners_of,
+            tables,
+            owners,
             self.owners_of_edges,
-            _rows_of,
             dtype=dtype,
             reads=self.options.reads,
             bulk=self._bulk,
@@ -334,10 +343,10 @@ class CooperativeSource(GroupSource):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
-    ) -> OwnFeatures:
+    ) -> RankRows:
         chosen = chosen_tables(self.stores, tables)
         loader = self._loader_of(user, chosen, chosen, dtype, device, minibatch_rows)
-        return OwnFeatures(self.group, loader, _rows_of, reads=self.options.reads, bulk=self._bulk)
+        return self._rows_of(loader, chosen, None, dtype)
 
     def _node_owners(self, ntype: str) -> Owners:
         if self.part is not None:
@@ -484,8 +493,3 @@ def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | No
                     f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give "
                     "every rank the same arguments and the same dataset"
                 )
-
-
-def _rows_of(table: Table, ids: torch.Tensor) -> torch.Tensor:
-    """The positions, in a rank's part of a table, of rows that it has."""
-    return ids if table.held is None else torch.from_numpy(table.held.rows_of(ids.numpy()))
