@@ -98,15 +98,12 @@ def _together(mode: str, dataset: str, config: Mapping[str, Any]) -> Counts:
                 away = sum(sum(p.expected) - p.expected[rank] for p in plans)
                 sent, inner = (sent + away, inner) if layer == 0 else (sent, inner + away)
         stats, group = loader.stats(), loader.stats().get("group", {})
-        sampling = [s.counts for s in source._samplings.values()]
     counts = {"steps": len(loader), "rows": rows, "pages": stats["pages"], "pages read": stats["pages_read"]}
     if cooperative:
         return counts | {"rows sent": sent, "ids sent": sent + inner}
     counts |= {"rows sent": group["rows asked"], "ids sent": group["rows asked"]}
     assert group["bytes sent"] == group["rows sent"] * config["row_bytes"]
-    for of_topology in sampling:
-        counts |= {name: int(value) for name, value in of_topology.items()}
-    return counts
+    return counts | (source.sampling_counts if source.part is not None else {})
 
 
 def _verified(minibatch: Minibatch) -> int:

@@ -22,6 +22,8 @@ from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
 from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges
 from gids.distributed.steps import place_of
+from gids.loader.ranks import Ranks
+from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, per_type
 from gids.sampler.layered import LayeredSampler, Numbers
@@ -147,33 +149,40 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
 class Cooperation:
     """Samples cooperative minibatches.
 
-    topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners:
-    by node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a
-    layer together; None: the sampler does, from `topology`. column, columns: the ranks of each column work on
-    a part of every step's seeds together.
-
-    Attributes: loader: the number of the loader that samples.
+    ranks: of the loader. whole: the topology that minibatches refer to. owners: by node type. divided: where
+    this rank has a part of the edges, samples minibatches of all ranks' seeds for samplers that look at all
+    nodes of a layer together; None: the sampler does. column, columns: the ranks of each column work on a
+    part of every step's seeds together.
     """
 
     def __init__(
         self,
         group: Group,
-        topology: Topology,
+        ranks: Ranks,
         whole: Topology,
         owners: Sequence[Owners],
-        sampling: GroupSampling | None,
+        divided: GroupSampling | None,
         *,
         column: int = 0,
         columns: int = 1,
     ) -> None:
-        self.group, self.topology, self.whole = group, topology, whole
-        self.owners, self.sampling = list(owners), sampling
-        self.column, self.columns, self.loader = column, columns, 0
+        self.group, self.ranks, self.whole = group, ranks, whole
+        self.owners, self.divided = list(owners), divided
+        self.local = whole if divided is None else divided.local
+        self.column, self.columns = column, columns
 
     def sample_steps(
-        self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
     ) -> list[Minibatch]:
         """This rank's parts of successive minibatches. seeds: of all ranks. Collective."""
+        assert topology is self.whole
         steps = _Steps(self, sampler, (seed, epoch, first_step))
         return steps.sample(seeds)
 
@@ -220,7 +229,7 @@ class _Steps:
                     exchanges=exchanges[i][::-1],
                     node_types=whole.node_types,
                     group=of.group,
-                    loader=of.loader,
+                    loader=of.ranks.loader,
                 )
             )
         return made
@@ -257,10 +266,8 @@ class _Steps:
             self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
         if not draws_alone(sampler):
             seed, epoch, first = self._numbers
-            if of.sampling is not None:
-                made = of.sampling.sample_steps(sampler, parts, seed=seed, epoch=epoch, first_step=first)
-            else:
-                made = sampler.sample_bulk(of.topology, parts, seed=seed, epoch=epoch, first_step=first)
+            sample = sample_steps if of.divided is None else of.divided.sample_steps
+            made = sample(sampler, of.whole, parts, seed=seed, epoch=epoch, first_step=first)
             self._whole = [_WholeLayers(of.whole, minibatch, sampler.threads) for minibatch in made]
 
     def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
@@ -271,12 +278,12 @@ class _Steps:
             ]
         of, sampler = self._of, self._sampler
         assert isinstance(sampler, LayeredSampler)
-        local = of.sampling.local_of(sampler) if of.sampling is not None else sampler
+        local = of.divided.local_of(sampler) if of.divided is not None else sampler
         given = [Given([torch.from_numpy(ids) for ids in of_step]) for of_step in nodes]
-        drawn = local.draw_layer(of.topology, given, layer, self._numbers)
+        drawn = local.draw_layer(of.local, given, layer, self._numbers)
         for of_step in drawn:
             for block, graph in zip(of_step, of.whole.graphs, strict=True):
-                if of.sampling is not None:
+                if of.divided is not None:
                     block.positions = edge_ids_at(block)
                 block.graph = graph
         return drawn
@@ -325,7 +332,7 @@ class _Steps:
         # The number of steps is the same on all ranks.
         steps = len(blocks)
         _, epoch, first = self._numbers
-        asks = place_of(of.loader, epoch, first, f"asks for sources of layer {layer}, {steps} steps")
+        asks = place_of(of.ranks.loader, epoch, first, f"asks for sources of layer {layer}, {steps} steps")
         asked = group.exchange(ask, [torch.int64] * len(types) * steps, asks)
         for step in range(steps):
             plans = []

@@ -38,11 +38,11 @@ OwnersOfEdges = Callable[[Any, Relation], np.ndarray]
 class RankRows:
     """The rows of tables for the minibatches of all ranks of a group.
 
-    loader: reads this rank's rows; those that are exchanged as they are stored. tables: those that the user
-    wants, by name. owners: the owners of each table's rows, or None for edges of a partitioned dataset, whose
-    owners owners_of_edges returns for a minibatch. Without owners, every rank reads the rows of its
-    minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are exchanged.
-    reads, bulk: as of gids.distributed.open().
+    feature_loader: reads this rank's rows; those that are exchanged as they are stored. tables: those that
+    the user wants, by name. owners: the owners of each table's rows, or None for edges of a partitioned
+    dataset, whose owners owners_of_edges returns for a minibatch. Without owners, every rank reads the rows
+    of its minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are
+    exchanged. reads, bulk: as of gids.distributed.open().
 
     Attributes: exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
     owners; counts: what was exchanged since the beginning.
@@ -51,7 +51,7 @@ class RankRows:
     def __init__(
         self,
         group: Group,
-        loader: FeatureLoader,
+        feature_loader: FeatureLoader,
         tables: Mapping[str, Table],
         owners: Mapping[str, Owners | None] | None,
         owners_of_edges: OwnersOfEdges,
@@ -60,7 +60,7 @@ class RankRows:
         reads: Reads,
         bulk: int,
     ) -> None:
-        self.group, self.loader, self.tables = group, loader, dict(tables)
+        self.group, self.feature_loader, self.tables = group, feature_loader, dict(tables)
         self._owners, self._owners_of_edges = owners or {}, owners_of_edges
         self._dtype, self._reads, self._bulk = dtype, reads, bulk
         self.exchanged = owners is not None
@@ -72,7 +72,7 @@ class RankRows:
 
     @property
     def window(self) -> int:
-        return self.loader.window
+        return self.feature_loader.window
 
     @property
     def waiting_batches(self) -> int:
@@ -81,7 +81,7 @@ class RankRows:
 
     @property
     def held_bytes(self) -> int:
-        return self.loader.held_bytes
+        return self.feature_loader.held_bytes
 
     def attach(
         self,
@@ -114,11 +114,11 @@ class RankRows:
 
         Raises ValueError on all ranks if packs are asked for and impossible on one.
         """
-        if self._reads == "random" or self.loader.device.type != "cpu":
+        if self._reads == "random" or self.feature_loader.device.type != "cpu":
             return False
         may, reason = False, ""
         try:
-            may = self.loader.may_use_packs(learned, count)
+            may = self.feature_loader.may_use_packs(learned, count)
         except ValueError as error:
             reason = str(error)
         said: list[tuple[bool, str]] = self.group.gather((may, reason), place)
@@ -150,10 +150,10 @@ class RankRows:
 
     def stats(self) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        return self.loader.stats() | ({"group": dict(self.counts)} if self.exchanged else {})
+        return self.feature_loader.stats() | ({"group": dict(self.counts)} if self.exchanged else {})
 
     def leave(self, user: object) -> None:
-        self.loader.leave(user)
+        self.feature_loader.leave(user)
 
     def _step_of(
         self,

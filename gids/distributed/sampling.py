@@ -25,6 +25,7 @@ from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
 from gids.distributed.steps import place_of
 from gids.errors import FormatError
+from gids.loader.ranks import Ranks
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, Trees
 from gids.sampler.layered import LayeredSampler, Numbers
@@ -50,25 +51,38 @@ class _Drawn:
 class GroupSampling:
     """Samples minibatches whose edges the ranks of a group draw for each other.
 
-    local: the topology of this rank's part. whole: the one that minibatches refer to; its edges are not here.
-    owners: of the nodes of each type of `whole`.
-
-    Attributes: counts: {"nodes asked", "edges sent", "bytes sent"} to other ranks since the beginning;
-    loader: the number of the loader that samples, in a list that of_copies() shares.
+    ranks: of the loader. local: the topology of this rank's part. whole: the one that minibatches refer to;
+    its edges are not here. owners: of the nodes of each type of `whole`. counts: {"nodes asked", "edges
+    sent", "bytes sent"} to other ranks, which this increases.
     """
 
-    def __init__(self, group: Group, local: Topology, whole: Topology, owners: Sequence[Owners]) -> None:
-        self.group, self.local, self.whole, self._owners = group, local, whole, list(owners)
+    def __init__(
+        self,
+        group: Group,
+        ranks: Ranks,
+        local: Topology,
+        whole: Topology,
+        owners: Sequence[Owners],
+        counts: dict[str, int],
+    ) -> None:
+        self.group, self.ranks, self.counts = group, ranks, counts
+        self.local, self.whole, self._owners = local, whole, list(owners)
         self._locals: weakref.WeakKeyDictionary[Any, LayeredSampler] = weakref.WeakKeyDictionary()
         self._layers: weakref.WeakKeyDictionary[Any, dict[int, LayeredSampler]] = weakref.WeakKeyDictionary()
         whole.drawn_by = self
-        self.counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
-        self.loader = [0]
 
     def sample_steps(
-        self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
+        assert topology is self.whole
         if getattr(sampler, "by_layers", False):
             return self._by_layers(sampler, seeds, (seed, epoch, first_step))
         return _Steps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
@@ -85,7 +99,7 @@ class GroupSampling:
             if group.failures > failures:  # sample_layer() raised it, on all ranks
                 raise
             error = raised
-        group.share_error(error, place_of(self.loader[0], epoch, first, f"sampled {len(seeds)} steps"))
+        group.share_error(error, place_of(self.ranks.loader, epoch, first, f"sampled {len(seeds)} steps"))
         return made
 
     def sample_layer(
@@ -97,7 +111,9 @@ class GroupSampling:
             arguments = sampler._arguments()
             numbers = arguments[sampler._numbers_are]
             samplers[layer] = type(sampler)(**{**arguments, sampler._numbers_are: [numbers[-1 - layer]]})
-        [made] = self.sample_steps(samplers[layer], [seeds], seed=seed, epoch=epoch, first_step=step)
+        [made] = self.sample_steps(
+            samplers[layer], self.whole, [seeds], seed=seed, epoch=epoch, first_step=step
+        )
         return made
 
     def of_copies(self, copies: Topology) -> GroupSampling:
@@ -106,9 +122,8 @@ class GroupSampling:
         owners = dict(zip(self.whole.node_types, self._owners, strict=True))
         names = {c.relation[i]: g.relation[i] for g, c in pairs for i in (0, 2)}
         local = Topology([replace(g, relation=c.relation) for g, c in pairs])
-        made = GroupSampling(self.group, local, copies, [owners[names[t]] for t in copies.node_types])
-        made.counts, made.loader = self.counts, self.loader
-        return made
+        copied = [owners[names[t]] for t in copies.node_types]
+        return GroupSampling(self.group, self.ranks, local, copies, copied, self.counts)
 
     def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
         """The same sampler, with the weights of this part's edges."""
@@ -186,7 +201,7 @@ class _Steps:
 
     def _place(self, layer: int, what: str) -> str:
         _, epoch, first = self._numbers
-        return place_of(self._of.loader[0], epoch, first, f"{what} of layer {layer}, {self._count} steps")
+        return place_of(self._of.ranks.loader, epoch, first, f"{what} of layer {layer}, {self._count} steps")
 
     def _draw(self, layer: int, error: Exception | None) -> list[list[_Drawn]]:
         """Ask the owners for the edges of all nodes found so far: by step and relation."""
@@ -514,10 +529,10 @@ class _Steps:
             layers[step].append(blocks)
 
 
-def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homogeneous: bool) -> Topology:
-    """The topology that minibatches refer to. graphs: of a part. counts: edges of the whole, by relation."""
+def whole_graphs(graphs: Sequence[Graph], counts: Mapping[Any, int]) -> list[Graph]:
+    """The graphs that minibatches refer to. graphs: of a part. counts: edges of the whole, by relation."""
     none = np.empty(0, np.int64)
-    whole = [
+    return [
         replace(
             g,
             indices=none,
@@ -527,7 +542,6 @@ def whole_topology(graphs: Sequence[Graph], counts: Mapping[Any, int], *, homoge
         )
         for g in graphs
     ]
-    return Topology(whole[0] if homogeneous else whole)
 
 
 def check_sampler(sampler: Sampler) -> None:

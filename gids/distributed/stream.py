@@ -59,7 +59,7 @@ class LockstepStream(EpochStream[T]):
         learned: Learned,
     ) -> None:
         super().__init__(source, Reader(), count=count)
-        self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.loader
+        self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.feature_loader
         self._steps, self._growth, self._learned = steps, growth, learned
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows
         self._sampled_ahead: int | None = None  # steps, by random reads, the same on all ranks

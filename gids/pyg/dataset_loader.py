@@ -19,7 +19,8 @@ from gids.closing import Closing
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.option_names import check_names
-from gids.loader.source import Source, as_source
+from gids.loader.row_source import RowSource
+from gids.loader.source import as_row_source
 from gids.loader.tables import Tables
 from gids.pyg.arguments import NO_EFFECT, not_for_parts, refuse_arguments
 from gids.pyg.attributes import attribute_of
@@ -115,11 +116,12 @@ class DatasetLoader(Closing):
         if order is not None:
             rank, world_size = 0, 1
         self._opened = ExitStack()
-        source = as_source(
-            data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
+        source = as_row_source(
+            data if isinstance(data, RowSource | str | os.PathLike) else store_of(data),
+            self._opened,
+            what=f"gids.pyg.{type(self).__name__}",
         )
-        source.check_samples(f"gids.pyg.{type(self).__name__}")
-        if order is not None and source.bulk is not None:
+        if order is not None and source.together:
             name = "sampler" if batch_sampler is None else "batch_sampler"
             raise ValueError(
                 f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share the "

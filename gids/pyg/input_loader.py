@@ -17,8 +17,8 @@ from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerIn
 from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import EpochSeeds, StepSeeds
+from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
-from gids.loader.source import Source
 from gids.loader.tables import Tables
 from gids.pyg.hops import HopMinibatch
 from gids.pyg.inputs import Inputs, count_of, hash_inputs
@@ -122,7 +122,7 @@ class InputLoader(EpochLoader):
 
     def __init__(
         self,
-        source: Source,
+        source: RowSource,
         topology: Topology,
         inputs: Inputs,
         sampler: InputSampler,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from datasets import same_bits
 import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners
-from gids.distributed.sampling import GroupSampling, whole_topology
+from gids.distributed.sampling import GroupSampling, whole_graphs
+from gids.loader.ranks import Ranks
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
 
@@ -113,18 +115,19 @@ def sample_together(
     rank, size = dist.get_rank(), dist.get_world_size()
     group = Group(timeout_s=30)
     local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
-    whole = whole_topology(local, {g.relation: g.num_edges for g in graphs}, homogeneous=homogeneous)
-    topology = Topology(local[0] if homogeneous else local)
+    wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
+    whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
     owned = [GivenOwners(owners[t].astype(np.uint8), size) for t in topology.node_types]
-    sampling = GroupSampling(group, topology, whole, owned)
-    mine = sampling.sample_steps(weights_of_ids or sampler, seeds[rank], seed=5, epoch=2, first_step=7)
+    counts = dict.fromkeys(("nodes asked", "edges sent", "bytes sent"), 0)
+    sampling = GroupSampling(group, Ranks(rank, size), topology, whole, owned, counts)
+    mine = sampling.sample_steps(weights_of_ids or sampler, whole, seeds[rank], seed=5, epoch=2, first_step=7)
     for i, of_step in enumerate(seeds[rank]):
         theirs = sampler.sample(graphs[0] if homogeneous else graphs, of_step, seed=5, epoch=2, step=7 + i)
         found = differences(mine[i], theirs)
         assert not found, found[:5]
-    assert size == 1 or sampling.counts["edges sent"] > 0
+    assert size == 1 or counts["edges sent"] > 0
     group.close()
-    return sampling.counts
+    return counts
 
 
 def by_type(ids: Any) -> dict[str, torch.Tensor]:
@@ -224,6 +227,22 @@ def exchange_wrongly(dataset: Path) -> list[str]:
     return errors
 
 
+def read_alone(dataset: Path) -> list[str]:
+    """The errors of what reads or samples by itself with a source whose ranks read together."""
+    errors = []
+    calls: list[Callable[[gids.distributed.GroupSource], Any]] = [
+        lambda source: gids.FeatureLoader(source, ["paper.feat"]),
+        lambda source: gids.NodeLoader(source, torch.arange(9), [2], rank=0, world_size=1),
+        pickle.dumps,
+    ]
+    with gids.distributed.open(dataset) as source:
+        for call in calls:
+            with pytest.raises((ValueError, TypeError)) as raised:
+                call(source)
+            errors.append(str(raised.value))
+    return errors
+
+
 def measure_nothing(dataset: Path) -> str:
     """The error of owners="heat" where rank 1 cannot measure its disk."""
 
@@ -304,6 +323,6 @@ def count_epoch(
         stats = loader.stats()
         counts["pages"] = stats["pages"]
         counts |= stats.get("group", {})
-        for sampling in getattr(source, "_samplings", {}).values():
-            counts |= {f"sampling: {name}": value for name, value in sampling.counts.items()}
+        sampled = source.sampling_counts if isinstance(source, gids.distributed.GroupSource) else {}
+        counts |= {f"sampling: {name}": value for name, value in sampled.items()}
         return {name: value / len(loader) for name, value in counts.items()}

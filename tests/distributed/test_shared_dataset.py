@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import compare_with_one_process, measure_nothing
+from programs import compare_with_one_process, measure_nothing, read_alone
 from rank_pool import RankPool
 
 from gids.distributed.owners import HashOwners, RangeOwners
@@ -50,6 +50,13 @@ def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool
     assert ranks.run(3, measure_nothing, one) == [
         mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
     ]
+
+
+def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) -> None:
+    for errors in ranks.run(2, read_alone, one):
+        assert "divides rows among ranks, so that all of them read together" in errors[0]
+        assert "all ranks of gids.distributed.open() share the seeds" in errors[1]
+        assert "call gids.distributed.open() in each process" in errors[2]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
