@@ -20,12 +20,12 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges
+from gids.distributed.sampling import GroupSampling, edge_ids_at, ranges
 from gids.distributed.steps import place_of
 from gids.loader.ranks import Ranks
 from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
-from gids.sampler.forest import AnySeeds, Given, per_type
+from gids.sampler.forest import AnySeeds, Given, check_seeds, per_type
 from gids.sampler.layered import LayeredSampler, Numbers
 from gids.sampler.minibatch import PerType
 
@@ -205,7 +205,7 @@ class _Steps:
             error = raised
         blocks: list[list[list[Block]]] = [[] for _ in seeds]
         exchanges: list[list[list[Exchange]]] = [[] for _ in seeds]
-        for layer in range(len(getattr(self._sampler, "_per_layer", [0]))):
+        for layer in range(getattr(self._sampler, "layer_count", 1)):
             self._layer(layer, error, blocks, exchanges)
         made: list[Minibatch] = []
         _, epoch, first = self._numbers
@@ -247,16 +247,12 @@ class _Steps:
             )
         parts = []
         for of_step in seeds:
-            given = sampler._given(of.whole, of_step)
+            given = sampler.prepare(of.whole, of_step)
             own, part = [], []
             for ids, ntype, count, owners in zip(
                 given.ids, of.whole.node_types, of.whole.node_counts, of.owners, strict=True
             ):
-                wrong = ids[(ids < 0) | (ids >= count)]
-                if len(wrong):
-                    raise IndexError(
-                        f"seed {int(wrong[0])} is not a {ntype!r} node: ids run from 0 to {count - 1}"
-                    )
+                check_seeds(ids, ntype, count)
                 first, end = (len(ids) * column // of.columns for column in (of.column, of.column + 1))
                 part.append(ids[first:end])
                 own.append(part[-1][torch.from_numpy(owners.of(part[-1].numpy()) == of.group.rank)])
@@ -264,7 +260,7 @@ class _Steps:
             self._own_seeds.append(own)
             self._seed_counts.append(sum(map(len, given.ids)))
             self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
-        if not draws_alone(sampler):
+        if not sampler.draws_alone:
             seed, epoch, first = self._numbers
             sample = sample_steps if of.divided is None else of.divided.sample_steps
             made = sample(sampler, of.whole, parts, seed=seed, epoch=epoch, first_step=first)
@@ -280,7 +276,7 @@ class _Steps:
         assert isinstance(sampler, LayeredSampler)
         local = of.divided.local_of(sampler) if of.divided is not None else sampler
         given = [Given([torch.from_numpy(ids) for ids in of_step]) for of_step in nodes]
-        drawn = local.draw_layer(of.local, given, layer, self._numbers)
+        drawn = local.draw(of.local, given, layer, self._numbers)
         for of_step in drawn:
             for block, graph in zip(of_step, of.whole.graphs, strict=True):
                 if of.divided is not None:
