@@ -21,8 +21,7 @@ from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
 from gids.distributed.sampling import GroupSampling, edge_ids_at, ranges
-from gids.distributed.steps import place_of
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Ranks, place_of
 from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, check_seeds, per_type

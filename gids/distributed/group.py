@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.machine_ranks import MachineRanks, Process
-from gids.loader.ranks import machine_ranks, next_number
+from gids.loader.store_group import Process, StoreGroup, different_places, next_number
 from gids.packs import ByReference
 
 _PAD = 8
@@ -217,11 +216,6 @@ class Group(ByReference):
 
         self.exchange(check, [], place)
 
-    def on_this_machine(self, offers: Sequence[Any]) -> MachineRanks:
-        """The ranks of this machine that offer what this one does. offers: of all ranks, by offer()."""
-        key = f"{self._key}/machine/{next_number('machines')}"
-        return machine_ranks(self.rank, offers, self._store, key, self.timeout_s)
-
     def name_of(self, rank: int) -> str:
         """How errors call a rank of this group."""
         return f"rank {self.ranks[rank]}"
@@ -237,21 +231,10 @@ class Group(ByReference):
 
     def _find_processes(self) -> list[Process]:
         """The processes of the ranks, once all have come to make this group."""
-        key_of = f"{self._key}/process/{{}}".format
-        self._store.set(key_of(self.rank), json.dumps(asdict(self._here)))
-        found, end = [], time.monotonic() + self.timeout_s
-        for rank in range(self.size):
-            left = max(0.001, end - time.monotonic())
-            try:
-                self._store.wait([key_of(rank)], timedelta(seconds=left))
-                said = bytes(self._store.get(key_of(rank))).decode()
-            except RuntimeError as error:
-                raise RankError(
-                    f"{self.name_of(rank)} did not come to the same gids.distributed.open() within "
-                    f"{self.timeout_s:g} s: every rank must call it"
-                ) from error
-            found.append(Process(**json.loads(said)))
-        return found
+        key, rank = f"{self._key}/processes", self.ranks[self.rank]
+        meeting = StoreGroup(rank, self.ranks, self._store, key, self.timeout_s)
+        said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
+        return [Process(**theirs) for theirs in said]
 
     def _new(self, backend: str) -> Any:
         timeout, mine = timedelta(seconds=self.timeout_s), None
@@ -316,13 +299,8 @@ class Group(ByReference):
         if (received[:, 1] != received[0, 1]).any():
             said = self.gather(place, "different places")
             without_counts = [theirs.rpartition(", ")[0] for theirs in said]
-            ranks_at: dict[str, list[str]] = {}
-            for rank, theirs in enumerate(without_counts if len(set(without_counts)) > 1 else said):
-                ranks_at.setdefault(theirs, []).append(self.name_of(rank))
-            at = [f"{' and '.join(names)}: {where}" for where, names in ranks_at.items()]
-            self._broken = (
-                f"the ranks are at different minibatches: {'; '.join(at)}. Every rank must take the same "
-                "minibatches: load the same state_dict(), and use the loaders in the same order"
+            self._broken = different_places(
+                without_counts if len(set(without_counts)) > 1 else said, self.name_of
             )
             raise RankError(self._broken)
 

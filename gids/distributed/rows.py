@@ -17,11 +17,12 @@ import torch
 from gids.cuda import on_host
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.distributed.steps import Counts, Step, Steps, place_of
+from gids.distributed.steps import Counts, Step, Steps
 from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.options import Reads
 from gids.loader.pack_reads import Learned
+from gids.loader.ranks import place_of
 from gids.loader.sampling import EpochSampling
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper

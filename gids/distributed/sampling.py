@@ -23,9 +23,8 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Owners, split
-from gids.distributed.steps import place_of
 from gids.distributed.walks import Walks
-from gids.loader.ranks import Ranks
+from gids.loader.ranks import Ranks, place_of
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.forest import AnySeeds, Given, Trees, check_seeds
 from gids.sampler.layered import LayeredSampler, Numbers

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,12 +22,10 @@ from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
 from gids.distributed.placed import placed_owners
 from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_graphs
-from gids.distributed.steps import place_of
 from gids.errors import FormatError
 from gids.loader import source as loader_source
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.machine_ranks import MachineRanks
-from gids.loader.ranks import Ranks, check_said, next_number, offer
+from gids.loader.ranks import Ranks
 from gids.loader.row_source import RowSource, StepSampling
 from gids.loader.sampling import sample_steps
 from gids.loader.source import Source
@@ -45,29 +42,6 @@ _SWEPT_BYTES = 1 << 20
 
 _LEAST_BLOCKS = 64
 """But at least so many blocks of rows, for balance."""
-
-
-@dataclass
-class GroupRanks(Ranks):
-    """All ranks of a GroupSource. A rank that ends or stalls is named within the time-out of the group."""
-
-    everyone: Group | None = None
-
-    def check_alike(
-        self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
-    ) -> MachineRanks:
-        """Compare a loader's arguments over all ranks. Collective. Raises ValueError and RankError."""
-        assert self.everyone is not None
-        self.loader = next_number("loaders")
-        told = self.everyone.gather((made_with(), offer(shares)), f"makes loader {self.loader}")
-        check_said([said for said, _ in told])
-        return self.everyone.on_this_machine([theirs for _, theirs in told])
-
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Check that all ranks begin the same epoch of this loader. Collective. Raises RankError."""
-        assert self.everyone is not None
-        what, self.taken = f"begins after {self.taken} minibatches of this loader", 0
-        self.everyone.meet(place_of(self.loader, epoch, step, what))
 
 
 class GroupSource(RowSource):
@@ -101,7 +75,7 @@ class GroupSource(RowSource):
                 f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
                 "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
-        return GroupRanks(self._everyone.rank, self._everyone.size, True, everyone=self._everyone)
+        return Ranks(self._everyone.rank, self._everyone.size, lambda _: self._everyone)
 
     def sampling(
         self, topology: Topology, ranks: Ranks, device: torch.device, *, cooperative: bool

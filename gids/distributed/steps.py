@@ -30,11 +30,6 @@ _LONGEST_WAIT_S = 10.0
 """A rank that prepares its packs tells the others at least this often that it still runs."""
 
 
-def place_of(loader: int, epoch: int, step: int, what: str) -> str:
-    """Where a rank is, for Group.exchange. loader: its number among the loaders that the ranks made."""
-    return f"loader {loader}, epoch {epoch}, step {step} ({what})"
-
-
 @dataclass(frozen=True)
 class Counts:
     """How many rows of a step are exchanged: int64[groups of tables, ranks] each.

@@ -18,7 +18,7 @@ from programs import Sage
 import gids.distributed
 from gids.distributed import group
 from gids.distributed.group import Group
-from gids.loader import ranks
+from gids.loader import store_group
 
 ODD = 1
 """The rank that differs."""
@@ -159,7 +159,7 @@ def do_something_else(dataset: Path, what: str) -> str:
 def do_not_begin(dataset: Path) -> str:
     """The error where the odd rank makes a loader and does not use it."""
     with gids.open(dataset) as source, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "_EPOCH_TIMEOUT_S", 0.3)
+        patch.setattr(store_group, "_MEET_TIMEOUT_S", 0.3)
         loader = gids.NodeLoader(source, **ARGUMENTS)
         epoch, told = iter(loader), ""
         if is_odd():

@@ -128,7 +128,9 @@ def test_ranks_with_other_arguments_are_refused(whole: Path, ranks: RankPool) ->
 def test_a_rank_that_does_not_open_the_dataset_is_named(whole: Path, ranks: RankPool) -> None:
     errors = ranks.run(3, fault_program.come_alone, 1.0, whole)
     for rank in (0, 2):
-        assert "rank 1 did not come to the same gids.distributed.open() within 1 s" in errors[rank]
+        assert (
+            "rank 1 did not come in time to where this rank is (calls gids.distributed.open" in errors[rank]
+        )
 
 
 @pytest.mark.few(1)
