@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -100,32 +101,30 @@ class Group(ByReference):
         made, error = self._made(make)
         lengths = torch.zeros(self.size, len(dtypes), dtype=torch.int64)
         for to, tensors in enumerate(made):
-            for i, tensor in enumerate(tensors):
+            for i, (tensor, dtype) in enumerate(zip(tensors, dtypes, strict=bool(tensors))):
+                assert tensor.dtype == dtype, (tensor.dtype, dtype)
                 lengths[to, i] = len(tensor)
         received = self._compare(place, lengths, error)
         if not dtypes:
             return [[] for _ in range(self.size)]
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
-        outgoing: list[list[int]]
-        incoming: list[list[int]]
-        outgoing, incoming = (((of * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (lengths, received))
-        send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
-        at = 0
-        for to, tensors in enumerate(made):
-            for tensor, dtype, nbytes in zip(tensors, dtypes, outgoing[to], strict=True):
-                assert tensor.dtype == dtype, (tensor.dtype, dtype)
-                if len(tensor):
-                    send[at : at + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
-                at += nbytes
-        self._all_to_all(recv, send, [sum(of) for of in incoming], [sum(of) for of in outgoing])
-        result: list[list[torch.Tensor]] = []
-        at = 0
-        for counts, of_rank in zip(received.tolist(), incoming, strict=True):
-            result.append([])
-            for count, dtype, nbytes in zip(counts, dtypes, of_rank, strict=True):
-                result[-1].append(recv[at : at + count * dtype.itemsize].view(dtype))
-                at += nbytes
-        return result
+        outgoing, incoming = (
+            (counts * sizes + _PAD - 1) // _PAD * _PAD for counts in (lengths, received)
+        )  # bytes
+        sent = torch.empty(int(outgoing.sum()), dtype=torch.uint8)
+        came = torch.empty(int(incoming.sum()), dtype=torch.uint8)
+        for tensor, space in zip(chain(*made), torch.split(sent, outgoing.flatten().tolist()), strict=True):
+            if len(tensor):
+                space[: tensor.nbytes] = tensor.contiguous().view(torch.uint8)
+        self._all_to_all(came, sent, incoming.sum(1).tolist(), outgoing.sum(1).tolist())
+        spaces = iter(torch.split(came, incoming.flatten().tolist()))
+        return [
+            [
+                next(spaces)[: count * dtype.itemsize].view(dtype)
+                for count, dtype in zip(counts, dtypes, strict=True)
+            ]
+            for counts in received.tolist()
+        ]
 
     def start_rows(
         self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]

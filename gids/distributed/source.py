@@ -194,8 +194,9 @@ class GroupSource(RowSource):
             return rest
         heat = self.store.heat(methods[0], ntype)
         weights = page_weights(heat, table.rows_per_page, table.order)
-        nbytes = {t.name: t.page_count * t.page_bytes for t in self.store.tables.values()}
-        share = self._local.memory * nbytes[table.name] // max(1, sum(nbytes.values()))
+        tables = {t.name: t for t in (*self.store.tables.values(), table)}  # it may be of another dataset
+        nbytes = sum(t.page_count * t.page_bytes for t in tables.values())
+        share = self._local.memory * table.page_count * table.page_bytes // max(1, nbytes)
         return placed_owners(self.group, table, weights, share, self.options, rest)
 
     def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:

@@ -120,10 +120,10 @@ def test_a_rank_that_cannot_open_its_tables_is_named(whole: Path, ranks: RankPoo
 def test_a_state_that_one_rank_loads_is_an_error_on_all(
     whole: Path, parts: Path, ranks: RankPool, state: dict[str, int], arguments: Any
 ) -> None:
-    if arguments == "seeds alone":  # ranks of gids.open()
-        told = ranks.run(3, program.begin_elsewhere, whole, state, {"alone": True}, {})
+    if arguments == "seeds alone":
+        told = ranks.run(3, program.begin_elsewhere, whole, state, {"alone": True}, {}, [1])
     else:
-        told = ranks.run(3, program.begin_elsewhere, parts, state, {}, arguments)
+        told = ranks.run(3, program.begin_elsewhere, parts, state, {}, arguments, [1])
     check_places(
         told,
         "rank 0 and rank 2: loader 0, epoch 0, step 0",
@@ -133,7 +133,8 @@ def test_a_state_that_one_rank_loads_is_an_error_on_all(
 
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_state_that_one_column_loads_is_an_error_on_all(whole: Path, ranks: RankPool, column: int) -> None:
-    told = ranks.run(4, program.begin_elsewhere_in_columns, whole, column)
+    state, odd = {"epoch": 3}, [column, column + 2]
+    told = ranks.run(4, program.begin_elsewhere, whole, state, {"replicas": 2}, {}, odd)
     check_places(told, f"rank {column} and rank {column + 2}: loader 0, epoch 3")
 
 
@@ -251,3 +252,21 @@ def test_values_are_sent_as_json(ranks: RankPool) -> None:
     values = [[1, None, 0.1, "é"], {"a": {"b": [True]}}, "x" * 5000]
     for came in ranks.run(3, program.send_values, [*values, {1, 2}]):
         assert came == [*([value] * 3 for value in values), "error"]
+
+
+def test_any_number_of_tensors_is_exchanged(ranks: RankPool) -> None:
+    ranks.run(3, program.exchange_kinds, [0, 1, 5, 60, 61, 62, 200])
+
+
+def test_a_failure_is_heard_by_ranks_that_exchange_something_else(ranks: RankPool) -> None:
+    for rank, (told, later) in enumerate(ranks.run(3, program.exchange_differently, True)):
+        mine = "ArithmeticError: no such number"
+        assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}")
+        assert later == 2
+
+
+@pytest.mark.slow
+def test_ranks_that_exchange_different_things_are_named(ranks: RankPool) -> None:
+    for rank, (told, _) in enumerate(ranks.run(3, program.exchange_differently, False)):
+        assert "are at different minibatches" in told, rank
+        assert "rank 1" in told
