@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from gids import _core
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners, split
+from gids.distributed.owners import Dealt, Owners
 from gids.distributed.sampling import GroupSampling, edge_ids_at, ranges
 from gids.loader.ranks import Ranks, place_of
 from gids.loader.sampling import sample_steps
@@ -294,8 +293,7 @@ class _Steps:
         cooperation, group = self._cooperation, self._cooperation.group
         types = range(len(cooperation.whole.node_types))
         nodes: list[list[np.ndarray]] = []
-        # By step and type: the further sources by owner, and their counts.
-        orders: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        further: list[list[Dealt]] = []  # by step and type: sources that draw nothing here
         drawn: list[list[Block]] = []
 
         def ask() -> list[list[torch.Tensor]]:
@@ -312,13 +310,12 @@ class _Steps:
                     block.indices = torch.from_numpy(local)
                 for block, (src, _) in zip(of_step, self._ends, strict=True):
                     block.num_src = sources.size(src)
-                orders.append([])
+                further.append([])
                 for t in types:
-                    further = sources.nodes(t)[len(of_nodes[t]) :]
-                    order, counts = split(cooperation.owners[t].of(further), group.size)
-                    orders[-1].append((order, counts))
-                    for rank, (begin, end) in enumerate(pairwise(np.cumsum([0, *counts]))):
-                        messages[rank].append(torch.from_numpy(further[order[begin:end]]))
+                    ids = sources.nodes(t)[len(of_nodes[t]) :]
+                    further[-1].append(Dealt(cooperation.owners[t].of(ids), group.size))
+                    for message, part in zip(messages, further[-1][t].parts(ids), strict=True):
+                        message.append(part)
             return messages
 
         # The number of steps is the same on all ranks.
@@ -332,17 +329,14 @@ class _Steps:
                 of_ranks = [of_rank[step * len(types) + t].numpy() for of_rank in asked]
                 wanted = np.concatenate(of_ranks)
                 owned.relabel(t, wanted)
-                order, counts = orders[step][t]
-                place = np.empty(len(order), np.int64)
-                place[order] = np.arange(len(order))
                 plans[-1].append(
                     Exchange(
                         owned.size(t),
                         len(nodes[step][t]),
                         torch.from_numpy(wanted),
                         [len(ids) for ids in of_ranks],
-                        counts.tolist(),
-                        torch.from_numpy(place),
+                        further[step][t].counts.tolist(),
+                        further[step][t].inverse().long(),
                     )
                 )
         return list(zip(drawn, plans, strict=True))

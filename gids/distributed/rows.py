@@ -16,7 +16,7 @@ import torch
 
 from gids.cuda import on_host
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners, split
+from gids.distributed.owners import Dealt, Owners
 from gids.distributed.steps import Counts, Step, Steps
 from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Sampled
@@ -181,15 +181,12 @@ class RankRows:
                 return messages
             for names in self.alike:
                 wanted = ids[names[0]].numpy()
-                order, counts = split(self._owners_of(minibatch, names[0], wanted), self.group.size)
-                inverse = np.empty(len(order), np.int32)
-                inverse[order] = np.arange(len(order), dtype=np.int32)
-                inverses.append(torch.from_numpy(inverse))
-                expected.append(counts)
-                sent = np.split(wanted[order], np.cumsum(counts)[:-1])
-                for rank, message in enumerate(messages):
-                    message.append(torch.from_numpy(sent[rank]))
-                self.counts["rows asked"] += len(order) - int(counts[self.group.rank])
+                dealt = Dealt(self._owners_of(minibatch, names[0], wanted), self.group.size)
+                inverses.append(dealt.inverse())
+                expected.append(dealt.counts)
+                for message, part in zip(messages, dealt.parts(wanted), strict=True):
+                    message.append(part)
+                self.counts["rows asked"] += len(wanted) - int(dealt.counts[self.group.rank])
             return messages
 
         dtypes = [torch.int64] * (len(self.alike) if self.exchanged else 0)

@@ -22,7 +22,7 @@ import torch
 
 from gids import _core
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners, split
+from gids.distributed.owners import Dealt, Owners
 from gids.distributed.walks import Walks
 from gids.loader.ranks import Ranks, place_of
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler, Topology
@@ -242,25 +242,24 @@ class _Steps:
             sizes = [len(n) for n in nodes]
             every = np.concatenate(nodes)
             owners = self._sampling.owners[t].of(every)
-            order, _ = split(owners, group.size)
+            dealt = Dealt(owners, group.size)
             steps = np.repeat(np.arange(len(nodes)), sizes)
             places = owners.astype(np.int64) * len(nodes) + steps
             asked = np.bincount(places, minlength=group.size * len(nodes)).reshape(group.size, len(nodes))
-            self._orders.append(order)
+            self._orders.append(dealt.order)
             self._sizes.append(sizes)
-            tags, times = self._tree_values(t, order) if t in drawing else (every, every)
-            nbytes = 8 * sum(1 for values in (every, tags, times) if len(values))
-            for rank, (begin, end) in enumerate(pairwise(np.cumsum([0, *asked.sum(1)]))):
-                part = slice(begin, end)
-                sent = every[order[part]], asked[rank], tags[part], times[part]
-                messages[rank] += map(torch.from_numpy, sent)
-                if rank != group.rank:
-                    counts["nodes asked"] += int(end - begin)
-                    counts["bytes sent"] += int(end - begin) * nbytes
+            tags, times = self._tree_values(t) if t in drawing else (every, every)
+            none = [torch.empty(0, dtype=torch.int64)] * group.size
+            parts = [dealt.parts(v) if len(v) else none for v in (every, tags, times)]
+            for message, ids, of_steps, *of_trees in zip(messages, parts[0], asked, *parts[1:], strict=True):
+                message += [ids, torch.from_numpy(of_steps), *of_trees]
+            away = len(every) - int(dealt.counts[group.rank])
+            counts["nodes asked"] += away
+            counts["bytes sent"] += away * 8 * sum(1 for v in (every, tags, times) if len(v))
         return messages
 
-    def _tree_values(self, t: int, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the tree of each node draws by, and the tree's time, in this order; empty without."""
+    def _tree_values(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """What the tree of each node draws by, and the tree's time; empty without."""
         tags, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for given, found in zip(self._given, self._found, strict=True):
             if given.trees is not None:
@@ -268,11 +267,7 @@ class _Steps:
                 tags.append(given.trees.tags[trees].astype(np.int64))
                 if given.trees.times is not None:
                     times.append(given.trees.times[trees])
-        tags_of_nodes, times_of_nodes = np.concatenate(tags), np.concatenate(times)
-        return (
-            tags_of_nodes[order] if len(tags_of_nodes) else tags_of_nodes,
-            times_of_nodes[order] if len(times_of_nodes) else times_of_nodes,
-        )
+        return np.concatenate(tags), np.concatenate(times)
 
     def _answer(self, layer: int, asked: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Draw for all ranks that ask."""

@@ -15,7 +15,7 @@ from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import Learned, Together
+from gids.loader.pack_reads import Learned
 from gids.loader.readers import Features, Reader
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class LockstepStream(EpochStream[T]):
         self._first: _Due[T] | None = None
         self._due: deque[_Due[T]] = deque()  # whose rows are on their way
         self._taken = 0  # steps
-        self._limit: tuple[int, str] | None = None
 
     def _take(self) -> tuple[T, Features, Exception | None]:
         group, comparisons = self._group, self._group.comparisons
@@ -84,12 +83,6 @@ class LockstepStream(EpochStream[T]):
         self._steps.known.popleft()
         self._taken += 1
         return cast(T, due.step and due.step.minibatch), features, error
-
-    def limit_window(self, batches: int, reason: str) -> None:
-        """Limit the window of the rows that this rank reads."""
-        self._limit = (batches, reason)
-        if self._local is not None:
-            self._local.limit_window(batches, reason)
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
@@ -114,7 +107,15 @@ class LockstepStream(EpochStream[T]):
         packs = self._rank_rows.agree_on_packs(self._learned, self._left, place)
         if packs:
             steps.begin_superbatch()
-        self._attach(steps if packs else None)
+        self._local = self._loader.attach(
+            steps,
+            self._rank_rows.ids_of,
+            bytes_of=lambda step: step.nbytes,
+            growth=self._growth,
+            count=self._left,
+            together=steps if packs else None,
+            learned=self._learned,
+        )
         self._first = self._read()  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):
             ahead = self._loader.window + MAX_PLANNED + 2
@@ -124,19 +125,6 @@ class LockstepStream(EpochStream[T]):
 
     def _place(self, what: str) -> str:
         return self._steps.place(self._taken, what)
-
-    def _attach(self, together: Together | None) -> None:
-        self._local = self._loader.attach(
-            self._steps,
-            self._rank_rows.ids_of,
-            bytes_of=lambda step: step.nbytes,
-            growth=self._growth,
-            count=self._left,
-            together=together,
-            learned=self._learned,
-        )
-        if self._limit is not None:
-            self._local.limit_window(*self._limit)
 
     @property
     def _left(self) -> int | None:

@@ -6,14 +6,13 @@ Made by GroupSampling for gids.sampler.RandomWalk. The owner of the node where a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from gids import _core
-from gids.distributed.owners import split
+from gids.distributed.owners import Dealt
 from gids.errors import FormatError
 from gids.sampler import Block, RandomWalk
 from gids.sampler.layered import Numbers
@@ -109,13 +108,15 @@ class Walks:
             messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
             owners = sampling.owners[sampling.whole.ends[path[hop]][1]]
             for of_step in walks:
-                order, counts = split(owners.of(of_step[2]), group.size)
-                orders.append(order)
-                for rank, (begin, end) in enumerate(pairwise(np.cumsum([0, *counts]))):
-                    messages[rank] += [torch.from_numpy(v[order[begin:end]]) for v in of_step]
-                    if rank != group.rank:
-                        sampling.counts["nodes asked"] += int(end - begin)
-                        sampling.counts["bytes sent"] += 24 * int(end - begin)
+                dealt = Dealt(owners.of(of_step[2]), group.size)
+                orders.append(dealt.order)
+                for message, parts in zip(
+                    messages, zip(*map(dealt.parts, of_step), strict=True), strict=True
+                ):
+                    message += parts
+                away = len(dealt.order) - int(dealt.counts[group.rank])
+                sampling.counts["nodes asked"] += away
+                sampling.counts["bytes sent"] += 24 * away
             return messages
 
         def answer() -> list[list[torch.Tensor]]:
