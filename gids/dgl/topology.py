@@ -13,13 +13,14 @@ import dgl
 import torch
 from dgl import heterograph_index, utils
 
-from gids.loader.source import Dataset, Source
+from gids.loader.row_source import RowSource
+from gids.loader.source import Dataset
 from gids.store import FeatureStore, Graph
 from gids.store.part import refuse_part
 from gids.store.private_map import private_tensor
 
 
-def graph(dataset: Source | Dataset, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
+def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
     """A DGLGraph over the topology of a dataset: a source, a FeatureStore or a path.
 
     Homogeneous if the store has DGL's types "_N" and "_E" only.
@@ -36,7 +37,7 @@ def graph(dataset: Source | Dataset, *, formats: str | Sequence[str] = "csc", ma
     allowed = [formats] if isinstance(formats, str) else list(formats)
     if "csc" not in allowed:
         raise ValueError(f"formats={allowed!r}: the stored topology is CSC, so 'csc' must be among them")
-    store = dataset.store if isinstance(dataset, Source) else dataset
+    store = dataset.store if isinstance(dataset, RowSource) else dataset
     if not isinstance(store, FeatureStore):
         store = FeatureStore(store)
     refuse_part(store, "gids.dgl.graph")

@@ -11,20 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from gids import _core
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners, split
-from gids.distributed.sampling import GroupSampling, draws_alone, edge_ids_at, ranges
-from gids.distributed.steps import place_of
-from gids.sampler import Block, Minibatch, Neighbor, Sampler, Topology
-from gids.sampler.forest import AnySeeds, Given, per_type
-from gids.sampler.layered import LayeredSampler, Numbers
+from gids.distributed.owners import Dealt, Owners
+from gids.distributed.sampling import GroupSampling, edge_ids_at, ranges
+from gids.loader.ranks import Ranks, place_of
+from gids.loader.sampling import sample_steps
+from gids.sampler import Block, Minibatch, Neighbor, RandomWalk, Sampler, Topology
+from gids.sampler.forest import AnySeeds, Given, check_seeds, per_type
+from gids.sampler.layered import LayeredSampler, Layers, Numbers
 from gids.sampler.minibatch import PerType
 
 
@@ -147,33 +147,40 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
 class Cooperation:
     """Samples cooperative minibatches.
 
-    topology: of the nodes that this rank owns, at least; `whole`: the one that minibatches refer to. owners:
-    by node type. sampling: samples minibatches of all ranks' seeds for samplers that look at all nodes of a
-    layer together; None: the sampler does, from `topology`. column, columns: the ranks of each column work on
-    a part of every step's seeds together.
-
-    Attributes: loader: the number of the loader that samples.
+    ranks: of the loader. whole: the topology that minibatches refer to. owners: by node type. divided: where
+    this rank has a part of the edges, samples minibatches of all ranks' seeds for samplers that look at all
+    nodes of a layer together; None: the sampler does. column, columns: the ranks of each column work on a
+    part of every step's seeds together.
     """
 
     def __init__(
         self,
         group: Group,
-        topology: Topology,
+        ranks: Ranks,
         whole: Topology,
         owners: Sequence[Owners],
-        sampling: GroupSampling | None,
+        divided: GroupSampling | None,
         *,
         column: int = 0,
         columns: int = 1,
     ) -> None:
-        self.group, self.topology, self.whole = group, topology, whole
-        self.owners, self.sampling = list(owners), sampling
-        self.column, self.columns, self.loader = column, columns, 0
+        self.group, self.ranks, self.whole = group, ranks, whole
+        self.owners, self.divided = list(owners), divided
+        self.local = whole if divided is None else divided.local
+        self.column, self.columns = column, columns
 
     def sample_steps(
-        self, sampler: Sampler, seeds: Sequence[AnySeeds], *, seed: int, epoch: int, first_step: int
+        self,
+        sampler: Sampler,
+        topology: Topology,
+        seeds: Sequence[AnySeeds],
+        *,
+        seed: int,
+        epoch: int,
+        first_step: int,
     ) -> list[Minibatch]:
         """This rank's parts of successive minibatches. seeds: of all ranks. Collective."""
+        assert topology is self.whole
         steps = _Steps(self, sampler, (seed, epoch, first_step))
         return steps.sample(seeds)
 
@@ -181,52 +188,47 @@ class Cooperation:
 class _Steps:
     """Some steps, while they are made. Lists are by step, then by node type."""
 
-    def __init__(self, of: Cooperation, sampler: Sampler, numbers: Numbers) -> None:
-        self._of, self._sampler, self._numbers = of, sampler, numbers
+    def __init__(self, cooperation: Cooperation, sampler: Sampler, numbers: Numbers) -> None:
+        self._cooperation, self._numbers = cooperation, numbers
+        self._sampler = cast(LayeredSampler, sampler)  # else _begin() raises
+        self._ends = cooperation.whole.ends  # of the relations that blocks have
         self._owned: list[_core.FoundNodes] = []
         self._own_seeds: list[list[torch.Tensor]] = []
         self._seed_counts: list[int] = []
         self._whole: list[_WholeLayers] = []
 
     def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
-        of, whole, error = self._of, self._of.whole, None
+        whole, error = self._cooperation.whole, None
         try:
             self._begin(seeds)
-        except Exception as raised:
+        except Exception as raised:  # the first exchange raises it, so that it reaches the other ranks
             error = raised
         blocks: list[list[list[Block]]] = [[] for _ in seeds]
         exchanges: list[list[list[Exchange]]] = [[] for _ in seeds]
-        for layer in range(len(getattr(self._sampler, "_per_layer", [0]))):
-            self._layer(layer, error, blocks, exchanges)
+        for layer in range(getattr(self._sampler, "layer_count", 1)):
+            for i, (drawn, plans) in enumerate(self._layer(layer, error, len(seeds))):
+                blocks[i].append(drawn)
+                exchanges[i].append(plans)
         made: list[Minibatch] = []
         _, epoch, first = self._numbers
-        for i, found in enumerate(self._owned):
-            nodes = [torch.from_numpy(found.nodes(t)) for t in range(len(whole.node_types))]
-            every: PerType = (
-                nodes[0] if whole.homogeneous else dict(zip(whole.node_types, nodes, strict=True))
-            )
-            layers: Any = [
-                layer[0] if whole.homogeneous else dict(zip(whole.relations, layer, strict=True))
-                for layer in reversed(blocks[i])
-            ]
+        for i, owned in enumerate(self._owned):
+            nodes = [torch.from_numpy(owned.nodes(t)) for t in range(len(whole.node_types))]
+            layers: Layers = nodes, blocks[i], []
+            part = self._sampler.finish(whole, Given(self._own_seeds[i]), layers, epoch, first + i)
             made.append(
                 CooperativeMinibatch(
-                    per_type(whole, self._own_seeds[i]),
-                    every,
-                    layers,
-                    epoch,
-                    first + i,
+                    **vars(part),
                     seed_count=self._seed_counts[i],
                     exchanges=exchanges[i][::-1],
                     node_types=whole.node_types,
-                    group=of.group,
-                    loader=of.loader,
+                    group=self._cooperation.group,
+                    loader=self._cooperation.ranks.loader,
                 )
             )
         return made
 
     def _begin(self, seeds: Sequence[AnySeeds]) -> None:
-        of, sampler = self._of, self._sampler
+        cooperation, sampler, whole = self._cooperation, self._sampler, self._cooperation.whole
         if not isinstance(sampler, LayeredSampler):
             raise TypeError(
                 f"cooperative=True needs a sampler of gids.sampler (got {type(sampler).__name__})"
@@ -236,32 +238,32 @@ class _Steps:
                 f"cooperative=True with {sampler!r}: trees of different seeds share no nodes, and subgraphs "
                 "have no layers to exchange between. Leave cooperative out"
             )
+        if isinstance(sampler, RandomWalk):
+            start = whole.ends[sampler.path_in(whole)[0]][1]
+            self._ends = [(start, start)]
+        column, columns, rank = cooperation.column, cooperation.columns, cooperation.group.rank
         parts = []
         for of_step in seeds:
-            given = sampler._given(of.whole, of_step)
-            own, part = [], []
-            for ids, ntype, count, owners in zip(
-                given.ids, of.whole.node_types, of.whole.node_counts, of.owners, strict=True
-            ):
-                wrong = ids[(ids < 0) | (ids >= count)]
-                if len(wrong):
-                    raise IndexError(
-                        f"seed {int(wrong[0])} is not a {ntype!r} node: ids run from 0 to {count - 1}"
-                    )
-                first, end = (len(ids) * column // of.columns for column in (of.column, of.column + 1))
-                part.append(ids[first:end])
-                own.append(part[-1][torch.from_numpy(owners.of(part[-1].numpy()) == of.group.rank)])
-            parts.append(per_type(of.whole, part))
+            given = sampler.prepare(whole, of_step)
+            part = [
+                ids[len(ids) * column // columns : len(ids) * (column + 1) // columns] for ids in given.ids
+            ]
+            for ids, ntype, count in zip(given.ids, whole.node_types, whole.node_counts, strict=True):
+                check_seeds(ids, ntype, count)
+            own = [
+                ids[torch.from_numpy(owners.of(ids.numpy()) == rank)]
+                for ids, owners in zip(part, cooperation.owners, strict=True)
+            ]
+            parts.append(per_type(whole, part))
             self._own_seeds.append(own)
             self._seed_counts.append(sum(map(len, given.ids)))
             self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
-        if not draws_alone(sampler):
+        if not sampler.draws_alone:
             seed, epoch, first = self._numbers
-            if of.sampling is not None:
-                made = of.sampling.sample_steps(sampler, parts, seed=seed, epoch=epoch, first_step=first)
-            else:
-                made = sampler.sample_bulk(of.topology, parts, seed=seed, epoch=epoch, first_step=first)
-            self._whole = [_WholeLayers(of.whole, minibatch, sampler.threads) for minibatch in made]
+            divided = cooperation.divided
+            sample = sample_steps if divided is None else divided.sample_steps
+            made = sample(sampler, whole, parts, seed=seed, epoch=epoch, first_step=first)
+            self._whole = [_WholeLayers(whole, self._ends, minibatch, sampler.threads) for minibatch in made]
 
     def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
         """By step and relation: the edges of this rank's nodes. Indices are node ids, positions edge ids."""
@@ -269,114 +271,99 @@ class _Steps:
             return [
                 of_step.draw(layer, of_nodes) for of_step, of_nodes in zip(self._whole, nodes, strict=True)
             ]
-        of, sampler = self._of, self._sampler
-        assert isinstance(sampler, LayeredSampler)
-        local = of.sampling.local_of(sampler) if of.sampling is not None else sampler
+        cooperation, sampler = self._cooperation, self._sampler
+        divided = cooperation.divided
+        local = sampler if divided is None else divided.local_of(sampler)
         given = [Given([torch.from_numpy(ids) for ids in of_step]) for of_step in nodes]
-        drawn = local.draw_layer(of.topology, given, layer, self._numbers)
+        drawn = local.draw(cooperation.local, given, layer, self._numbers)
         for of_step in drawn:
-            for block, graph in zip(of_step, of.whole.graphs, strict=True):
-                if of.sampling is not None:
+            for block, graph in zip(of_step, cooperation.whole.graphs, strict=True):
+                if divided is not None:
                     block.positions = edge_ids_at(block)
                 block.graph = graph
         return drawn
 
     def _layer(
-        self,
-        layer: int,
-        error: Exception | None,
-        blocks: list[list[list[Block]]],
-        exchanges: list[list[list[Exchange]]],
-    ) -> None:
-        """Draw one layer, and ask the owners of its sources to be ready with their rows."""
-        of, group = self._of, self._of.group
-        types = range(len(of.whole.node_types))
+        self, layer: int, error: Exception | None, count: int
+    ) -> list[tuple[list[Block], list[Exchange]]]:
+        """Draw one layer, and ask the owners of its sources to be ready with their rows. Collective.
+
+        By step: a block of each relation, and how rows of each node type are exchanged.
+        """
+        cooperation, group = self._cooperation, self._cooperation.group
+        types = range(len(cooperation.whole.node_types))
         nodes: list[list[np.ndarray]] = []
-        orders: list[
-            list[tuple[np.ndarray, np.ndarray]]
-        ] = []  # of the further sources by owner, and their counts
+        further: list[list[Dealt]] = []  # by step and type: sources that draw nothing here
         drawn: list[list[Block]] = []
 
         def ask() -> list[list[torch.Tensor]]:
             if error is not None:
                 raise error
-            nodes.extend([found.nodes(t) for t in types] for found in self._owned)
+            nodes.extend([owned.nodes(t) for t in types] for owned in self._owned)
             drawn.extend(self._draw(layer, nodes))
             messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
-            assert isinstance(self._sampler, LayeredSampler)
             for of_step, of_nodes in zip(drawn, nodes, strict=True):
                 sources = _core.FoundNodes(self._sampler.threads, of_nodes)
-                for block, (src, _) in zip(of_step, of.whole.ends, strict=True):
+                for block, (src, _) in zip(of_step, self._ends, strict=True):
                     local = block.indices.numpy().copy()
                     sources.relabel(src, local)
                     block.indices = torch.from_numpy(local)
-                for block, (src, _) in zip(of_step, of.whole.ends, strict=True):
+                for block, (src, _) in zip(of_step, self._ends, strict=True):
                     block.num_src = sources.size(src)
-                orders.append([])
+                further.append([])
                 for t in types:
-                    further = sources.nodes(t)[len(of_nodes[t]) :]
-                    order, counts = split(of.owners[t].of(further), group.size)
-                    orders[-1].append((order, counts))
-                    ends = np.cumsum([0, *counts])
-                    for rank, (begin, end) in enumerate(pairwise(ends)):
-                        messages[rank].append(torch.from_numpy(further[order[begin:end]]))
+                    ids = sources.nodes(t)[len(of_nodes[t]) :]
+                    further[-1].append(Dealt(cooperation.owners[t].of(ids), group.size))
+                    for message, part in zip(messages, further[-1][t].parts(ids), strict=True):
+                        message.append(part)
             return messages
 
         # The number of steps is the same on all ranks.
-        steps = len(blocks)
-        _, epoch, first = self._numbers
-        asks = place_of(of.loader, epoch, first, f"asks for sources of layer {layer}, {steps} steps")
-        asked = group.exchange(ask, [torch.int64] * len(types) * steps, asks)
-        for step in range(steps):
-            plans = []
+        (_, epoch, first), loader = self._numbers, cooperation.ranks.loader
+        asks = place_of(loader, epoch, first, f"asks for sources of layer {layer}, {count} steps")
+        asked = group.exchange(ask, [torch.int64] * len(types) * count, asks)
+        plans: list[list[Exchange]] = []
+        for step, owned in enumerate(self._owned):
+            plans.append([])
             for t in types:
                 of_ranks = [of_rank[step * len(types) + t].numpy() for of_rank in asked]
                 wanted = np.concatenate(of_ranks)
-                self._owned[step].relabel(t, wanted)
-                order, counts = orders[step][t]
-                place = np.empty(len(order), np.int64)
-                place[order] = np.arange(len(order))
-                plans.append(
+                owned.relabel(t, wanted)
+                plans[-1].append(
                     Exchange(
-                        self._owned[step].size(t),
+                        owned.size(t),
                         len(nodes[step][t]),
                         torch.from_numpy(wanted),
                         [len(ids) for ids in of_ranks],
-                        counts.tolist(),
-                        torch.from_numpy(place),
+                        further[step][t].counts.tolist(),
+                        further[step][t].inverse().long(),
                     )
                 )
-            exchanges[step].append(plans)
-            blocks[step].append(drawn[step])
+        return list(zip(drawn, plans, strict=True))
 
 
 class _WholeLayers:
-    """A minibatch of all ranks' seeds, from which the edges of some nodes are taken."""
+    """A minibatch of all ranks' seeds, from which the edges of some nodes are taken. ends: of the relations
+    that its blocks have."""
 
-    def __init__(self, whole: Topology, minibatch: Minibatch, threads: int) -> None:
-        self._whole = whole
-        given = minibatch.input_nodes
-        self._nodes = [(given[t] if isinstance(given, dict) else given).numpy() for t in whole.node_types]
+    def __init__(
+        self, whole: Topology, ends: Sequence[tuple[int, int]], minibatch: Minibatch, threads: int
+    ) -> None:
+        self._ends = ends
+        nodes = minibatch.input_nodes
+        self._nodes = [(nodes[t] if isinstance(nodes, dict) else nodes).numpy() for t in whole.node_types]
         # Repeated seeds have several rows, with the same edges; the first one is found.
         self._found = _core.FoundNodes(threads, self._nodes)
-        self._layers: list[list[Block | None]] = []
-        for layer in reversed(minibatch.blocks):
-            found: list[Block | None] = [layer] if isinstance(layer, Block) else []
-            if isinstance(layer, dict):
-                found = [layer.get(relation) for relation in whole.relations]
-            self._layers.append(found)
+        layers: list[Any] = minibatch.blocks[::-1]
+        self._layers: list[list[Block]] = [
+            list(layer.values()) if isinstance(layer, dict) else [layer] for layer in layers
+        ]
 
     def draw(self, layer: int, nodes: list[np.ndarray]) -> list[Block]:
         taken = []
-        for block, graph, (src, dst) in zip(
-            self._layers[layer], self._whole.graphs, self._whole.ends, strict=True
-        ):
+        for block, (src, dst) in zip(self._layers[layer], self._ends, strict=True):
             rows = nodes[dst].copy()
             self._found.relabel(dst, rows)
-            if block is None:
-                none = torch.empty(0, dtype=torch.int64)
-                taken.append(Block(torch.zeros(len(rows) + 1, dtype=torch.int64), none, none, 0, graph))
-                continue
             indptr = block.indptr.numpy()
             degrees = indptr[rows + 1] - indptr[rows]
             edges = ranges(indptr[rows], degrees)

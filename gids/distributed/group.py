@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.machine_ranks import MachineRanks, Process
-from gids.loader.ranks import machine_ranks, next_number
+from gids.loader.store_group import Process, StoreGroup, different_places, next_number
 from gids.packs import ByReference
 
 _PAD = 8
@@ -101,32 +101,30 @@ class Group(ByReference):
         made, error = self._made(make)
         lengths = torch.zeros(self.size, len(dtypes), dtype=torch.int64)
         for to, tensors in enumerate(made):
-            for i, tensor in enumerate(tensors):
+            for i, (tensor, dtype) in enumerate(zip(tensors, dtypes, strict=bool(tensors))):
+                assert tensor.dtype == dtype, (tensor.dtype, dtype)
                 lengths[to, i] = len(tensor)
         received = self._compare(place, lengths, error)
         if not dtypes:
             return [[] for _ in range(self.size)]
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
-        outgoing: list[list[int]]
-        incoming: list[list[int]]
-        outgoing, incoming = (((of * sizes + _PAD - 1) // _PAD * _PAD).tolist() for of in (lengths, received))
-        send, recv = (torch.empty(sum(map(sum, of)), dtype=torch.uint8) for of in (outgoing, incoming))
-        at = 0
-        for to, tensors in enumerate(made):
-            for tensor, dtype, nbytes in zip(tensors, dtypes, outgoing[to], strict=True):
-                assert tensor.dtype == dtype, (tensor.dtype, dtype)
-                if len(tensor):
-                    send[at : at + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
-                at += nbytes
-        self._all_to_all(recv, send, [sum(of) for of in incoming], [sum(of) for of in outgoing])
-        result: list[list[torch.Tensor]] = []
-        at = 0
-        for counts, of_rank in zip(received.tolist(), incoming, strict=True):
-            result.append([])
-            for count, dtype, nbytes in zip(counts, dtypes, of_rank, strict=True):
-                result[-1].append(recv[at : at + count * dtype.itemsize].view(dtype))
-                at += nbytes
-        return result
+        outgoing, incoming = (
+            (counts * sizes + _PAD - 1) // _PAD * _PAD for counts in (lengths, received)
+        )  # bytes
+        sent = torch.empty(int(outgoing.sum()), dtype=torch.uint8)
+        came = torch.empty(int(incoming.sum()), dtype=torch.uint8)
+        for tensor, space in zip(chain(*made), torch.split(sent, outgoing.flatten().tolist()), strict=True):
+            if len(tensor):
+                space[: tensor.nbytes] = tensor.contiguous().view(torch.uint8)
+        self._all_to_all(came, sent, incoming.sum(1).tolist(), outgoing.sum(1).tolist())
+        spaces = iter(torch.split(came, incoming.flatten().tolist()))
+        return [
+            [
+                next(spaces)[: count * dtype.itemsize].view(dtype)
+                for count, dtype in zip(counts, dtypes, strict=True)
+            ]
+            for counts in received.tolist()
+        ]
 
     def start_rows(
         self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]
@@ -217,11 +215,6 @@ class Group(ByReference):
 
         self.exchange(check, [], place)
 
-    def on_this_machine(self, offers: Sequence[Any]) -> MachineRanks:
-        """The ranks of this machine that offer what this one does. offers: of all ranks, by offer()."""
-        key = f"{self._key}/machine/{next_number('machines')}"
-        return machine_ranks(self.rank, offers, self._store, key, self.timeout_s)
-
     def name_of(self, rank: int) -> str:
         """How errors call a rank of this group."""
         return f"rank {self.ranks[rank]}"
@@ -237,21 +230,10 @@ class Group(ByReference):
 
     def _find_processes(self) -> list[Process]:
         """The processes of the ranks, once all have come to make this group."""
-        key_of = f"{self._key}/process/{{}}".format
-        self._store.set(key_of(self.rank), json.dumps(asdict(self._here)))
-        found, end = [], time.monotonic() + self.timeout_s
-        for rank in range(self.size):
-            left = max(0.001, end - time.monotonic())
-            try:
-                self._store.wait([key_of(rank)], timedelta(seconds=left))
-                said = bytes(self._store.get(key_of(rank))).decode()
-            except RuntimeError as error:
-                raise RankError(
-                    f"{self.name_of(rank)} did not come to the same gids.distributed.open() within "
-                    f"{self.timeout_s:g} s: every rank must call it"
-                ) from error
-            found.append(Process(**json.loads(said)))
-        return found
+        key, rank = f"{self._key}/processes", self.ranks[self.rank]
+        meeting = StoreGroup(rank, self.ranks, self._store, key, self.timeout_s)
+        said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
+        return [Process(**theirs) for theirs in said]
 
     def _new(self, backend: str) -> Any:
         timeout, mine = timedelta(seconds=self.timeout_s), None
@@ -316,13 +298,8 @@ class Group(ByReference):
         if (received[:, 1] != received[0, 1]).any():
             said = self.gather(place, "different places")
             without_counts = [theirs.rpartition(", ")[0] for theirs in said]
-            ranks_at: dict[str, list[str]] = {}
-            for rank, theirs in enumerate(without_counts if len(set(without_counts)) > 1 else said):
-                ranks_at.setdefault(theirs, []).append(self.name_of(rank))
-            at = [f"{' and '.join(names)}: {where}" for where, names in ranks_at.items()]
-            self._broken = (
-                f"the ranks are at different minibatches: {'; '.join(at)}. Every rank must take the same "
-                "minibatches: load the same state_dict(), and use the loaders in the same order"
+            self._broken = different_places(
+                without_counts if len(set(without_counts)) > 1 else said, self.name_of
             )
             raise RankError(self._broken)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+import torch
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
 
@@ -26,8 +27,8 @@ class GivenOwners:
         self._owners, self.count = owners, count
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._owners[ids]
-        return found
+        owners: np.ndarray = self._owners[ids]
+        return owners
 
 
 class HashOwners:
@@ -55,15 +56,30 @@ class RangeOwners:
         self._blocks = max(1, -(-ids // block))
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        found: np.ndarray = _at(ids, self._positions) // self._block * self.count // self._blocks
-        return found
+        owners: np.ndarray = _at(ids, self._positions) // self._block * self.count // self._blocks
+        return owners
 
 
 def _at(ids: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
     return ids if positions is None else positions[ids].astype(np.int64, copy=False)
 
 
-def split(owners: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(order, counts): int64[n], the positions by owner, those of one owner in their order; int64[count]."""
-    narrow = owners.astype(np.uint16, copy=False)  # radix sort
-    return np.argsort(narrow, kind="stable"), np.bincount(narrow, minlength=count)
+class Dealt:
+    """Ids, dealt to their owners; those of one owner in their order.
+
+    Attributes: order: int64[n], positions of ids, by owner. counts: int64[owners].
+    """
+
+    def __init__(self, owners: np.ndarray, count: int) -> None:
+        narrow = owners.astype(np.uint16, copy=False)  # radix sort
+        self.order, self.counts = np.argsort(narrow, kind="stable"), np.bincount(narrow, minlength=count)
+
+    def parts(self, values: np.ndarray) -> list[torch.Tensor]:
+        """The values of the ids, by owner."""
+        return [torch.from_numpy(v) for v in np.split(values[self.order], np.cumsum(self.counts)[:-1])]
+
+    def inverse(self) -> torch.Tensor:
+        """int32[n]: where the value of each id is among those of all owners, the first owner's first."""
+        inverse = np.empty(len(self.order), np.int32)
+        inverse[self.order] = np.arange(len(self.order), dtype=np.int32)
+        return torch.from_numpy(inverse)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,21 +17,20 @@ import torch.distributed as dist
 
 from gids.cache.heat import page_weights
 from gids.distributed.cooperative import Cooperation
-from gids.distributed.features import GroupFeatures, OwnFeatures
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
 from gids.distributed.placed import placed_owners
-from gids.distributed.sampling import GroupSampling, whole_topology
-from gids.distributed.steps import place_of
+from gids.distributed.rows import RankRows
+from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.errors import FormatError
 from gids.loader import source as loader_source
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.machine_ranks import MachineRanks
-from gids.loader.ranks import Ranks, check_said, next_number, offer
+from gids.loader.ranks import Ranks
+from gids.loader.row_source import RowSource, StepSampling
+from gids.loader.sampling import sample_steps
 from gids.loader.source import Source
 from gids.loader.tables import Tables, chosen_tables
-from gids.sampler import Block, Minibatch, Sampler, Topology
-from gids.sampler.forest import AnySeeds
+from gids.sampler import Block, Topology
 from gids.store import FeatureStore, Graph, Table, graphs_of
 from gids.store.names import Relation
 from gids.store.part import part_name, part_paths
@@ -46,50 +44,30 @@ _LEAST_BLOCKS = 64
 """But at least so many blocks of rows, for balance."""
 
 
-@dataclass
-class GroupRanks(Ranks):
-    """All ranks of a GroupSource. A rank that ends or stalls is named within the time-out of the group."""
-
-    everyone: Group | None = None
-
-    def check_alike(
-        self, made_with: Callable[[], Mapping[str, Any]], shares: str | None = None
-    ) -> MachineRanks:
-        """Compare a loader's arguments over all ranks. Collective. Raises ValueError and RankError."""
-        assert self.everyone is not None
-        self.loader = next_number("loaders")
-        told = self.everyone.gather((made_with(), offer(shares)), f"makes loader {self.loader}")
-        check_said([said for said, _ in told])
-        return self.everyone.on_this_machine([theirs for _, theirs in told])
-
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Check that all ranks begin the same epoch of this loader. Collective. Raises RankError."""
-        assert self.everyone is not None
-        what, self.taken = f"begins after {self.taken} minibatches of this loader", 0
-        self.everyone.meet(place_of(self.loader, epoch, step, what))
-
-
-class GroupSource(Source):
+class GroupSource(RowSource):
     """A dataset that the ranks of a process group read together. Made by gids.distributed.open().
 
-    Attributes: those of Source, of this rank's part; group: the ranks that this one exchanges with.
+    Attributes: those of RowSource, of this rank's part; group: the ranks that this one exchanges with; part:
+    this rank's, or None; sampling_counts: what was exchanged to sample since the beginning.
 
     everyone: all ranks.
     """
 
+    together = True
+
     def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
-        super().__init__(local.stores, local.options, local.lender, local._opened)
-        self.group, self._everyone, self._owned_by = group, everyone, owned_by
+        super().__init__(local.stores, local.options, local.lender)
+        self.group, self._everyone, self._owned_by, self._bulk = group, everyone, owned_by, bulk
         self._local = local
         self.part = self.store.part
-        self.bulk = self._bulk = bulk
-        self._samplings: dict[bool, GroupSampling] = {}
+        self.sampling_counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
         self._owners: dict[tuple[Any, ...], Owners] = {}
 
     def graphs(self) -> list[Graph]:
         if self.part is None:
             return graphs_of(self.store)
-        return whole_topology(graphs_of(self.store), self._edge_counts(), homogeneous=False).graphs
+        counts = {relation: self.store.num_edges(relation) for relation in self.store.relations}
+        return whole_graphs(graphs_of(self.store), counts)
 
     def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
         if rank is not None or world_size is not None:
@@ -97,60 +75,43 @@ class GroupSource(Source):
                 f"rank={rank}, world_size={world_size}: all ranks of gids.distributed.open() share the "
                 "seeds. For a loader of one rank alone, open the whole dataset with gids.open()"
             )
-        return GroupRanks(self._everyone.rank, self._everyone.size, True, everyone=self._everyone)
+        return Ranks(self._everyone.rank, self._everyone.size, lambda _: self._everyone)
 
-    def check_device(self, device: torch.device) -> None:
-        if self.part is not None and device.type != "cpu":
-            raise ValueError(
-                f"device={str(device)!r}: a partitioned dataset is sampled on the CPU. Use device='cpu' and "
-                "move minibatches, or gids.distributed.open() of the whole dataset"
-            )
-        if self.options.reads == "pack" and device.type != "cpu":
-            raise ValueError(
-                f"device={str(device)!r}: ranks that share rows use packs on the CPU only. Use device='cpu' "
-                "and move minibatches, or reads='random'"
-            )
-        super().check_device(device)
-
-    def check_samples(self, what: str) -> None:
-        """Loaders take rows and edges of other ranks."""
-
-    def refuse_parts(self, what: str) -> None:
+    def sampling(
+        self, topology: Topology, ranks: Ranks, device: torch.device, *, cooperative: bool
+    ) -> StepSampling:
+        self._check_device(device, cooperative)
+        if self.part is None and not cooperative:
+            return StepSampling(sample_steps, self._bulk)
+        owners = [self._node_owners(ntype) for ntype in topology.node_types]
+        divided: GroupSampling | None = None
         if self.part is not None:
-            raise ValueError(
-                f"{what} cannot load a partitioned dataset: use gids.NodeLoader, gids.EdgeLoader or the "
-                "loaders of gids.pyg, or the whole dataset"
-            )
+            graphs = graphs_of(self.store)
+            local = Topology(graphs[0] if topology.homogeneous else graphs)
+            divided = GroupSampling(self.group, ranks, local, topology, owners, self.sampling_counts)
+        if not cooperative:
+            assert divided is not None
+            return StepSampling(divided.sample_steps, self._bulk)
+        columns = self._everyone.size // self.group.size
+        column = self._everyone.rank % columns
+        together = Cooperation(self.group, ranks, topology, owners, divided, column=column, columns=columns)
+        return StepSampling(together.sample_steps, self._bulk)
 
-    def check_reads_alone(self) -> None:
-        raise ValueError(
-            f"{self!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader or "
-            "gids.EdgeLoader, or open the whole dataset with gids.open()"
-        )
+    def _check_device(self, device: torch.device, cooperative: bool) -> None:
+        if device.type == "cpu":
+            return
+        whole = ", or gids.distributed.open() of the whole dataset"
+        if cooperative:
+            what, instead = "cooperative minibatches are sampled on the CPU", ""
+        elif self.part is not None:
+            what, instead = "a partitioned dataset is sampled on the CPU", whole
+        elif self.options.reads == "pack":
+            what, instead = "ranks that share rows use packs on the CPU only", ", or reads='random'"
+        else:
+            return
+        raise ValueError(f"device={str(device)!r}: {what}. Use device='cpu' and move minibatches{instead}")
 
-    def sample_steps(
-        self,
-        sampler: Sampler,
-        topology: Topology,
-        seeds: Sequence[AnySeeds],
-        *,
-        seed: int,
-        epoch: int,
-        first_step: int,
-        loader: int = 0,
-    ) -> list[Minibatch]:
-        of = self._sampler_of(topology, loader)
-        if of is None:
-            return super().sample_steps(
-                sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
-            )
-        return of.sample_steps(sampler, seeds, seed=seed, epoch=epoch, first_step=first_step)
-
-    def _sampler_of(self, topology: Topology, loader: int) -> GroupSampling | Cooperation | None:
-        """What samples with other ranks for a loader; None: this rank samples by itself."""
-        return None if self.part is None else self._sampling(topology, loader)
-
-    def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
+    def feature_loader(
         self,
         user: object,
         tables: Tables,
@@ -158,41 +119,21 @@ class GroupSource(Source):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
-    ) -> GroupFeatures:
+        cooperative: bool = False,
+    ) -> RankRows:
+        """Collective: all ranks must have tables of the same layout."""
         chosen = chosen_tables(self.stores, tables)
-        stored = {name: table.stored() for name, table in chosen.items()}
-        loader = self._loader_of(user, chosen, stored, None, device, minibatch_rows)
-        return GroupFeatures(
-            self.group,
-            loader,
-            chosen,
-            self.owners_of,
-            self.owners_of_edges,
-            _rows_of,
-            dtype=dtype,
-            reads=self.options.reads,
-            bulk=self._bulk,
-        )
-
-    def _loader_of(
-        self,
-        user: object,
-        chosen: Mapping[str, Table],
-        read: Mapping[str, Table],
-        dtype: torch.dtype | None,
-        device: str | torch.device,
-        minibatch_rows: int | Mapping[str, int] | None,
-    ) -> FeatureLoader:
-        """This rank's FeatureLoader. Collective: all ranks must have tables of the same layout.
-
-        chosen: the tables as the user wants them. read: as they are read.
-        """
         loader: FeatureLoader | None = None
 
         def make() -> list[Any]:
             nonlocal loader
+            # Rows that are exchanged are decoded by the rank that gets them.
             loader = self._local.feature_loader(
-                user, dict(read), dtype=dtype, device=device, minibatch_rows=minibatch_rows
+                user,
+                chosen if cooperative else {name: table.stored() for name, table in chosen.items()},
+                dtype=dtype if cooperative else None,
+                device=device,
+                minibatch_rows=minibatch_rows,
             )
             return [torch.device(device).type, *(_layout(name, chosen[name]) for name in sorted(chosen))]
 
@@ -203,7 +144,16 @@ class GroupSource(Source):
                 loader.leave(user)
             raise
         assert loader is not None
-        return loader
+        return RankRows(
+            self.group,
+            loader,
+            chosen,
+            None if cooperative else {name: self.owners_of(chosen[name]) for name in sorted(chosen)},
+            self.owners_of_edges,
+            dtype=dtype,
+            reads=self.options.reads,
+            bulk=self._bulk,
+        )
 
     def owners_of(self, table: Table) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination."""
@@ -244,8 +194,9 @@ class GroupSource(Source):
             return rest
         heat = self.store.heat(methods[0], ntype)
         weights = page_weights(heat, table.rows_per_page, table.order)
-        nbytes = {t.name: t.page_count * t.page_bytes for t in self.store.tables.values()}
-        share = self._local.memory * nbytes[table.name] // max(1, sum(nbytes.values()))
+        tables = {t.name: t for t in (*self.store.tables.values(), table)}  # it may be of another dataset
+        nbytes = sum(t.page_count * t.page_bytes for t in tables.values())
+        share = self._local.memory * table.page_count * table.page_bytes // max(1, nbytes)
         return placed_owners(self.group, table, weights, share, self.options, rest)
 
     def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:
@@ -263,11 +214,8 @@ class GroupSource(Source):
             ends.append(torch.where(added, of_src[sources], of_dst[destinations]))
         return self._node_owners(dst).of(torch.cat(ends).numpy())
 
-    def cooperating(self) -> Source:
-        return CooperativeSource(self)
-
     def close(self) -> None:
-        super().close()
+        self._local.close()
         self.group.close()
         self._everyone.close()
 
@@ -276,79 +224,17 @@ class GroupSource(Source):
         return f"GroupSource({self.store.name!r}, rank {self._everyone.rank} of {self._everyone.size}{part})"
 
     def _node_owners(self, ntype: str) -> Owners:
+        """The owners of nodes: of a partitioned dataset, or in cooperative minibatches."""
         key = ("nodes", ntype)
         if key not in self._owners:
             owners = self.store.owners(ntype)
-            assert owners is not None
-            self._owners[key] = GivenOwners(owners, self.group.size)
-        return self._owners[key]
-
-    def _edge_counts(self) -> dict[Relation, int]:
-        return {relation: self.store.num_edges(relation) for relation in self.store.relations}
-
-    def _sampling(self, topology: Topology, loader: int) -> GroupSampling:
-        if topology.homogeneous not in self._samplings:
-            graphs = graphs_of(self.store)
-            local = Topology(graphs[0] if topology.homogeneous else graphs)
-            owners = [self._node_owners(ntype) for ntype in topology.node_types]
-            self._samplings[topology.homogeneous] = GroupSampling(self.group, local, topology, owners)
-        found = self._samplings[topology.homogeneous]
-        found.loader[0] = loader
-        return found
-
-
-class CooperativeSource(GroupSource):
-    """What a NodeLoader with cooperative=True samples and reads by. It uses the group of a GroupSource."""
-
-    def __init__(self, of: GroupSource) -> None:
-        self.__dict__.update(of.__dict__)
-        self._cooperations: dict[bool, Cooperation] = {}
-
-    def _sampler_of(self, topology: Topology, loader: int) -> Cooperation:
-        found = self._cooperations.get(topology.homogeneous)
-        if found is None:
-            owners = [self._node_owners(ntype) for ntype in topology.node_types]
-            divided = None if self.part is None else self._sampling(topology, loader)
-            local = topology if divided is None else divided.local
-            columns = self._everyone.size // self.group.size
-            column = self._everyone.rank % columns
-            found = Cooperation(self.group, local, topology, owners, divided, column=column, columns=columns)
-            self._cooperations[topology.homogeneous] = found
-        found.loader = loader
-        if found.sampling is not None:
-            found.sampling.loader[0] = loader
-        return found
-
-    def check_device(self, device: torch.device) -> None:
-        if device.type != "cpu":
-            raise ValueError(
-                f"device={str(device)!r}: cooperative minibatches are sampled on the CPU. Use device='cpu' "
-                "and move them"
-            )
-
-    def feature_loader(  # type: ignore[override]  # what EpochLoader uses of it
-        self,
-        user: object,
-        tables: Tables,
-        *,
-        dtype: torch.dtype | None = None,
-        device: str | torch.device = "cpu",
-        minibatch_rows: int | Mapping[str, int] | None = None,
-    ) -> OwnFeatures:
-        chosen = chosen_tables(self.stores, tables)
-        loader = self._loader_of(user, chosen, chosen, dtype, device, minibatch_rows)
-        return OwnFeatures(self.group, loader, _rows_of, reads=self.options.reads, bulk=self._bulk)
-
-    def _node_owners(self, ntype: str) -> Owners:
-        if self.part is not None:
-            return super()._node_owners(ntype)
-        key = ("nodes", ntype)
-        if key not in self._owners:
-            # Nodes of one page belong together, so that one rank reads it.
-            tables = [t for t in self.store.tables.values() if t.type == ntype]
-            orders = {None if t.order is None else t.name for t in tables}
-            order = tables[0].order if len(orders) == 1 else None
-            self._owners[key] = self._dealt(tables, self.store.num_nodes(ntype), order)
+            if owners is not None:
+                self._owners[key] = GivenOwners(owners, self.group.size)
+            else:  # nodes of one page belong together, so that one rank reads it
+                tables = [t for t in self.store.tables.values() if t.type == ntype]
+                orders = {None if t.order is None else t.name for t in tables}
+                order = tables[0].order if len(orders) == 1 else None
+                self._owners[key] = self._dealt(tables, self.store.num_nodes(ntype), order)
         return self._owners[key]
 
 
@@ -484,8 +370,3 @@ def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | No
                     f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give "
                     "every rank the same arguments and the same dataset"
                 )
-
-
-def _rows_of(table: Table, ids: torch.Tensor) -> torch.Tensor:
-    """The positions, in a rank's part of a table, of rows that it has."""
-    return ids if table.held is None else torch.from_numpy(table.held.rows_of(ids.numpy()))

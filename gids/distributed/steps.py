@@ -1,6 +1,6 @@
 """Steps: the minibatches of an epoch, as the ranks sample them together. The stream of rows takes them.
 
-Made by RankFeatures.attach for each epoch. By random reads, all ranks sample equally far ahead. By packs,
+Made by RankRows.attach for each epoch. By random reads, all ranks sample equally far ahead. By packs,
 they sample one superbatch after the other: all agree on its number of steps, and each rank has sampled all of
 them before the first one is returned. Knows no tables.
 """
@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -30,11 +30,6 @@ _LONGEST_WAIT_S = 10.0
 """A rank that prepares its packs tells the others at least this often that it still runs."""
 
 
-def place_of(loader: int, epoch: int, step: int, what: str) -> str:
-    """Where a rank is, for Group.exchange. loader: its number among the loaders that the ranks made."""
-    return f"loader {loader}, epoch {epoch}, step {step} ({what})"
-
-
 @dataclass(frozen=True)
 class Counts:
     """How many rows of a step are exchanged: int64[groups of tables, ranks] each.
@@ -46,22 +41,19 @@ class Counts:
     expected: np.ndarray
 
 
-NO_COUNTS = Counts(np.empty((0, 0), np.int64), np.empty((0, 0), np.int64))
-
-
 @dataclass
 class Step(Generic[T]):
     """One step. Lists are by group of tables that are read alike.
 
     ids: positions of the rows that all ranks ask of this one, int64[n], in the order of ranks. inverse: for
-    each row of the minibatch, its place among the rows that come in.
+    each row of the minibatch, its place among the rows that come in; empty if no rows are exchanged.
     """
 
     minibatch: T
     nbytes: int
-    counts: Counts = NO_COUNTS
-    ids: list[torch.Tensor] = field(default_factory=list)
-    inverse: list[torch.Tensor] = field(default_factory=list)
+    counts: Counts
+    ids: list[torch.Tensor]
+    inverse: list[torch.Tensor]
 
     def __getstate__(self) -> dict[str, Any]:
         """For the scratch file of packs, where a position takes 4 bytes."""

@@ -20,8 +20,7 @@ from gids.inference.run import Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Nodes, Targets
 from gids.loader.option_names import explain_names
-from gids.loader.source import Dataset, Source
-from gids.loader.source import open as open_source
+from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
@@ -97,7 +96,7 @@ def layerwise(
     and ValueError for other arguments and for a layer that returns no output. Errors of the model pass
     through.
     """
-    opened_source = source if isinstance(source, Source) else open_source(source)
+    opened_source = as_source(source, ExitStack())  # stays open: the result reads its tables
     opened = opened_source.store
     opened_source.refuse_parts("gids.inference")
     layers = Layers(model, layer_count)

@@ -19,8 +19,9 @@ from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
 from gids.loader.option_names import explain_names
 from gids.loader.ranks import StepSeeds
+from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
-from gids.loader.source import Dataset, Source
+from gids.loader.source import Dataset
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds
@@ -86,7 +87,7 @@ class EdgeLoader(EpochLoader):
     @explain_names("gids.EdgeLoader")
     def __init__(
         self,
-        source: Source | Dataset | Sequence[Dataset],
+        source: RowSource | Dataset | Sequence[Dataset],
         edges: torch.Tensor | None,
         sampler: Sampler | Sequence[Fanout],
         *,

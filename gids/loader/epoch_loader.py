@@ -27,8 +27,9 @@ from gids.loader.feature_loader import FeatureLoader
 from gids.loader.pack_reads import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
+from gids.loader.row_source import RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
-from gids.loader.source import Dataset, Source, as_source
+from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
@@ -63,7 +64,7 @@ class EpochLoader(Closing, ABC):
 
     def __init__(
         self,
-        source: Source | Dataset | Sequence[Dataset],
+        source: RowSource | Dataset | Sequence[Dataset],
         sampler: Sampler | Sequence[Fanout],
         *,
         batch_size: int,
@@ -74,9 +75,8 @@ class EpochLoader(Closing, ABC):
         world_size: int | None,
     ) -> None:
         self._opened = ExitStack()
-        self.source = as_source(source, self._opened)
+        self.source = as_row_source(source, self._opened, what=f"gids.{type(self).__name__}")
         self.store = self.source.store
-        self.source.check_samples(f"gids.{type(self).__name__}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
@@ -141,9 +141,13 @@ class EpochLoader(Closing, ABC):
         topology_on: str,
         dtype: torch.dtype | None,
         minibatch_rows: int | Mapping[str, int] | None,
+        *,
+        cooperative: bool = False,
     ) -> None:
         """The end of construction: allocate what holds memory."""
-        self.source.check_device(torch.device(device))
+        self._step_sampling = self.source.sampling(
+            topology, self._ranks, torch.device(device), cooperative=cooperative
+        )
         own = isinstance(self.sampler, Neighbor) and self.sampler.subgraph == "induced"
         if own and torch.device(device).type != "cpu":
             raise ValueError(
@@ -163,17 +167,22 @@ class EpochLoader(Closing, ABC):
                 ]
                 self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
-        self._features: FeatureLoader | None = None
+        self._features: RowLoader | None = None
         self._learned = Learned()
         if self.tables:
             self._features = self.source.feature_loader(
-                self, self.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
+                self,
+                self.tables,
+                dtype=dtype,
+                device=device,
+                minibatch_rows=minibatch_rows,
+                cooperative=cooperative,
             )
 
     @property
     def feature_loader(self) -> FeatureLoader | None:
         """The FeatureLoader, which loaders of the same source may share; None if no tables are loaded."""
-        return self._features
+        return None if self._features is None else self._features.feature_loader
 
     @property
     def rank(self) -> int:
@@ -262,7 +271,7 @@ class EpochLoader(Closing, ABC):
                 self.tables,
                 self._stream,
                 (lambda: most) if features is None else (lambda: 1 + features.waiting_batches),
-                partial(self.source.sample_steps, loader=self._ranks.loader),
+                self._step_sampling.sample,
             )
         )
 
@@ -282,8 +291,8 @@ class EpochLoader(Closing, ABC):
         Two per thread, so that no thread idles for long; at most half a window, because minibatches that wait
         to enter it take memory.
         """
-        if self.source.bulk is not None:
-            return self.source.bulk
+        if self._step_sampling.bulk is not None:
+            return self._step_sampling.bulk
         sampler = self._host_sampler
         if sampler is None or sampler.threads == 1:
             return 1

@@ -99,7 +99,6 @@ class FeatureLoader(Closing):
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
-        self.source.check_reads_alone()
         self._options = options = self.source.options
         self.store = self.source.store
         if not tables:
@@ -161,6 +160,11 @@ class FeatureLoader(Closing):
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         """The loaders that share this one: see Source.feature_loader."""
         self.source.lender.join(self)
+
+    @property
+    def feature_loader(self) -> FeatureLoader:
+        """This loader. See RowLoader."""
+        return self
 
     def _on_host(self) -> HostPlacement:
         memory_bytes = self.source.memory

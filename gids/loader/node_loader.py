@@ -15,8 +15,9 @@ import torch
 from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.option_names import explain_names
+from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
-from gids.loader.source import Dataset, Source
+from gids.loader.source import Dataset
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds
@@ -75,7 +76,7 @@ class NodeLoader(EpochLoader):
     @explain_names("gids.NodeLoader")
     def __init__(
         self,
-        source: Source | Dataset | Sequence[Dataset],
+        source: RowSource | Dataset | Sequence[Dataset],
         seeds: PerType,
         sampler: Sampler | Sequence[Fanout],
         *,
@@ -106,8 +107,6 @@ class NodeLoader(EpochLoader):
             world_size=world_size,
         )
         self.cooperative = bool(cooperative)
-        if self.cooperative:
-            self.source = self.source.cooperating()
         if labels not in (True, False, "inputs"):
             raise ValueError(f"labels={labels!r} must be True, False or 'inputs'")
         by_type = isinstance(seeds, dict)
@@ -126,7 +125,7 @@ class NodeLoader(EpochLoader):
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }
         self._label_inputs = labels == "inputs"
-        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows, cooperative=self.cooperative)
 
     @property
     def _seed_count(self) -> int:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gids import cuda
-from gids.closing import Closing
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
 from gids.loader.options import Options, Reads, Size, Tuning
 from gids.loader.ranks import Ranks, find_ranks
+from gids.loader.row_source import RowSource, StepSampling
 from gids.loader.sampling import sample_steps
 from gids.loader.tables import Tables, chosen_tables
 from gids.packs import find_scratch
-from gids.sampler import Minibatch, Sampler, Topology
-from gids.sampler.forest import AnySeeds
+from gids.sampler import Topology
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.part import refuse_part
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 Dataset = FeatureStore | str | os.PathLike[str]
 
 
-class Source(Closing):
+class Source(RowSource):
     """A dataset, or several, with options and one memory budget. Made by gids.open().
 
     Attributes: store (the first dataset's); stores; options.
@@ -44,71 +43,35 @@ class Source(Closing):
     raises MemoryBudgetError while another loader's epoch is open.
     """
 
+    together = False
+
     def __init__(
         self, stores: Sequence[FeatureStore], options: Options, lender: Lender, opened: ExitStack
     ) -> None:
-        self.store = stores[0]
-        self.stores = list(stores)
-        self.options = options
-        self.lender = lender
+        super().__init__(stores, options, lender)
         self._opened = opened
-
-    @property
-    def memory(self) -> int:
-        """The budget in host memory, in bytes."""
-        return self.lender.host_bytes
-
-    def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
-        """The ids of a split, as FeatureStore.split."""
-        return self.store.split(name, ntype)
 
     def with_options(self, **changes: Any) -> Source:
         """The same datasets and the same memory budget, read with other options."""
         return Source(self.stores, dataclasses.replace(self.options, **changes), self.lender, ExitStack())
 
-    bulk: int | None = None
-    """Number of minibatches that loaders sample in one call; None: as suits the sampler's threads."""
-
     def graphs(self) -> list[Graph]:
-        """The graphs that loaders sample from."""
         return graphs_of(self.store)
-
-    def check_device(self, device: torch.device) -> None:
-        """Raise ValueError if loaders of this source cannot be on this device."""
 
     def refuse_parts(self, what: str) -> None:
         """Raise ValueError if a dataset is one of several parts. what: what needs all of them."""
         for store in self.stores:
             refuse_part(store, what)
 
-    def check_samples(self, what: str) -> None:
-        """As refuse_parts(), for a loader, which samples by sample_steps() and reads by feature_loader()."""
-        self.refuse_parts(what)
-
-    def check_reads_alone(self) -> None:
-        """Raise ValueError if the rows can only be read together with other processes."""
-
-    def cooperating(self) -> Source:
-        """The source of a loader whose ranks work on one minibatch together. Raises ValueError."""
-        raise ValueError("cooperative=True needs a source of gids.distributed.open()")
-
     def ranks(self, rank: int | None, world_size: int | None) -> Ranks:
-        """The ranks that share the seeds of a loader with these arguments."""
         return find_ranks(rank, world_size)
 
-    def sample_steps(
-        self,
-        sampler: Sampler,
-        topology: Topology,
-        seeds: Sequence[AnySeeds],
-        *,
-        seed: int,
-        epoch: int,
-        first_step: int,
-        loader: int = 0,
-    ) -> list[Minibatch]:
-        """Sample the minibatches of successive steps. loader: Ranks.loader."""
-        return sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
+    def sampling(
+        self, topology: Topology, ranks: Ranks, device: torch.device, *, cooperative: bool
+    ) -> StepSampling:
+        if cooperative:
+            raise ValueError("cooperative=True needs a source of gids.distributed.open()")
+        return StepSampling(sample_steps, None)
 
     def feature_loader(
         self,
@@ -118,6 +81,7 @@ class Source(Closing):
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
+        cooperative: bool = False,
     ) -> FeatureLoader:
         """The FeatureLoader that all loaders of these tables, dtype and device share. Called by loaders.
 
@@ -150,9 +114,6 @@ class Source(Closing):
 
     def __repr__(self) -> str:
         return f"Source({', '.join(repr(store.name) for store in self.stores)})"
-
-    def __getstate__(self) -> None:
-        raise TypeError("a Source cannot be pickled; call gids.open() in each process")
 
 
 @explain_names("gids.open")
@@ -231,14 +192,34 @@ def open(
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 
-def as_source(given: Source | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
-    """The source that is given, or one with default options, which `closing` then closes."""
-    if isinstance(given, Source):
+def as_source(given: RowSource | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
+    """The source that is given, or one with default options, which `closing` then closes.
+
+    Raises ValueError if it is closed, or is one whose ranks read together.
+    """
+    source = as_row_source(given, closing)
+    if not isinstance(source, Source):
+        raise ValueError(
+            f"{source!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader, "
+            "gids.EdgeLoader or the loaders of gids.pyg, or open the whole dataset with gids.open()"
+        )
+    return source
+
+
+def as_row_source(
+    given: RowSource | Dataset | Sequence[Dataset], closing: ExitStack, *, what: str = ""
+) -> RowSource:
+    """As as_source(), for loaders whose ranks may read together. what: a loader that needs all parts."""
+    if isinstance(given, RowSource):
         if given.lender.closed:
             raise ValueError(f"{given!r} is closed: call gids.open() again")
-        return given
-    source = open(given)
-    closing.callback(source.close)
+        source = given
+    else:
+        source = open(given)
+        closing.callback(source.close)
+    if what and not source.together:
+        for store in source.stores:
+            refuse_part(store, what)
     return source
 
 

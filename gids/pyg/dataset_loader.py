@@ -22,8 +22,9 @@ from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import EpochSeeds, StepSeeds
+from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
-from gids.loader.source import Source, as_source
+from gids.loader.source import as_row_source
 from gids.loader.tables import Tables
 from gids.pyg.arguments import SAMPLING, counts_of, not_for_parts
 from gids.pyg.input_sampler import InputSampler
@@ -44,9 +45,8 @@ class Opened:
 
     def __init__(self, name: str, data: Any) -> None:
         self.name, self.data, self.closing = name, data, ExitStack()
-        dataset = data if isinstance(data, Source | str | os.PathLike) else store_of(data)
-        self.source = as_source(dataset, self.closing)
-        self.source.check_samples(f"gids.pyg.{name}")
+        dataset = data if isinstance(data, RowSource | str | os.PathLike) else store_of(data)
+        self.source = as_row_source(dataset, self.closing, what=f"gids.pyg.{name}")
         self.graphs = graphs_on_disk(self.source)
 
 
@@ -93,7 +93,7 @@ class DatasetLoader(EpochLoader):
         batches = _batches_of(sampler, batch_sampler, batch_size, shuffle, drop_last, rank, world_size)
         if batches is not None:
             rank, world_size = 0, 1
-            if source.bulk is not None:
+            if source.together:
                 name = "sampler" if batch_sampler is None else "batch_sampler"
                 raise ValueError(
                     f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share "

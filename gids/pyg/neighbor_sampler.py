@@ -17,7 +17,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from gids.loader.source import Source
+from gids.loader.row_source import RowSource
 from gids.pyg.arguments import check_for_parts, check_sampling, counts_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
@@ -93,9 +93,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         self.tables_read: dict[str, str] = {}
         if is_on_disk(data):
             store, name = store_of(data), store_of(data).name
-            if isinstance(data, Source):
-                data.check_samples("gids.pyg.NeighborSampler")
-            else:
+            if not (isinstance(data, RowSource) and data.together):
                 refuse_part(store, "gids.pyg.NeighborSampler")
             self._divided = store.part is not None
             if self._divided:

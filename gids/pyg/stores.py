@@ -19,7 +19,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 from gids import store as gids_store
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.loader.source import Source
+from gids.loader.row_source import RowSource
 from gids.store import Graph, graphs_of
 from gids.store.names import RELATION, Relation
 from gids.store.part import refuse_part
@@ -195,14 +195,14 @@ def is_on_disk(data: object) -> bool:
         if not features.is_same_dataset(graph) or data[0].typed != data[1].typed:
             raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
         return True
-    return isinstance(data, str | os.PathLike | gids_store.FeatureStore | Source)
+    return isinstance(data, str | os.PathLike | gids_store.FeatureStore | RowSource)
 
 
 def store_of(data: Any) -> gids_store.FeatureStore:
     """The gids.FeatureStore of a loader's argument `data`, which is_on_disk."""
     if isinstance(data, tuple | list):
         return cast(gids_store.FeatureStore, data[0].store)
-    if isinstance(data, Source):
+    if isinstance(data, RowSource):
         return data.store
     return data if isinstance(data, gids_store.FeatureStore) else gids_store.FeatureStore(data)
 
@@ -212,7 +212,7 @@ def graphs_on_disk(data: Any) -> list[Graph]:
     bytes per node."""
     store = store_of(data)
     if store.relations or len(store.node_types) != 1:
-        return data.graphs() if isinstance(data, Source) else graphs_of(store)
+        return data.graphs() if isinstance(data, RowSource) else graphs_of(store)
     [ntype], count = store.node_types, store.num_nodes()
     indptr, none = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
     return [Graph((ntype, RELATION[1], ntype), count, count, indptr, none, None)]

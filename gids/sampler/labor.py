@@ -79,6 +79,10 @@ class Labor(LayeredSampler):
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
 
+    @property
+    def draws_alone(self) -> bool:
+        return self.importance_sampling == 0
+
     def _call(
         self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
     ) -> list[_core._Sampled]:

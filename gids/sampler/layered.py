@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -104,14 +104,14 @@ class LayeredSampler(ABC):
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.device is None:
             raise ValueError("start() needs graphs that are pinned for a device: call sample()")
-        given = self._given(topology, seeds)
+        given = self.prepare(topology, seeds)
         with self._lock:
             started = self._start_on(topology.device, (topology, given, fanouts, (seed, epoch, step)))
 
         def finish() -> Minibatch:
             with self._lock:
                 layers = started.finish()
-            return self._minibatch(topology, replace(given, ids=started.seeds), layers, epoch, step)
+            return self.finish(topology, replace(given, ids=started.seeds), layers, epoch, step)
 
         return finish
 
@@ -165,7 +165,7 @@ class LayeredSampler(ABC):
                 if in_turn:
                     made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
                 else:
-                    given.append(self._given(topology, seeds))
+                    given.append(self.prepare(topology, seeds))
         except (TypeError, ValueError, LookupError) as error:
             said, *rest = error.args or ("",)
             error.args = (f"step {step}: {said}", *rest)
@@ -175,25 +175,32 @@ class LayeredSampler(ABC):
         with self._lock:
             drawn = self._on_host(topology, given, fanouts, (seed, epoch, first_step))
         return [
-            self._minibatch(topology, of_types, layers, epoch, step)
+            self.finish(topology, of_types, layers, epoch, step)
             for of_types, layers, step in zip(given, drawn, steps, strict=True)
         ]
 
-    def draw_layer(
-        self, topology: Topology, nodes: list[Given], layer: int, numbers: Numbers
-    ) -> list[list[Block]]:
+    def prepare(self, topology: Topology, seeds: AnySeeds) -> Given:
+        """The checked seeds of a minibatch, to draw() the first layer of. Raises as sample()."""
+        if isinstance(seeds, TimedSeeds | PlantedNodes):
+            raise TypeError(
+                f"{self!r} makes no trees, so it takes no {type(seeds).__name__}: use "
+                "gids.sampler.Neighbor(disjoint=True), or temporal="
+            )
+        return Given(_seeds_for(topology, seeds))
+
+    def draw(self, topology: Topology, nodes: list[Given], layer: int, numbers: Numbers) -> list[list[Block]]:
         """Draw the edges of one layer (0: the seeds') of successive minibatches, and assemble nothing.
 
         nodes: of each minibatch, those that draw. numbers: of the first one. Returns, by minibatch and
         relation, a block whose indices are node ids. A node draws as in sample(), whatever other nodes are
         given with it, unless the sampler looks at all of them together. On the CPU. Raises as sample().
         """
-        fanouts = self._fanouts_of(topology)
+        fanouts = self.fanouts_of(topology)
         with self._lock:
             drawn = self._on_host(topology, nodes, fanouts, numbers, only=layer)
         return [blocks for _, [blocks], _ in drawn]
 
-    def draw_layer_from(
+    def draw_from(
         self,
         topology: Topology,
         lists: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -216,11 +223,60 @@ class LayeredSampler(ABC):
             native.add(np.append(indptr, rest), sources, src, len(types) + dst, describe_type(graph.relation))
         none = np.empty(0, np.int64)
         seeds = [*[none] * len(types), *[np.arange(size) for size in sizes]]
-        fanouts = self._fanouts_of(topology)
+        fanouts = self.fanouts_of(topology)
         with self._lock:
             host = self._host_sampler()
             [(_, [blocks], _)] = self._call(host, topology, (native, [seeds], fanouts, numbers, layer), [])
         return _blocks(topology, blocks)
+
+    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
+        """The minibatch of layers that were drawn and assembled. given: the seeds, where the nodes are."""
+        nodes, blocks, batch = layers
+        by_type = partial(per_type, topology)
+        minibatch = Minibatch(by_type(given.ids), _every(topology, nodes), [], epoch, step)
+        if topology.homogeneous:
+            minibatch.blocks = [layer[0] for layer in reversed(blocks)]
+        else:
+            minibatch.blocks = [
+                dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)
+            ]
+        minibatch.batch = _every(topology, batch) if batch else None
+        minibatch.times = None if given.times is None else by_type(given.times)
+        return minibatch
+
+    @property
+    def layer_count(self) -> int:
+        return len(self._per_layer)
+
+    def only(self, layer: int) -> Self:
+        """A sampler that draws one layer (0: the seeds'), as sample_layer() does."""
+        arguments = self._arguments()
+        return type(self)(**arguments | {self._numbers_are: [arguments[self._numbers_are][-1 - layer]]})
+
+    def fanouts_of(self, topology: Topology) -> list[list[int]]:
+        """By layer, the seeds' first, and by relation."""
+        result = []
+        for layer in reversed(self._per_layer):
+            if not isinstance(layer, Mapping):
+                result.append([layer] * len(topology.relations))
+                continue
+            if missing := [r for r in topology.relations if r not in layer]:
+                named = ", ".join(map(describe_type, missing))
+                raise ValueError(
+                    f"{self._numbers_are}={layer} lacks {named}: give every relation a number (0: leave it "
+                    "out)"
+                )
+            if unknown := [r for r in layer if r not in topology.relations]:
+                raise ValueError(
+                    f"{self._numbers_are}={layer} names {unknown[0]!r}, but no graph has that relation"
+                )
+            result.append([layer[r] for r in topology.relations])
+        return result
+
+    @property
+    def draws_alone(self) -> bool:
+        """Whether a node draws its edges without a look at the other nodes of its layer."""
+        return False
 
     @property
     def repeatable(self) -> bool:
@@ -280,43 +336,17 @@ class LayeredSampler(ABC):
     ) -> list[_core._Sampled]:
         """Call the native sampler. given: the seeds of drawn_for, with their trees."""
 
-    def _given(self, topology: Topology, seeds: AnySeeds) -> Given:
-        """The checked seeds."""
-        if isinstance(seeds, TimedSeeds | PlantedNodes):
-            raise TypeError(
-                f"{self!r} makes no trees, so it takes no {type(seeds).__name__}: use "
-                "gids.sampler.Neighbor(disjoint=True), or temporal="
-            )
-        return Given(_seeds_for(topology, seeds))
-
     def _one(
         self, topology: Topology, seeds: AnySeeds, fanouts: list[list[int]], numbers: Numbers
     ) -> Minibatch:
-        given = self._given(topology, seeds)
+        given = self.prepare(topology, seeds)
         with self._lock:
             if topology.device is None:
                 [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
                 started = self._start_on(topology.device, (topology, given, fanouts, numbers))
                 given, layers = replace(given, ids=started.seeds), started.finish()
-        return self._minibatch(topology, given, layers, *numbers[1:])
-
-    def _minibatch(
-        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
-    ) -> Minibatch:
-        """given: the seeds, where the nodes are."""
-        nodes, blocks, batch = layers
-        by_type = partial(per_type, topology)
-        minibatch = Minibatch(by_type(given.ids), _every(topology, nodes), [], epoch, step)
-        if topology.homogeneous:
-            minibatch.blocks = [layer[0] for layer in reversed(blocks)]
-        else:
-            minibatch.blocks = [
-                dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)
-            ]
-        minibatch.batch = _every(topology, batch) if batch else None
-        minibatch.times = None if given.times is None else by_type(given.times)
-        return minibatch
+        return self.finish(topology, given, layers, *numbers[1:])
 
     def _checked(
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
@@ -326,7 +356,7 @@ class LayeredSampler(ABC):
             given = ", ".join(f"step={step}" for step in steps)
             raise ValueError(f"seed, epoch and step must be 0 to 2^64 - 1 (got {seed=}, {epoch=}, {given})")
         topology = Topology.of(graphs)
-        return topology, self._fanouts_of(topology)
+        return topology, self.fanouts_of(topology)
 
     def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
         raise ValueError(
@@ -344,26 +374,6 @@ class LayeredSampler(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # of the subclass
-
-    def _fanouts_of(self, topology: Topology) -> list[list[int]]:
-        """By layer, the seeds' first, and by relation."""
-        result = []
-        for layer in reversed(self._per_layer):
-            if not isinstance(layer, Mapping):
-                result.append([layer] * len(topology.relations))
-                continue
-            if missing := [r for r in topology.relations if r not in layer]:
-                named = ", ".join(map(describe_type, missing))
-                raise ValueError(
-                    f"{self._numbers_are}={layer} lacks {named}: give every relation a number (0: leave it "
-                    "out)"
-                )
-            if unknown := [r for r in layer if r not in topology.relations]:
-                raise ValueError(
-                    f"{self._numbers_are}={layer} names {unknown[0]!r}, but no graph has that relation"
-                )
-            result.append([layer[r] for r in topology.relations])
-        return result
 
     def _host_sampler(self) -> _core.HostSampler:
         host = self._host  # which another thread may free

@@ -139,6 +139,14 @@ class Neighbor(LayeredSampler):
         return self._per_layer
 
     @property
+    def draws_alone(self) -> bool:
+        return self.subgraph != "induced"
+
+    def with_weights(self, weights: Mapping[Relation, Weights]) -> Neighbor:
+        """The same sampler with other weights."""
+        return Neighbor(**self._arguments() | {"weights": weights})
+
+    @property
     def repeatable(self) -> bool:
         """See Sampler. The arrays of weights and of a locality may change."""
         return super().repeatable and self.weights is None and self.locality is None
@@ -182,7 +190,7 @@ class Neighbor(LayeredSampler):
 
     def trees(self, graphs: Graphs | Topology, seeds: AnySeeds) -> Trees:
         """The trees of the seeds, as sample() makes them, for sample_layer(). Raises as sample()."""
-        trees = self._given(Topology.of(graphs), seeds).trees
+        trees = self.prepare(Topology.of(graphs), seeds).trees
         if trees is None:
             raise ValueError("the sampler is not disjoint: it makes no trees")
         return trees
@@ -193,28 +201,26 @@ class Neighbor(LayeredSampler):
         nodes: int64[n], or by type; PlantedNodes if the sampler is disjoint. Raises as sample().
         """
         topology = Topology.of(graphs)
-        given, call = self._given(topology, nodes), partial(self._call, induced=True)
+        given, call = self.prepare(topology, nodes), partial(self._call, induced=True)
         with self._lock:
             [(_, [layer], _)] = self._on_host(topology, [given], [], (0, 0, 0), call)
         return dict(zip(topology.relations, layer, strict=True))
 
-    def _given(self, topology: Topology, seeds: AnySeeds) -> Given:
+    def prepare(self, topology: Topology, seeds: AnySeeds) -> Given:
         if self.subgraph == "bidirectional":
             check_reverses(topology)
         if not self.disjoint:
-            return super()._given(topology, seeds)
+            return super().prepare(topology, seeds)
         return planted(topology, seeds, temporal=self.temporal is not None)
 
-    def _minibatch(
-        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
-    ) -> Minibatch:
+    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
         nodes, blocks, batch = layers
         if self.subgraph == "bidirectional":
             blocks = [bidirectional_layer(topology, blocks, [len(ids) for ids in nodes])]
         if self.subgraph != "directional":
             for block in blocks[0]:
                 block.weights = None
-        return super()._minibatch(topology, given, (nodes, blocks, batch), epoch, step)
+        return super().finish(topology, given, (nodes, blocks, batch), epoch, step)
 
     def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
         """By relation, and the factor."""

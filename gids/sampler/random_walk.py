@@ -75,23 +75,7 @@ class RandomWalk(LayeredSampler):
     def num_neighbors(self) -> list[Any]:
         return self._per_layer
 
-    def _minibatch(
-        self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int
-    ) -> Minibatch:
-        minibatch = super()._minibatch(topology, given, layers, epoch, step)
-        ntype = topology.graphs[self._path_in(topology)[0]].relation[2]
-        count = topology.node_counts[topology.node_types.index(ntype)]
-        empty = np.zeros(0, np.int64)
-        walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
-        of_layers: list[Any] = minibatch.blocks
-        for i, layer in enumerate(of_layers):
-            [block] = layer.values() if isinstance(layer, dict) else [layer]
-            block.graph = walks
-            if isinstance(layer, dict):
-                of_layers[i] = {walks.relation: block}
-        return minibatch
-
-    def _path_in(self, topology: Topology) -> list[int]:
+    def path_in(self, topology: Topology) -> list[int]:
         """The indices of the relations of a traversal."""
         if self.metapath is None:
             if len(topology.relations) > 1:
@@ -111,9 +95,23 @@ class RandomWalk(LayeredSampler):
                 )
         return path
 
+    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
+        minibatch = super().finish(topology, given, layers, epoch, step)
+        ntype = topology.graphs[self.path_in(topology)[0]].relation[2]
+        count = topology.node_counts[topology.node_types.index(ntype)]
+        empty = np.zeros(0, np.int64)
+        walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
+        of_layers: list[Any] = minibatch.blocks
+        for i, layer in enumerate(of_layers):
+            [block] = layer.values() if isinstance(layer, dict) else [layer]
+            block.graph = walks
+            if isinstance(layer, dict):
+                of_layers[i] = {walks.relation: block}
+        return minibatch
+
     def _call(
         self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
     ) -> list[_core._Sampled]:
         native, seeds, fanouts, numbers, only = drawn_for
-        walk = (self._path_in(topology), self.num_walks, self.walk_length, self.restart)
+        walk = (self.path_in(topology), self.num_walks, self.walk_length, self.restart)
         return host.walk(native, seeds, [layer[:1] for layer in fanouts], numbers, only, *walk)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from programs import Sage
 import gids.distributed
 from gids.distributed import group
 from gids.distributed.group import Group
-from gids.loader import ranks
+from gids.loader import store_group
 
 ODD = 1
 """The rank that differs."""
@@ -39,12 +38,11 @@ def error_of(call: Callable[[], Any]) -> str:
     return "no error"
 
 
-@contextlib.contextmanager
-def opened(dataset: Path, **options: Any) -> Iterator[gids.Source]:
-    with gids.distributed.open(
-        dataset, **tuned({"memory": "32MB", "timeout": 20, "window": 4} | options)
-    ) as source:
-        yield source
+def opened(dataset: Path, *, alone: bool = False, **options: Any) -> Any:
+    """A source of gids.distributed.open(), or of gids.open(), whose ranks share the seeds alone."""
+    if alone:
+        return gids.open(dataset, memory="32MB")
+    return gids.distributed.open(dataset, **tuned({"memory": "32MB", "timeout": 20, "window": 4} | options))
 
 
 def wrong_rows(dataset: Path, orders: list[list[str]]) -> int:
@@ -67,8 +65,7 @@ def make_otherwise(dataset: Path, changes: list[dict[str, Any]], kind: str, othe
     """
     errors = []
     extra = {"cooperative": True} if kind == "cooperative" else {}
-    source_of = gids.open(dataset, memory="32MB") if kind == "alone" else opened(dataset)
-    with source_of as source, gids.open(other or dataset) as others:
+    with opened(dataset, alone=kind == "alone") as source, gids.open(other or dataset) as others:
         for change in changes:
             given: dict[str, Any] = ARGUMENTS | {"tables": ["paper.a", "paper.b"]} | extra
             given |= change if is_odd() else {}
@@ -87,28 +84,23 @@ def open_other(dataset: Path, other: Path) -> str:
 
 
 def begin_elsewhere(
-    dataset: Path, state: Mapping[str, int], options: Mapping[str, Any], arguments: Mapping[str, Any]
+    dataset: Path,
+    state: Mapping[str, int],
+    options: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    odd: list[int],
 ) -> str:
-    """The error where only the odd rank loads a state of this epoch and step. options: None: gids.open()."""
+    """The error where only these ranks load a state of this epoch and step."""
 
     def load() -> None:
         loader = gids.NodeLoader(source, **ARGUMENTS | dict(arguments))
-        if is_odd():
+        if dist.get_rank() in odd:
             loader.load_state_dict(loader.state_dict() | dict(state))
         for _ in loader:
             pass
 
-    with gids.open(dataset) if options.get("alone") else opened(dataset, **options) as source, small_packs():
+    with opened(dataset, **options) as source, small_packs():
         return error_of(load)
-
-
-def begin_elsewhere_in_columns(dataset: Path, column: int) -> str:
-    """The error where all ranks of one column load another epoch."""
-    with opened(dataset, replicas=2) as source:
-        loader = gids.NodeLoader(source, **ARGUMENTS)
-        if dist.get_rank() % 2 == column:
-            loader.epoch = 3
-        return error_of(lambda: next(iter(loader)))
 
 
 def swap_loaders(dataset: Path, options: Mapping[str, Any], arguments: Mapping[str, Any], after: int) -> str:
@@ -139,7 +131,7 @@ def leave_early(
                     if dist.get_rank() in early and step == 1:
                         break
 
-    with gids.open(dataset) if options.get("alone") else opened(dataset, **options) as source:
+    with opened(dataset, **options) as source:
         return error_of(take)
 
 
@@ -162,7 +154,7 @@ def do_something_else(dataset: Path, what: str) -> str:
 def do_not_begin(dataset: Path) -> str:
     """The error where the odd rank makes a loader and does not use it."""
     with gids.open(dataset) as source, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "_EPOCH_TIMEOUT_S", 0.3)
+        patch.setattr(store_group, "_MEET_TIMEOUT_S", 0.3)
         loader = gids.NodeLoader(source, **ARGUMENTS)
         epoch, told = iter(loader), ""
         if is_odd():
@@ -174,10 +166,10 @@ def do_not_begin(dataset: Path) -> str:
         return told
 
 
-def go_on(dataset: Path, whole: bool) -> list[tuple[int, int]]:
+def go_on(dataset: Path, alone: bool) -> list[tuple[int, int]]:
     """Epoch and step of each minibatch of two loaders that all ranks use alike, resumed in between."""
     seen = []
-    with gids.open(dataset) if whole else opened(dataset) as source:
+    with opened(dataset, alone=alone) as source:
         train, valid = (gids.NodeLoader(source, **ARGUMENTS | {"seed": seed}) for seed in (1, 2))
         for loader in (train, valid, train):
             seen += [(m.epoch, m.step) for m in itertools.islice(loader, 3 if loader is train else None)]
@@ -253,3 +245,51 @@ def send_values(values: list[Any]) -> list[Any]:
                 came.append("error")
         ranks_here.close()
     return came
+
+
+DTYPES = (torch.int64, torch.uint8, torch.float32)
+
+
+def sent(sender: int, to: int, kind: int) -> torch.Tensor:
+    """What a rank sends another one: from no number on, of every dtype."""
+    count = (3 * sender + 5 * to + kind) % 7
+    return (torch.arange(count) + 10 * sender + to).to(DTYPES[kind % 3])
+
+
+def exchange_kinds(counts: list[int]) -> None:
+    """Exchange so many tensors with each rank."""
+    group = Group(timeout_s=30)
+    for count in counts:
+        dtypes = [DTYPES[kind % 3] for kind in range(count)]
+
+        def make(count: int = count) -> list[list[torch.Tensor]]:
+            return [[sent(group.rank, to, kind) for kind in range(count)] for to in range(group.size)]
+
+        came = group.exchange(make, dtypes, f"exchange {count}")
+        assert [len(of_rank) for of_rank in came] == [count] * group.size
+        for rank, of_rank in enumerate(came):
+            for kind, tensor in enumerate(of_rank):
+                expected = sent(rank, group.rank, kind)
+                assert tensor.dtype == expected.dtype
+                assert torch.equal(tensor, expected)
+    group.close()
+
+
+def exchange_differently(failing: bool) -> tuple[str, int]:
+    """Rank 1 exchanges more kinds than the others; perhaps it fails. The error, and what comes after it."""
+    group = Group(timeout_s=30)
+    kinds = 70 if dist.get_rank() == 1 else 2
+
+    def make() -> list[list[torch.Tensor]]:
+        if failing and group.rank == 1:
+            raise ArithmeticError("no such number")
+        return [[torch.zeros(1, dtype=torch.int64)] * kinds for _ in range(group.size)]
+
+    told = ""
+    try:
+        group.exchange(make, [torch.int64] * kinds, "exchange")
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    later = sum(group.most([group.rank], "later")) if failing else -1
+    group.close()
+    return told, later

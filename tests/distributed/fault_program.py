@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from open_options import tuned
-from programs import Sage
+from pack_programs import small_packs
+from programs import Sage, check_cooperative, check_same
 
 import gids.distributed
 
@@ -90,33 +91,45 @@ def come_alone(timeout_s: float, dataset: Path) -> str:
     return "no error"
 
 
-def read_damaged(tell: Tell, dataset: Path, shard: Path, cooperative: bool) -> dict[str, Any]:
-    """Two epochs. Rank 1's shard has no second half in the first one. What each step of them gave."""
-    loader = open_loader(dataset, 20.0, cooperative=cooperative, cache=0)
-    content = shard.read_bytes()
-    seen: dict[str, Any] = {"steps": len(loader), "errors": [], "files": set()}
-    for epoch in range(2):
-        dist.barrier()
-        if dist.get_rank() == 1:
-            with shard.open("r+b") as file:
-                file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
-        dist.barrier()
-        steps, errors, count = iter(loader), [], 0
-        while True:
-            try:
-                minibatch = next(steps)
-            except StopIteration:
-                break
-            except gids.StorageError as error:
-                errors.append((count, str(error)))
-                seen["files"].add(error.filename)
-            else:
-                assert minibatch.step == count
+def read_damaged(
+    dataset: Path, whole: Path, shard: Path, arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Two epochs. Rank 1's shard has no second half in the first one. By epoch: the steps that failed, and
+    why; and the files of these errors. All other minibatches are right."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    content, cooperative = shard.read_bytes(), bool(arguments.get("cooperative"))
+    plain: dict[str, Any] = {**arguments, "rank": rank, "world_size": size}
+    if plain.pop("cooperative", False):
+        plain |= {"batch_size": arguments["batch_size"] * size, "rank": 0, "world_size": 1}
+    seen: dict[str, Any] = {"errors": [], "files": set()}
+    with (
+        gids.open(whole, memory="64MB", reads="random") as alone,
+        gids.distributed.open(dataset, memory="32MB", **tuned(options)) as source,
+        gids.NodeLoader(alone, **plain) as theirs,
+        gids.NodeLoader(source, **arguments) as loader,
+        small_packs(),
+    ):
+        for epoch in range(2):
+            dist.barrier()
+            if rank == 1:
+                with shard.open("r+b") as file:
+                    file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
+            dist.barrier()
+            errors, mine = [], iter(loader)
+            for step, expected in enumerate(theirs):
+                try:
+                    minibatch = next(mine)
+                except gids.StorageError as error:
+                    errors.append((step, str(error)))
+                    seen["files"].add(error.filename)
+                    continue
                 if cooperative:
-                    Sage()(minibatch)
-            count += 1
-        assert count == len(loader)
-        seen["errors"].append(errors)
+                    check_cooperative(minibatch, expected, alone)
+                    minibatch.exchange(0, minibatch.input_nodes)
+                else:
+                    check_same(minibatch, expected)
+            assert next(mine, None) is None
+            seen["errors"].append(errors)
     return seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from full_disk import fail_at
 from open_options import tuned
-from programs import check_cooperative, differences
+from programs import check_same, compare
 
 import gids.distributed
 from gids.distributed import steps
@@ -27,6 +27,7 @@ Fault = tuple[type, str, int]
 """A class, a method, and the call of it from which on the disk is full."""
 
 MEMORY = 32 << 20
+SMALL: dict[str, Any] = {"memory": MEMORY, "queue_depth": 16}
 
 
 @contextlib.contextmanager
@@ -51,44 +52,9 @@ def small_packs(
         yield patch
 
 
-def compare(
-    dataset: Path,
-    whole: Path,
-    kind: str,
-    arguments: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    epochs: int = 2,
-    look: Callable[[Any, int], None] = lambda _epoch, _step: None,
-) -> dict[str, Any]:
-    """Compare each minibatch with that of a process which reads the whole dataset alone. The statistics.
-
-    look: called with each epoch of the ranks and the number of minibatches returned.
-    """
-    cooperative = bool(arguments.get("cooperative"))
-    shared = gids.distributed.open(
-        dataset, **tuned({"memory": MEMORY, "timeout": 60, "queue_depth": 16, **options})
-    )
-    place: dict[str, Any] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    if cooperative:
-        place = {"rank": 0, "world_size": 1}
-    plain = {name: value for name, value in arguments.items() if name != "cooperative"}
-    if cooperative:
-        plain["batch_size"] *= dist.get_world_size()
-    make = getattr(gids, kind)
-    with shared, gids.open(whole, memory="64MB", reads="random") as alone:
-        with make(shared, **arguments) as mine, make(alone, **plain, **place) as theirs:
-            for _ in range(epochs):
-                epoch = iter(mine)
-                for count, (a, b) in enumerate(zip(epoch, theirs, strict=True), 1):
-                    if cooperative:
-                        check_cooperative(a, b, alone)
-                        a.exchange(0, a.input_nodes)
-                    else:
-                        found = differences(a, b)
-                        assert not found, found[:5]
-                    look(epoch, count)
-            return {"steps": len(mine), "stats": mine.stats(), "memory": shared.memory}
+def compare_nodes(dataset: Path, whole: Path, arguments: Any, options: Any, *more: Any) -> dict[str, Any]:
+    """compare() of NodeLoaders, whose ranks have little memory."""
+    return compare(dataset, whole, "NodeLoader", arguments, {**SMALL, **options}, *more)
 
 
 def check_packs(found: Mapping[str, Any], epochs: int) -> None:
@@ -108,7 +74,7 @@ def compare_all(cases: list[tuple[Any, ...]], reads: str) -> list[float]:
     told = []
     for dataset, whole, kind, arguments, options, pack_bytes, together in cases:
         with small_packs(pack_bytes=pack_bytes, together=together):
-            found = compare(dataset, whole, kind, arguments, {**options, "reads": reads})
+            found = compare(dataset, whole, kind, arguments, {**SMALL, "reads": reads, **options})
         check_packs(found, 2)
         packs = found["stats"]["packs"]
         assert packs["superbatches"] >= 2 * -(-found["steps"] // (together or found["steps"]))
@@ -125,7 +91,7 @@ def steps_wait_on_disk(dataset: Path, arguments: Mapping[str, Any]) -> int:
         most = max(most, len(epoch._stream._steps._waiting))
 
     with small_packs():
-        check_packs(compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"}, look=look), 2)
+        check_packs(compare_nodes(dataset, dataset, arguments, {"reads": "pack"}, 2, look), 2)
     return most
 
 
@@ -138,7 +104,7 @@ def disk_is_full_on_one_rank(
         with small_packs(together=9) as patch:
             if dist.get_rank() == 1:
                 fail_at(patch, of, method, turn)
-            found = compare(dataset, dataset, "NodeLoader", arguments, {"reads": "pack"})
+            found = compare_nodes(dataset, dataset, arguments, {"reads": "pack"})
         packs = found["stats"]["packs"]
         told.append((packs["minibatches"], packs["superbatches"]))
     return told
@@ -154,7 +120,7 @@ def scratch_is_small_on_one_rank(
         if dist.get_rank() == 1:
             options["scratch_bytes"] = size
         with small_packs():
-            found = compare(dataset, whole, "NodeLoader", arguments, options)
+            found = compare_nodes(dataset, whole, arguments, options)
         told.append(found["stats"]["packs"]["minibatches"])
     return told
 
@@ -166,7 +132,7 @@ def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str,
         patch.setattr(feature_loader.FeatureLoader, "may_use_packs", _always_large)
         patch.setattr(pack_reads.PackReads, "choose_early", lambda *_: not late and dist.get_rank() == 1)
         patch.setattr(pack_reads, "_pays", lambda *_: dist.get_rank() != 1)
-        found = compare(dataset, dataset, "NodeLoader", arguments, {"reads": "auto"})
+        found = compare_nodes(dataset, dataset, arguments, {"reads": "auto"})
     return {"steps": found["steps"], **found["stats"]["packs"]}
 
 
@@ -203,15 +169,14 @@ def sampling_fails(dataset: Path, arguments: Mapping[str, Any], at: list[tuple[i
     for rank, step in at:
         sampler = FailingOnce(arguments["sampler"])
         sampler.rank, sampler.step = rank, step
-        with small_packs(), gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+        with small_packs(), gids.distributed.open(dataset, reads="pack", **tuned(SMALL)) as source:
             loader = gids.NodeLoader(source, **{**arguments, "sampler": sampler})
             try:
                 list(loader)
             except (ArithmeticError, gids.RankError) as error:
                 told.append(f"{type(error).__name__}: {error}")
             for a, b in zip(loader, expected, strict=True):
-                found = differences(a, b)
-                assert not found, found[:5]
+                check_same(a, b)
             assert loader.stats()["packs"]["minibatches"] == len(expected)
     return told
 
@@ -228,7 +193,7 @@ def _is_open(fd: str) -> bool:
 
 def stop_early(dataset: Path, arguments: Mapping[str, Any]) -> None:
     """All ranks close an epoch, then drop one. Nothing is left of it, and the next one is whole."""
-    with small_packs(), gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+    with small_packs(), gids.distributed.open(dataset, reads="pack", **tuned(SMALL)) as source:
         loader = gids.NodeLoader(source, **arguments)
         for way in ("close", "drop", "error"):
             epoch = iter(loader)
@@ -257,9 +222,7 @@ def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> Non
         expected = list(loader)
     for stop in stops:
         with small_packs(together=9):
-            with gids.distributed.open(
-                dataset, memory=MEMORY, reads="pack", tuning=gids.Tuning(queue_depth=16)
-            ) as source:
+            with gids.distributed.open(dataset, reads="pack", **tuned(SMALL)) as source:
                 first = gids.NodeLoader(source, **arguments)
                 epoch = iter(first)
                 for _ in range(stop):
@@ -268,56 +231,11 @@ def resume(dataset: Path, arguments: Mapping[str, Any], stops: list[int]) -> Non
                 epoch.close()
                 assert [len(list(first))] == [len(expected)]  # the next epoch is whole
             for reads in ("pack", "random"):
-                with gids.distributed.open(
-                    dataset, memory=MEMORY, reads=reads, tuning=gids.Tuning(queue_depth=16)
-                ) as source:  # type: ignore[arg-type]
+                with gids.distributed.open(dataset, reads=reads, **tuned(SMALL)) as source:
                     resumed = gids.NodeLoader(source, **arguments)
                     resumed.load_state_dict(state)
                     for a, b in zip(resumed, expected[stop:], strict=True):
-                        found = differences(a, b)
-                        assert not found, found[:5]
-
-
-def read_damaged(
-    dataset: Path, whole: Path, shard: Path, arguments: Mapping[str, Any], cooperative: bool
-) -> list[list[tuple[int, str]]]:
-    """Rank 1's shard has no second half in the first epoch. By epoch: steps that failed, and why.
-
-    All other minibatches are right.
-    """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    content, seen = shard.read_bytes(), []
-    place = (0, 1) if cooperative else (rank, size)
-    plain = dict(arguments) | ({"batch_size": arguments["batch_size"] * size} if cooperative else {})
-    with gids.open(whole, memory="64MB", reads="random") as alone:
-        theirs = gids.NodeLoader(alone, **plain, rank=place[0], world_size=place[1])
-        with gids.distributed.open(
-            dataset, memory=MEMORY, reads="pack", tuning=gids.Tuning(queue_depth=16)
-        ) as source:
-            loader = gids.NodeLoader(source, **arguments, cooperative=cooperative)
-            for epoch in range(2):
-                dist.barrier()
-                if rank == 1:
-                    with shard.open("r+b") as file:
-                        file.truncate(len(content) // 2) if epoch == 0 else file.write(content)
-                dist.barrier()
-                errors = []
-                with small_packs():
-                    mine = iter(loader)
-                    for step, expected in enumerate(theirs):
-                        try:
-                            minibatch = next(mine)
-                        except gids.StorageError as error:
-                            errors.append((step, str(error)))
-                            continue
-                        if cooperative:
-                            check_cooperative(minibatch, expected, alone)
-                        else:
-                            found = differences(minibatch, expected)
-                            assert not found, found[:5]
-                    assert next(mine, None) is None
-                seen.append(errors)
-    return seen
+                        check_same(a, b)
 
 
 def sweep_long(dataset: Path, arguments: Mapping[str, Any], seconds: float, timeout: float) -> float:
@@ -335,12 +253,12 @@ def sweep_long(dataset: Path, arguments: Mapping[str, Any], seconds: float, time
                 first.append(time.monotonic() - begun)
 
         options = {"reads": "pack", "timeout": timeout}
-        check_packs(compare(dataset, dataset, "NodeLoader", arguments, options, epochs=1, look=look), 1)
+        check_packs(compare_nodes(dataset, dataset, arguments, options, 1, look), 1)
         return first[0]
 
 
 def on_cuda(dataset: Path) -> str:
-    with gids.distributed.open(dataset, memory=MEMORY, reads="pack") as source:
+    with gids.distributed.open(dataset, reads="pack", **tuned(SMALL)) as source:
         try:
             gids.NodeLoader(source, torch.arange(10), [3], device="cuda")
         except ValueError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
+import pickle
+import runpy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,18 @@ from open_options import tuned
 import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners
-from gids.distributed.sampling import GroupSampling, whole_topology
-from gids.sampler import Minibatch, Sampler, Topology
+from gids.distributed.sampling import GroupSampling, whole_graphs
+from gids.loader.ranks import Ranks
+from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from sage import GraphSage
-from sage import mean_of_sources as mean_of  # noqa: F401
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/distributed_cooperative.py"
 
 
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     """Where two minibatches, or parts of them, are not equal bit for bit."""
+    if hasattr(theirs, "to_dict"):  # of PyG
+        return differences(mine.to_dict(), theirs.to_dict(), where)
     if isinstance(theirs, torch.Tensor):
         return (
             []
@@ -60,34 +63,50 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     return [] if mine == theirs else [f"{where}: {mine!r} {theirs!r}"]
 
 
-def compare_with_one_process(
+def check_same(mine: Any, theirs: Any) -> None:
+    found = differences(mine, theirs)
+    assert not found, found[:5]
+
+
+def compare(
     dataset: Path,
     whole: Path,
     kind: str,
     arguments: Mapping[str, Any],
     options: Mapping[str, Any],
-    epochs: int,
+    epochs: int = 2,
+    look: Callable[[Any, int], None] = lambda _epoch, _step: None,
 ) -> dict[str, Any]:
-    """Each rank's minibatches, and those that a loader of the whole dataset gives this rank."""
-    make = getattr(gids, kind)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shared = gids.distributed.open(dataset, memory="64MB", timeout=30, **tuned(options))
-    count = 0
+    """Compare each rank's minibatches with those that one process reads from the whole dataset.
+
+    kind: a loader of gids, or "pyg." and one of gids.pyg. look: called with each epoch of the ranks and the
+    number of minibatches returned.
+    """
+    module, _, name = kind.rpartition(".")
+    make = getattr(importlib.import_module(f"gids.{module}" if module else "gids"), name)
+    place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    plain = {key: value for key, value in arguments.items() if key != "cooperative"}
+    cooperative = bool(arguments.get("cooperative"))
+    if cooperative:
+        plain["batch_size"] *= place["world_size"]
+        place = {"rank": 0, "world_size": 1}
+    shared = gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options}))
     with shared, gids.open(whole, memory="64MB", reads="random") as alone:
-        with (
-            make(shared, **arguments) as mine,
-            make(alone, rank=rank, world_size=size, **arguments) as theirs,
-        ):
+        with make(shared, **arguments) as mine, make(alone, **plain, **place) as theirs:
             assert len(mine) == len(theirs)
             for _ in range(epochs):
-                for a, b in zip(mine, theirs, strict=True):
-                    found = differences(a, b)
-                    assert not found, found[:5]
-                    count += 1
-            theirs.load_state_dict(mine.state_dict())
-            mine.load_state_dict(theirs.state_dict())
-            stats = mine.stats()
-    return {"minibatches": count, "stats": stats}
+                epoch = iter(mine)
+                for count, (a, b) in enumerate(zip(epoch, theirs, strict=True), 1):
+                    if cooperative:
+                        check_cooperative(a, b, alone)
+                        a.exchange(0, a.input_nodes)
+                    else:
+                        check_same(a, b)
+                    look(epoch, count)
+            if not module and not cooperative:
+                theirs.load_state_dict(mine.state_dict())
+                mine.load_state_dict(theirs.state_dict())
+            return {"steps": len(mine), "stats": mine.stats(), "memory": shared.memory}
 
 
 def part_of(graph: Graph, owners: np.ndarray, index: int) -> Graph:
@@ -119,18 +138,18 @@ def sample_together(
     rank, size = dist.get_rank(), dist.get_world_size()
     group = Group(timeout_s=30)
     local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
-    whole = whole_topology(local, {g.relation: g.num_edges for g in graphs}, homogeneous=homogeneous)
-    topology = Topology(local[0] if homogeneous else local)
+    wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
+    whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
     owned = [GivenOwners(owners[t].astype(np.uint8), size) for t in topology.node_types]
-    sampling = GroupSampling(group, topology, whole, owned)
-    mine = sampling.sample_steps(weights_of_ids or sampler, seeds[rank], seed=5, epoch=2, first_step=7)
+    counts = dict.fromkeys(("nodes asked", "edges sent", "bytes sent"), 0)
+    sampling = GroupSampling(group, Ranks(rank, size), topology, whole, owned, counts)
+    mine = sampling.sample_steps(weights_of_ids or sampler, whole, seeds[rank], seed=5, epoch=2, first_step=7)
     for i, of_step in enumerate(seeds[rank]):
         theirs = sampler.sample(graphs[0] if homogeneous else graphs, of_step, seed=5, epoch=2, step=7 + i)
-        found = differences(mine[i], theirs)
-        assert not found, found[:5]
-    assert size == 1 or sampling.counts["edges sent"] > 0
+        check_same(mine[i], theirs)
+    assert size == 1 or counts["edges sent"] > 0
     group.close()
-    return sampling.counts
+    return counts
 
 
 def by_type(ids: Any) -> dict[str, torch.Tensor]:
@@ -160,7 +179,7 @@ def edges_of(
 
 def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> None:
     """Compare the parts of cooperative minibatches, put together, with the minibatches of one process."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    size = dist.get_world_size()
     options = {"batch_size": batch_size, "shuffle": True}
     source = gids.distributed.open(dataset, memory="64MB", timeout=30, bulk=3)
     whole = gids.open(dataset, memory="64MB")
@@ -206,7 +225,6 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                     found = torch.cat([p[2][ntype] for p in parts])
                     assert torch.equal(found.sort().values, ids.sort().values)
                 assert part.seed_count == sum(len(i) for i in by_type(expected.seeds).values())
-        del rank
 
 
 def exchange_wrongly(dataset: Path) -> list[str]:
@@ -227,6 +245,31 @@ def exchange_wrongly(dataset: Path) -> list[str]:
         came = minibatch.exchange(0, rows)
         sources = {r[0]: block.num_src for r, block in minibatch.blocks[0].items()}
         assert {t: tuple(v.shape) for t, v in came.items()} == {t: (n, 0) for t, n in sources.items()}
+    return errors
+
+
+def read_table_of_another(dataset: Path, other: Path) -> None:
+    """With owners="heat", rows of a table that the dataset does not have."""
+    with gids.distributed.open(dataset, owners="heat") as source, gids.open(other) as others:
+        table = others.store.table("paper.other")
+        loader = gids.NodeLoader(source, torch.arange(0, 900, 9), [3], tables={"other": table}, batch_size=20)
+        for minibatch in loader:
+            assert same_bits(minibatch.features["other"], table.read_rows(minibatch.input_nodes))
+
+
+def read_alone(dataset: Path) -> list[str]:
+    """The errors of what reads or samples by itself with a source whose ranks read together."""
+    errors = []
+    calls: list[Callable[[gids.distributed.GroupSource], Any]] = [
+        lambda source: gids.FeatureLoader(source, ["paper.feat"]),
+        lambda source: gids.NodeLoader(source, torch.arange(9), [2], rank=0, world_size=1),
+        pickle.dumps,
+    ]
+    with gids.distributed.open(dataset) as source:
+        for call in calls:
+            with pytest.raises((ValueError, TypeError)) as raised:
+                call(source)
+            errors.append(str(raised.value))
     return errors
 
 
@@ -258,19 +301,78 @@ def check_cooperative(part: Minibatch, expected: Minibatch, whole: gids.Source) 
         assert torch.equal(labels, whole.store.labels[ntype][by_type(part.seeds)[ntype]])
 
 
-class Sage(GraphSage):
-    """Two layers. In cooperation, each gets the rows of its input nodes from their owners."""
+def mean_of(block: Block, h: torch.Tensor) -> torch.Tensor:
+    """Of each destination, the weighted mean of its sources' rows."""
+    src, dst = block.coo()
+    weights = block.weights if block.weights is not None else torch.ones(block.num_edges)
+    total = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, dst, h[src] * weights[:, None])
+    norm = h.new_zeros(block.num_dst).index_add(0, dst, weights)
+    return total / norm.clamp(min=1)[:, None]
 
+
+class Sage(torch.nn.Module):
     def __init__(self) -> None:
+        super().__init__()
         torch.manual_seed(3)
-        super().__init__([24, 16, 5])
+        widths = [(24, 16), (16, 5)]
+        self.own = torch.nn.ModuleList(torch.nn.Linear(*w) for w in widths)
+        self.neighbors = torch.nn.ModuleList(torch.nn.Linear(*w, bias=False) for w in widths)
 
     def forward(self, minibatch: Any) -> torch.Tensor:
         h = minibatch.features["paper.feat"]
-        for i, (layer, block) in enumerate(zip(self.layers, minibatch.blocks, strict=True)):
+        for i, block in enumerate(minibatch.blocks):
             h = minibatch.exchange(i, h) if hasattr(minibatch, "exchange") else h
-            h = layer(block, h if i == 0 else h.relu())
+            h = self.own[i](h[: block.num_dst]) + self.neighbors[i](mean_of(block, h))
+            h = h.relu() if i == 0 else h
         return h
+
+
+class Mean(torch.nn.Module):
+    def __init__(self, in_dim: int, classes: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2 * in_dim, 32), torch.nn.Linear(64, classes)])
+
+    def forward(self, minibatch: Minibatch) -> torch.Tensor:
+        h = minibatch.features["_N.feat"]
+        for i, block in enumerate(minibatch.blocks):
+            h = self.layers[i](torch.cat([h[: block.num_dst], mean_of(block, h)], 1))
+            h = h.relu() if i == 0 else h
+        return h
+
+
+def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.Tensor]]:
+    """The losses and weights of three epochs of docs/examples/distributed_cooperative.py."""
+    train, losses = runpy.run_path(str(EXAMPLE))["train"], []
+
+    def report(_epoch: int, loss: float, _accuracy: float) -> None:
+        losses.append(loss)
+
+    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
+        model = train(source, layers, epochs=3, batch_size=64, report=report)
+    return losses, [p.detach() for p in model.parameters()]
+
+
+def accuracy_with_ddp(dataset: Path) -> float:
+    """The accuracy after training with 64 seeds a step on all ranks together."""
+    size, cross_entropy = dist.get_world_size(), torch.nn.functional.cross_entropy
+    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
+        torch.manual_seed(0)
+        in_dim = source.store.table("feat").shape[0]
+        model = torch.nn.parallel.DistributedDataParallel(Mean(in_dim, 8))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        loader = gids.NodeLoader(source, source.split("train"), [5, 5], batch_size=64 // size, shuffle=True)
+        for _ in range(4):
+            for minibatch in loader:
+                optimizer.zero_grad()
+                cross_entropy(model(minibatch), minibatch.labels).backward()
+                optimizer.step()
+        right = torch.zeros(2)
+        with torch.no_grad():
+            for minibatch in gids.NodeLoader(source, source.split("test"), [5, 5], batch_size=64):
+                hits = model.module(minibatch).argmax(1) == minibatch.labels
+                right += torch.tensor([hits.sum(), len(hits)])
+        dist.all_reduce(right)
+    return float(right[0] / right[1])
 
 
 def count_epoch(
@@ -299,6 +401,48 @@ def count_epoch(
         stats = loader.stats()
         counts["pages"] = stats["pages"]
         counts |= stats.get("group", {})
-        for sampling in getattr(source, "_samplings", {}).values():
-            counts |= {f"sampling: {name}": value for name, value in sampling.counts.items()}
+        sampled = source.sampling_counts if isinstance(source, gids.distributed.GroupSource) else {}
+        counts |= {f"sampling: {name}": value for name, value in sampled.items()}
         return {name: value / len(loader) for name, value in counts.items()}
+
+
+def call_by_itself(dataset: Path) -> None:
+    from gids import pyg
+
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=30) as shared,
+        pyg.NeighborLoader(shared, [2], input_nodes=[1, 2]) as loader,
+    ):
+        loader([0])
+
+
+def fail_while_sampling(dataset: Path, after: int, tables: list[str] | None) -> tuple[int, str]:
+    """Rank 1 fails in transform_sampler_output=. The number of minibatches, and the error."""
+    from gids import pyg
+
+    calls, count = 0, 0
+
+    def transform(output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if dist.get_rank() == 1 and calls > after:
+            raise ArithmeticError("no such number")
+        return output
+
+    with (
+        gids.distributed.open(dataset, memory="64MB", timeout=20) as shared,
+        pyg.NeighborLoader(
+            shared,
+            [3, 2],
+            input_nodes=torch.arange(120),
+            batch_size=4,
+            transform_sampler_output=transform,
+            tables=tables,
+        ) as loader,
+    ):
+        try:
+            for _ in loader:
+                count += 1
+        except Exception as error:
+            return count, f"{type(error).__name__}: {error}"
+    return count, "no error"

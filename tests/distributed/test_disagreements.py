@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,16 @@ def test_a_rank_that_cannot_open_its_tables_is_named(whole: Path, ranks: RankPoo
         assert error.startswith(mine if rank == 1 else f"RankError: rank 1 failed with {mine}")
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("arguments", [{}, {"cooperative": True}, {"tables": []}])
+@pytest.mark.few(3)
+@pytest.mark.parametrize("arguments", [{}, {"cooperative": True}, {"tables": []}, "seeds alone"])
 @pytest.mark.parametrize("state", [{"epoch": 3, "step": 0}, {"epoch": 0, "step": 4}])
 def test_a_state_that_one_rank_loads_is_an_error_on_all(
-    parts: Path, ranks: RankPool, state: dict[str, int], arguments: dict[str, Any]
+    whole: Path, parts: Path, ranks: RankPool, state: dict[str, int], arguments: Any
 ) -> None:
-    told = ranks.run(3, program.begin_elsewhere, parts, state, {}, arguments)
+    if arguments == "seeds alone":
+        told = ranks.run(3, program.begin_elsewhere, whole, state, {"alone": True}, {}, [1])
+    else:
+        told = ranks.run(3, program.begin_elsewhere, parts, state, {}, arguments, [1])
     check_places(
         told,
         "rank 0 and rank 2: loader 0, epoch 0, step 0",
@@ -127,17 +131,10 @@ def test_a_state_that_one_rank_loads_is_an_error_on_all(
     )
 
 
-def test_a_state_that_one_rank_loads_is_an_error_where_ranks_share_only_the_seeds(
-    whole: Path, ranks: RankPool
-) -> None:
-    for told in ranks.run(3, program.begin_elsewhere, whole, {"epoch": 3, "step": 2}, {"alone": True}, {}):
-        assert told.startswith("RankError: rank 0 begins epoch 0, step 0, after 0 minibatches before; ")
-        assert "; rank 1 begins epoch 3, step 2, after 0 minibatches" in told
-
-
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_state_that_one_column_loads_is_an_error_on_all(whole: Path, ranks: RankPool, column: int) -> None:
-    told = ranks.run(4, program.begin_elsewhere_in_columns, whole, column)
+    state, odd = {"epoch": 3}, [column, column + 2]
+    told = ranks.run(4, program.begin_elsewhere, whole, state, {"replicas": 2}, {}, odd)
     check_places(told, f"rank {column} and rank {column + 2}: loader 0, epoch 3")
 
 
@@ -168,8 +165,13 @@ def test_loaders_in_another_order_are_an_error(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("options", [{}, {"reads": "pack"}])
-@pytest.mark.parametrize("arguments", [{}, SMALL, {"cooperative": True}])
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"alone": True}, {}),  # ranks of gids.open()
+        *itertools.product([{}, {"reads": "pack"}], [{}, SMALL, {"cooperative": True}]),
+    ],
+)
 def test_an_epoch_that_one_rank_ends_early_is_an_error(
     whole: Path, ranks: RankPool, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
@@ -180,14 +182,6 @@ def test_an_epoch_that_one_rank_ends_early_is_an_error(
 def test_an_epoch_that_one_column_ends_early_is_an_error(whole: Path, ranks: RankPool) -> None:
     told = ranks.run(4, program.leave_early, whole, {"replicas": 2}, {}, [1, 3])
     check_places(told, "rank 1 and rank 3: loader 0, epoch 1, step 0 (begins after 2 minibatches")
-
-
-def test_an_epoch_that_one_rank_ends_early_is_an_error_where_ranks_share_only_the_seeds(
-    whole: Path, ranks: RankPool
-) -> None:
-    for told in ranks.run(3, program.leave_early, whole, {"alone": True}, {}, [1]):
-        assert told.startswith("RankError: rank 0 begins epoch 1, step 0, after 10 minibatches before")
-        assert "rank 1 begins epoch 1, step 0, after 2 minibatches before" in told
 
 
 def test_a_rank_that_makes_a_loader_for_itself_is_named(whole: Path, ranks: RankPool) -> None:
@@ -205,7 +199,9 @@ def test_a_rank_that_closes_its_source_is_named(whole: Path, ranks: RankPool) ->
 def test_a_rank_that_does_not_begin_an_epoch_is_named(whole: Path, ranks: RankPool) -> None:
     told = ranks.run(3, program.do_not_begin, whole)
     for rank in (0, 2):
-        assert told[rank].startswith("RankError: rank 1 did not iterate over the same loader in time")
+        assert told[rank].startswith(
+            "RankError: rank 1 did not come in time to where this rank is (loader 0, epoch 0"
+        )
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -256,3 +252,21 @@ def test_values_are_sent_as_json(ranks: RankPool) -> None:
     values = [[1, None, 0.1, "é"], {"a": {"b": [True]}}, "x" * 5000]
     for came in ranks.run(3, program.send_values, [*values, {1, 2}]):
         assert came == [*([value] * 3 for value in values), "error"]
+
+
+def test_any_number_of_tensors_is_exchanged(ranks: RankPool) -> None:
+    ranks.run(3, program.exchange_kinds, [0, 1, 5, 60, 61, 62, 200])
+
+
+def test_a_failure_is_heard_by_ranks_that_exchange_something_else(ranks: RankPool) -> None:
+    for rank, (told, later) in enumerate(ranks.run(3, program.exchange_differently, True)):
+        mine = "ArithmeticError: no such number"
+        assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}")
+        assert later == 2
+
+
+@pytest.mark.slow
+def test_ranks_that_exchange_different_things_are_named(ranks: RankPool) -> None:
+    for rank, (told, _) in enumerate(ranks.run(3, program.exchange_differently, False)):
+        assert "are at different minibatches" in told, rank
+        assert "rank 1" in told

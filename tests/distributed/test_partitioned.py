@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from partition_example import AUTHORS, PAPERS, Datasets
-from programs import compare_with_one_process
+from programs import compare
 from rank_pool import RankError, RankPool
 
 from gids.sampler import Labor, Ladies, Neighbor
@@ -45,10 +45,8 @@ def test_one_type(one: Datasets, ranks: RankPool, name: str, size: int) -> None:
         "batch_size": 20,
         "shuffle": True,
     }
-    told = ranks.run(
-        size, compare_with_one_process, one.parts(size), one.whole, "NodeLoader", arguments, {}, 2
-    )
-    assert {t["minibatches"] for t in told} == {2 * -(-len(SEEDS["paper"]) // (20 * size))}
+    told = ranks.run(size, compare, one.parts(size), one.whole, "NodeLoader", arguments, {})
+    assert {t["steps"] for t in told} == {-(-len(SEEDS["paper"]) // (20 * size))}
 
 
 @pytest.mark.few(2)
@@ -62,9 +60,7 @@ def test_several_types(several: Datasets, ranks: RankPool, name: str, size: int)
         "batch_size": 20,
         "shuffle": True,
     }
-    ranks.run(
-        size, compare_with_one_process, several.parts(size), several.whole, "NodeLoader", arguments, {}, 2
-    )
+    ranks.run(size, compare, several.parts(size), several.whole, "NodeLoader", arguments, {}, 2)
 
 
 @pytest.mark.few(1)
@@ -74,7 +70,7 @@ def test_replicas_exchange_in_columns(one: Datasets, ranks: RankPool, replicas: 
     arguments = {"seeds": SEEDS["paper"], "sampler": [3, 4], "batch_size": 20, "shuffle": True}
     options = {"replicas": replicas, "bulk": bulk}
     parts = one.parts(4 // replicas)
-    ranks.run(4, compare_with_one_process, parts, one.whole, "NodeLoader", arguments, options, 2)
+    ranks.run(4, compare, parts, one.whole, "NodeLoader", arguments, options, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -87,7 +83,7 @@ def test_rows_are_converted_when_they_arrive(one: Datasets, ranks: RankPool, dty
         "dtype": dtype,
         "tables": [f"paper.{t}" for t in tables],
     }
-    ranks.run(3, compare_with_one_process, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
+    ranks.run(3, compare, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
 
 
 @pytest.mark.parametrize(("size", "subgraph"), [(2, "directional"), (3, "bidirectional")])
@@ -101,7 +97,7 @@ def test_edges(one: Datasets, ranks: RankPool, size: int, subgraph: Any) -> None
         "batch_size": 11,
         "shuffle": True,
     }
-    ranks.run(size, compare_with_one_process, one.parts(size), one.whole, "EdgeLoader", arguments, {}, 2)
+    ranks.run(size, compare, one.parts(size), one.whole, "EdgeLoader", arguments, {}, 2)
 
 
 def test_times(one: Datasets, ranks: RankPool) -> None:
@@ -111,7 +107,7 @@ def test_times(one: Datasets, ranks: RankPool) -> None:
         "time": torch.arange(len(SEEDS["paper"])) << 32,
         "batch_size": 20,
     }
-    ranks.run(3, compare_with_one_process, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
+    ranks.run(3, compare, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
 
 
 def test_a_missing_part_is_an_error_on_every_rank(one: Datasets, ranks: RankPool, tmp_path: Path) -> None:
@@ -119,11 +115,11 @@ def test_a_missing_part_is_an_error_on_every_rank(one: Datasets, ranks: RankPool
         (tmp_path / part.name).symlink_to(part)
     arguments = {"seeds": SEEDS["paper"], "sampler": [3]}
     with pytest.raises(RankError) as told:
-        ranks.run(3, compare_with_one_process, tmp_path, one.whole, "NodeLoader", arguments, {}, 1)
+        ranks.run(3, compare, tmp_path, one.whole, "NodeLoader", arguments, {}, 1)
     assert str(told.value).count("rank 2 could not open the dataset: FileNotFoundError") == 2
 
 
 def test_another_number_of_ranks_than_parts_is_refused(one: Datasets, ranks: RankPool) -> None:
     arguments = {"seeds": SEEDS["paper"], "sampler": [3]}
     with pytest.raises(RankError, match="has 3 parts, for 2 ranks"):
-        ranks.run(2, compare_with_one_process, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)
+        ranks.run(2, compare, one.parts(3), one.whole, "NodeLoader", arguments, {}, 1)

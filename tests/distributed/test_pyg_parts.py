@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 from datasets import CITES
 from partition_example import AUTHORS, PAPERS, write_rich_dataset
-from pyg_program import call_by_itself, compare_loaders, fail_while_sampling
 from rank_pool import RankError, RankPool
 
 from gids.pyg import NeighborSampler
@@ -40,8 +40,9 @@ def compare(
     ranks: RankPool, folder: Path, name: str, kind: str, size: int = 3, **arguments: Any
 ) -> list[int]:
     parts = folder / (f"{name}.parts" if size == 3 else f"{name}.gids")
-    given = {"batch_size": 20, **arguments}
-    return ranks.run(size, compare_loaders, parts, folder / f"{name}.gids", kind, given, {})
+    given = {"batch_size": 20, "shuffle": True, **arguments}
+    told = ranks.run(size, programs.compare, parts, folder / f"{name}.gids", f"pyg.{kind}", given, {}, 1)
+    return [of_rank["steps"] for of_rank in told]
 
 
 @pytest.mark.few(1)
@@ -70,8 +71,9 @@ def test_packs(folder: Path, ranks: RankPool, name: str) -> None:
     """Minibatches of PyG wait in the scratch file, with their edges' ids."""
     arguments = {"num_neighbors": [4, 3], "batch_size": 5, "input_nodes": ("paper", SEEDS)}
     whole = folder / f"{name.partition('.')[0]}.gids"
-    options = {"reads": "pack"}
-    ranks.run(3, compare_loaders, folder / name, whole, "NeighborLoader", arguments, options)
+    kind, options = "pyg.NeighborLoader", {"reads": "pack"}
+    for told in ranks.run(3, programs.compare, folder / name, whole, kind, arguments, options, 1):
+        assert told["stats"]["packs"]["minibatches"] == told["steps"]
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
@@ -114,7 +116,7 @@ def test_what_needs_all_edges_is_refused(
 
 def test_one_rank_alone_cannot_sample(folder: Path, ranks: RankPool) -> None:
     with pytest.raises(RankError, match="the ranks sample a partitioned dataset together"):
-        ranks.run(3, call_by_itself, folder / "one.parts")
+        ranks.run(3, programs.call_by_itself, folder / "one.parts")
     with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
         NeighborSampler(str(folder / "one.parts" / "part-000.gids"), [2])
 
@@ -124,7 +126,7 @@ def test_a_rank_that_fails_between_layers_is_named_on_all_others(folder: Path, r
     """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
     for after, tables in [(0, None), (2, None), (4, None), (6, []), (9, None)]:
         for rank, (_, told) in enumerate(
-            ranks.run(3, fail_while_sampling, folder / "one.parts", after, tables)
+            ranks.run(3, programs.fail_while_sampling, folder / "one.parts", after, tables)
         ):
             mine = "ArithmeticError: no such number"
             assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}"), (after, tables)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import compare_with_one_process, measure_nothing
+from programs import compare, measure_nothing, read_alone, read_table_of_another
 from rank_pool import RankPool
 
 from gids.distributed.owners import HashOwners, RangeOwners
@@ -41,8 +41,15 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("owners", ["hash", "range", "heat"])
 def test_rows_are_those_of_one_process(one: Path, ranks: RankPool, size: int, owners: str) -> None:
     arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
-    told = ranks.run(size, compare_with_one_process, one, one, "NodeLoader", arguments, {"owners": owners}, 2)
-    assert {t["minibatches"] for t in told} == {2 * -(-500 // (30 * size))}
+    told = ranks.run(size, compare, one, one, "NodeLoader", arguments, {"owners": owners})
+    assert {t["steps"] for t in told} == {-(-500 // (30 * size))}
+
+
+def test_a_table_of_another_dataset_is_placed(one: Path, ranks: RankPool) -> None:
+    other = one.with_name("other.gids")
+    with DatasetWriter(other, page_bytes=512) as writer:
+        writer.write_table("node", "paper", "other", torch.randn(NODES, 30))
+    ranks.run(2, read_table_of_another, one, other)
 
 
 def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool) -> None:
@@ -50,6 +57,13 @@ def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool
     assert ranks.run(3, measure_nothing, one) == [
         mine if rank == 1 else f"RankError: rank 1 failed with {mine}" for rank in range(3)
     ]
+
+
+def test_what_reads_or_samples_by_itself_is_refused(one: Path, ranks: RankPool) -> None:
+    for errors in ranks.run(2, read_alone, one):
+        assert "divides rows among ranks, so that all of them read together" in errors[0]
+        assert "all ranks of gids.distributed.open() share the seeds" in errors[1]
+        assert "call gids.distributed.open() in each process" in errors[2]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -14,7 +14,6 @@ from rank_pool import RankPool
 
 from gids.packs import Scratch, Spool, Superbatch
 from gids.sampler import Ladies
-from gids.store.part import part_name
 from gids.write import DatasetWriter
 from gids.write.partition import partition
 
@@ -117,21 +116,6 @@ def test_random_reads_of_one_rank_are_those_of_all(data: Datasets, ranks: RankPo
 @pytest.mark.slow
 def test_a_run_resumes_in_a_superbatch(data: Datasets, ranks: RankPool) -> None:
     ranks.run(2, programs.resume, data.whole, FLOATS, [1, 12])
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("cooperative", [False, True])
-def test_a_failed_read_is_an_error_of_its_steps(data: Datasets, ranks: RankPool, cooperative: bool) -> None:
-    parts = data.parts(3)
-    shard = parts / part_name(1) / "tables/paper.long/shard-00.bin"
-    arguments = {**ARGUMENTS, "batch_size": 2, "sampler": [1], "tables": ["paper.long"], "shuffle": False}
-    seen = ranks.run(3, programs.read_damaged, parts, data.whole, shard, arguments, cooperative)
-    failed = [step for step, _ in seen[1][0]]
-    assert 0 < len(failed) < len(SEEDS) // 6
-    for rank, epochs in enumerate(seen):
-        assert [step for step, _ in epochs[0]] == failed
-        assert epochs[1] == [], "the shard is whole again"
-        assert all(("rank 1" in message) == (rank != 1) for _, message in epochs[0])
 
 
 def test_a_sampler_that_fails_on_one_rank(data: Datasets, ranks: RankPool) -> None:

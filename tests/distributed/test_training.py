@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_program import accuracy_with_ddp, train_together
+from programs import accuracy_with_ddp, train_together
 from rank_pool import RankPool
 
 from gids.cli import main

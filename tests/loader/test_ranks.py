@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from datetime import timedelta
@@ -18,8 +17,7 @@ from torch.distributed import HashStore
 
 import gids
 from gids.loader.epoch_loader import EpochLoader
-from gids.loader.machine_ranks import Process
-from gids.loader.ranks import Ranks, local_ranks
+from gids.loader.ranks import Ranks, find_ranks, local_ranks
 from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -340,16 +338,6 @@ def test_local_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch, give
     assert local_ranks() == ranks
 
 
-def test_a_process_of_another_machine_or_namespace_is_not_known_to_have_ended() -> None:
-    here = Process.this()
-    assert os.readlink("/proc/self/ns/pid") in here.machine
-    ended = dataclasses.replace(here, started="1")  # another process had this number
-    assert ended.has_ended(here)
-    assert not here.has_ended(here)
-    assert not dataclasses.replace(ended, machine=here.machine + "0").has_ended(here)
-    assert not dataclasses.replace(ended, started="").has_ended(here)
-
-
 def test_without_torchrun_all_ranks_are_taken_to_be_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert local_ranks() == 1
@@ -373,17 +361,18 @@ def test_torchrun_without_a_process_group_is_warned_of(
         caplog.clear()
 
 
-def test_a_rank_that_makes_no_loader_is_waited_for_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_rank_that_makes_no_loader_is_an_error_unless_the_user_gave_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.2))
-    monkeypatch.setattr("gids.loader.ranks._PATIENCE_S", 0.1)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    with pytest.raises(gids.RankError, match="rank 1 did not make the same loader in time"):
-        Ranks(0, 2, detected=True).check_alike(lambda: {"seed": 1})
-    assert "waiting for rank 1 to make the same loader" in caplog.text
-    Ranks(0, 2).check_alike(lambda: {"seed": 1})  # given by the user: nobody is waited for
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(gids.RankError, match=r"rank 1 did not come in time to where .* \(makes loader 0\)"):
+        find_ranks(None, None).check_alike(lambda: {"seed": 1})
+    find_ranks(0, 2).check_alike(lambda: {"seed": 1})
 
 
 def test_ranks_of_one_machine_share_its_scratch(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,11 @@ from gids.errors import StorageError
 from gids.store.array_checks import check_ids, file_crc32c
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_rows, read_manifest
-from gids.store.geometry import div_ceil
 from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
 from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks
-from gids.store.scan import open_file, read_pages
+from gids.store.scan import PageReader
 from gids.store.table import Table, positions_of
 from gids.write.publish import is_dataset
 
@@ -132,13 +130,8 @@ class _StoredRows:
         return out
 
     def _read_extent(self, start: int, count: int) -> np.ndarray:
-        per_page = self._layout.rows_per_page
-        first, last = start // per_page, div_ceil(start + count, per_page)
-        with ExitStack() as stack:
-            files = self._table.shards
-            pages = read_pages(self._layout, [open_file(stack, f) for f in files], files, first, last - first)
-        self._check(np.arange(first, last), pages)
-        return self._rows_in(pages)[start - first * per_page :][:count]
+        with PageReader(self._layout, self._table.shards, self._sums, self._table.name) as pages:
+            return pages.rows(start, count)
 
     def _gather(self, ids: np.ndarray) -> np.ndarray:
         order = self._table.order

@@ -1,0 +1,221 @@
+"""RankRows: the rows that a rank reads, for minibatches that all ranks sample together.
+
+Made by GroupSource in place of a FeatureLoader. The ids of a step go to their owners when the step is
+sampled, so the owner's window sees what all ranks will ask for. The rows of step s + 1 are on their way while
+step s is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import torch
+
+from gids.cuda import on_host
+from gids.distributed.group import Group
+from gids.distributed.owners import Dealt, Owners
+from gids.distributed.steps import Counts, Step, Steps
+from gids.distributed.stream import LockstepStream
+from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.options import Reads
+from gids.loader.pack_reads import Learned
+from gids.loader.ranks import place_of
+from gids.loader.sampling import EpochSampling
+from gids.store import Table
+from gids.store.dtypes import make_bools_proper
+from gids.store.names import Relation
+
+if TYPE_CHECKING:
+    from gids.loader.feature_loader import FeatureLoader
+
+T = TypeVar("T")
+Ids = Mapping[str, torch.Tensor]
+OwnersOfEdges = Callable[[Any, Relation], np.ndarray]
+
+
+class RankRows:
+    """The rows of tables for the minibatches of all ranks of a group.
+
+    feature_loader: reads this rank's rows; those that are exchanged as they are stored. tables: those that
+    the user wants, by name. owners: the owners of each table's rows, or None for edges of a partitioned
+    dataset, whose owners owners_of_edges returns for a minibatch. Without owners, every rank reads the rows
+    of its minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are
+    exchanged. reads, bulk: as of gids.distributed.open().
+
+    Attributes: exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
+    owners; counts: what was exchanged since the beginning.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        feature_loader: FeatureLoader,
+        tables: Mapping[str, Table],
+        owners: Mapping[str, Owners | None] | None,
+        owners_of_edges: OwnersOfEdges,
+        *,
+        dtype: torch.dtype | None,
+        reads: Reads,
+        bulk: int,
+    ) -> None:
+        self.group, self.feature_loader, self.tables = group, feature_loader, dict(tables)
+        self._owners, self._owners_of_edges = owners or {}, owners_of_edges
+        self._dtype, self._reads, self._bulk = dtype, reads, bulk
+        self.exchanged = owners is not None
+        alike: dict[Any, list[str]] = {}
+        for name in sorted(tables):  # ranks send them in this order, and each may be given its own one
+            alike.setdefault((tables[name].type, id(self._owners.get(name))), []).append(name)
+        self.alike = list(alike.values())
+        self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
+
+    @property
+    def window(self) -> int:
+        return self.feature_loader.window
+
+    @property
+    def waiting_batches(self) -> int:
+        """The same on all ranks."""
+        return self._bulk - 1
+
+    @property
+    def held_bytes(self) -> int:
+        return self.feature_loader.held_bytes
+
+    def attach(
+        self,
+        minibatches: EpochSampling,
+        ids_of: Callable[[T], Ids],
+        *,
+        bytes_of: Callable[[T], int] | None = None,
+        waiting_batches: int = 0,
+        source_bytes: Callable[[int], int] = lambda _waiting: 0,
+        growth: float = 1.0,
+        count: int | None = None,
+        learned: Learned | None = None,
+        following: object = None,
+    ) -> EpochStream[T]:
+        """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
+
+        following is not used: the ranks sample together, and none is ahead of its epoch.
+        """
+        epoch, source = minibatches.epoch, Sampled(cast("Iterable[T]", minibatches))
+
+        def place(step: int, what: str) -> str:
+            return place_of(epoch.seeds.ranks.loader, epoch.number, epoch.steps.start + step, what)
+
+        make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0), place)
+        steps = Steps(self.group, source, make_step, place, by_choice=self._reads == "auto")
+        return LockstepStream(self, source, steps, growth, count, learned or Learned())
+
+    def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
+        """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
+
+        Raises ValueError on all ranks if packs are asked for and impossible on one.
+        """
+        if self._reads == "random" or self.feature_loader.device.type != "cpu":
+            return False
+        may, reason = False, ""
+        try:
+            may = self.feature_loader.may_use_packs(learned, count)
+        except ValueError as error:
+            reason = str(error)
+        said: list[tuple[bool, str]] = self.group.gather((may, reason), place)
+        for rank, (_, reason) in enumerate(said):
+            if reason:
+                raise ValueError(f"{self.group.name_of(rank)}: {reason}")
+        return all(may for may, _ in said)
+
+    def ids_of(self, step: Step[Any]) -> Ids:
+        """The positions of the rows that this rank reads for a step, by table."""
+        return self.by_table(step.ids)
+
+    def by_table(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The value of each table, from one for each group of tables that are alike."""
+        return {name: value for names, value in zip(self.alike, values, strict=True) for name in names}
+
+    def features_of(self, step: Step[Any], rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The features of a step. rows: as they came by table, uint8[n, row_bytes] each, which are freed."""
+        inverse, features = self.by_table(step.inverse), {}
+        for name, table in self.tables.items():
+            stored = rows.pop(name)
+            stored = stored.index_select(0, inverse[name].to(stored.device))
+            if table.scale is None:
+                values = make_bools_proper(stored.view(table.dtype).view(len(stored), *table.shape))
+            else:
+                values = table.decode(on_host(stored).numpy()).to(stored.device)
+            features[name] = values if self._dtype is None else values.to(self._dtype)
+        return features
+
+    def stats(self) -> dict[str, Any]:
+        """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
+        return self.feature_loader.stats() | ({"group": dict(self.counts)} if self.exchanged else {})
+
+    def leave(self, user: object) -> None:
+        self.feature_loader.leave(user)
+
+    def _step_of(
+        self,
+        ids_of: Callable[[T], Ids],
+        bytes_of: Callable[[T], int],
+        place: Callable[[int, str], str],
+        minibatch: T | None,
+        error: Exception | None,
+        number: int,
+    ) -> Step[T]:
+        """Send the ids of a minibatch to the owners of their rows. See Steps: make_step."""
+        inverses: list[torch.Tensor] = []
+        expected: list[np.ndarray] = []
+        own: list[torch.Tensor] = []
+
+        def ask() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            assert minibatch is not None
+            ids = on_host(ids_of(minibatch))
+            messages: list[list[torch.Tensor]] = [[] for _ in range(self.group.size)]
+            if not self.exchanged:
+                own.extend(ids[names[0]] for names in self.alike)
+                return messages
+            for names in self.alike:
+                wanted = ids[names[0]].numpy()
+                dealt = Dealt(self._owners_of(minibatch, names[0], wanted), self.group.size)
+                inverses.append(dealt.inverse())
+                expected.append(dealt.counts)
+                for message, part in zip(messages, dealt.parts(wanted), strict=True):
+                    message.append(part)
+                self.counts["rows asked"] += len(wanted) - int(dealt.counts[self.group.rank])
+            return messages
+
+        dtypes = [torch.int64] * (len(self.alike) if self.exchanged else 0)
+        received = self.group.exchange(ask, dtypes, place(number, "asks for rows"))
+        assert minibatch is not None
+        wanted = [[len(ids) for ids in of_ranks] for of_ranks in zip(*received, strict=True)]
+        asked = [torch.cat(of_ranks) for of_ranks in zip(*received, strict=True)] if self.exchanged else own
+        rows = [
+            self._positions(self.tables[names[0]], ids) for names, ids in zip(self.alike, asked, strict=True)
+        ]
+        nbytes = bytes_of(minibatch)
+        if self.exchanged:
+            nbytes += sum(values.nbytes for values in (*rows, *inverses))
+        return Step(
+            minibatch,
+            nbytes,
+            Counts(np.array(wanted, np.int64), np.array(expected, np.int64)),
+            rows,
+            inverses,
+        )
+
+    def _owners_of(self, minibatch: Any, name: str, ids: np.ndarray) -> np.ndarray:
+        """The owners of the rows of a table that a minibatch reads."""
+        owners, type_ = self._owners[name], self.tables[name].type
+        if owners is not None:
+            return owners.of(ids)
+        assert not isinstance(type_, str)
+        return self._owners_of_edges(minibatch, type_)
+
+    def _positions(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
+        """The positions of rows in this rank's part of a table."""
+        return ids if table.held is None else torch.from_numpy(table.held.rows_of(ids.numpy()))
