@@ -73,7 +73,7 @@ SANITIZED = (  # small, and between them every kernel
     "tests/packs/test_packs_on_a_device.py::test_a_run_resumes_inside_a_pack",
     "tests/sampler/test_neighbor.py::test_minibatches_of_a_device_equal_the_model",
     "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_in_the_model",
-    "tests/sampler/test_on_device.py::test_relations_are_sampled_as_on_the_cpu",
+    "tests/sampler/test_samplers_on_a_device.py::test_relations_are_sampled_as_on_the_cpu",
 )
 NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE

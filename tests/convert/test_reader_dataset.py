@@ -167,7 +167,7 @@ def test_a_damaged_page_or_array_is_not_copied(tmp_path, capsys, ordered):
     damage(store.table("x").shard_paths[0], b"?", 512 * 7)
     arguments = ["convert", str(tmp_path / "a.gids"), str(tmp_path / "b.gids")]
     assert main(arguments) == 2
-    assert "page 7 of '_N.x' in a.gids fails its CRC32C" in capsys.readouterr().err
+    assert "page 7 of '_N.x' fails its CRC32C" in capsys.readouterr().err
     damage(tmp_path / "a.gids/nodes/_N.label.npy", b"?", -1)
     assert main(arguments) == 2
     assert "the checksum of this file is wrong" in capsys.readouterr().err

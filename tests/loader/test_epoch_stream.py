@@ -80,7 +80,7 @@ def test_a_storage_error_of_the_source_concerns_one_minibatch(
 @pytest.mark.parametrize("tables", [None, []])
 @pytest.mark.parametrize("bulk", [1, 4])
 def test_a_node_loader_goes_on_after_a_storage_error_of_its_sampler(
-    path: Path, tables: Any, bulk: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, tables: Any, bulk: int
 ) -> None:
     class Failing(Neighbor):
         def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
@@ -92,11 +92,11 @@ def test_a_node_loader_goes_on_after_a_storage_error_of_its_sampler(
             return [self.sample(topology, s, step=t, **numbers) for t, s in enumerate(seeds, first_step)]
 
     with gids.open(path, memory="16MB", window=4) as source:
-        monkeypatch.setattr(source, "bulk", bulk)
         options: dict[str, Any] = {"batch_size": 100, "tables": tables}
         seeds = {"paper": torch.arange(900)}
         expected = list(gids.NodeLoader(source, seeds, Neighbor([3]), **options))
         loader = gids.NodeLoader(source, seeds, Failing([3]), **options)
+        loader._step_sampling = loader._step_sampling._replace(bulk=bulk)
         epoch = iter(loader)
         for step, minibatch in enumerate(expected):
             if step in (0, 5, 6):

@@ -132,9 +132,14 @@ def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
     cuda_is(device)
     runs = []
     for name in ("cpu", "cuda"):
-        memory = {"memory": "32MB"} | ({"device_memory": "32MB", "staging": "4MB"} if name == "cuda" else {})
+        device_memory = "32MB" if name == "cuda" else None
         with (
-            gids.open(tmp_path / "m.gids", **memory) as source,  # type: ignore[arg-type]
+            gids.open(
+                tmp_path / "m.gids",
+                memory="32MB",
+                device_memory=device_memory,
+                tuning=gids.Tuning(staging="4MB"),
+            ) as source,
             gids.EdgeLoader(source, None, [3, 3], batch_size=300, strategy="last", device=name) as loader,
         ):
             runs.append(list(loader))
