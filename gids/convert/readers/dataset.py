@@ -111,7 +111,7 @@ class _StoredRows:
     """The rows of a table by id, as they are on disk. Compares every page that it reads with its checksum."""
 
     def __init__(self, table: Table, entry: TableEntry, store: FeatureStore) -> None:
-        self._table, self._layout, self._name = table, entry.geometry, store.name
+        self._table, self._layout = table, entry.geometry
         self._sums = table.checksums()
         # A table whose rows are the pages, to gather these in any order.
         size, count = entry.page_bytes, entry.geometry.page_count
@@ -151,7 +151,7 @@ class _StoredRows:
         if len(wrong):
             page = int(numbers[wrong[0]])
             shard, offset = self._layout.page_location(page)
-            what = f"page {page} of {self._table.name!r} in {self._name} fails its CRC32C"
+            what = f"page {page} of {self._table.name!r} fails its CRC32C: see `gids verify`"
             raise StorageError(errno.EBADMSG, what, self._table.shards[shard], int(offset))
 
 
