@@ -341,6 +341,7 @@ class _Conversion:
             scale=scale,
             order=orders.of(table, layout),
             page_bytes=layout.page_bytes,
+            extra=table.stored is not None and table.stored.extra,
         )
         stored = table.stored
         if rounded is not None and (stored is None or (stored.dtype, stored.scale) != (dtype, scale)):

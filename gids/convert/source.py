@@ -30,7 +30,7 @@ MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 class StoredTable:
     """How a gids dataset stores a table that is read from it.
 
-    scale: of int8, None without. order: the position of each row on disk; None: its id.
+    scale: of int8, None without. order: the position of each row on disk; None: its id. extra: see Table.
     """
 
     dtype: torch.dtype
@@ -38,6 +38,7 @@ class StoredTable:
     row_bytes: int
     page_bytes: int
     order: np.ndarray | None
+    extra: bool
 
 
 @dataclass(frozen=True)

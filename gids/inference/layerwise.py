@@ -21,7 +21,7 @@ from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Nodes, Targets
 from gids.loader.option_names import explain_names
 from gids.loader.source import Dataset, Source, as_source
-from gids.loader.tables import Tables, check_table_fits, chosen_tables
+from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
@@ -160,9 +160,7 @@ def _features_of(
 ) -> dict[str, Table]:
     """The tables of node features, by type."""
     if tables is None:
-        given = {
-            t.name: t for t in stores[0].tables.values() if t.kind == "node" and t.type in topology.node_types
-        }
+        given = {t.name: t for t in default_tables(stores[:1], topology.node_types)}
     else:
         given = chosen_tables(stores, tables)
     if edges := [t.name for t in given.values() if t.kind != "node"]:

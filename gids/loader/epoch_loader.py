@@ -30,7 +30,7 @@ from gids.loader.readers import Reader
 from gids.loader.row_source import RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, as_row_source
-from gids.loader.tables import Tables, check_table_fits, chosen_tables
+from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
@@ -434,8 +434,7 @@ class EpochLoader(Closing, ABC):
     def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
         """The tables to load, by name."""
         if tables is None:
-            every = [t for store in self.source.stores for t in store.tables.values()]
-            tables = [t for t in every if t.kind == "node" and t.type in topology.node_types]
+            tables = default_tables(self.source.stores, topology.node_types)
         found = chosen_tables(self.source.stores, tables)
         for table in found.values():
             check_table_fits(table, topology, self.store.name)

@@ -6,7 +6,8 @@ same name, the user gives a mapping from names to tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from gids.sampler import Topology
 from gids.store import FeatureStore, Table
@@ -36,6 +37,11 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
         if other.identity != table.identity:
             raise ValueError(f"two tables are called {table.name!r}: give names, tables={{'a': …, 'b': …}}")
     return found
+
+
+def default_tables(stores: Iterable[FeatureStore], types: Collection[Any]) -> list[Table]:
+    """Those that a loader takes without tables=: all of these types but the ones that were added later."""
+    return [t for store in stores for t in store.tables.values() if t.type in types and not t.extra]
 
 
 def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:

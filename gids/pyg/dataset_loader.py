@@ -25,7 +25,7 @@ from gids.loader.ranks import EpochSeeds, StepSeeds
 from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import as_row_source
-from gids.loader.tables import Tables
+from gids.loader.tables import Tables, default_tables
 from gids.pyg.arguments import SAMPLING, counts_of, not_for_parts
 from gids.pyg.input_sampler import InputSampler
 from gids.pyg.inputs import Inputs, are_all_edges, count_of, hash_inputs
@@ -117,7 +117,7 @@ class DatasetLoader(EpochLoader):
                 raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2], g.relation)}
-            tables = [t for each in source.stores for t in each.tables.values() if t.type in types]
+            tables = default_tables(source.stores, types)
         inputs_sampler = InputSampler(neighbor_sampler, neg_sampling, transform_sampler_output, own=own)
         super().__init__(
             source,

@@ -125,6 +125,8 @@ class TableEntry:
     scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
     """The position of each row on disk; None if it is the id."""
+    extra: Annotated[bool, _true] | None = None
+    """True: loaders take it only where it is named."""
 
     @property
     def name(self) -> str:
@@ -479,6 +481,12 @@ def _among(known: Iterable[str]) -> Reader:
         return value
 
     return read
+
+
+def _true(value: object, where: str) -> bool:
+    if value is not True:
+        raise FormatError(f"{where} must be true, or missing")
+    return True
 
 
 def _up_to(most: int, least: int = 0) -> Reader:

@@ -149,6 +149,7 @@ class DatasetWriter:
         scale: str | None = None,
         order: RowOrder | None = None,
         page_bytes: int | None = None,
+        extra: bool = False,
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
@@ -158,7 +159,7 @@ class DatasetWriter:
         int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
         disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
         order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
-        that of the writer.
+        that of the writer. extra: loaders take the table only if tables= names it.
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """
@@ -198,6 +199,7 @@ class DatasetWriter:
             shards=tuple(shards),
             checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
             scale=None if scale is None else ScaleEntry(scale),
+            extra=extra or None,
         )
         try:
             if order is not None:

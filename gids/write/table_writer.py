@@ -64,7 +64,8 @@ def create_table(
                 writer.write(start, block)
         store = store.reopen()  # the dataset with the table
 
-    Stores that are open do not see the new table. If a table is replaced, loaders that have the old one open
+    Loaders take the new table only if tables= names it, unless it replaces one that they take. Stores that
+    are open do not see the new table. If a table is replaced, loaders that have the old one open
     can still read it; others cannot.
 
     Raises MissingError for an unknown type, FileExistsError for an existing name, ValueError and FormatError
@@ -156,6 +157,7 @@ class TableWriter:
                 row_count=self.row_count,
                 shards=self._folder.shards,
                 checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
+                extra=(True if (replaced := store.tables.get(self.name)) is None else replaced.extra) or None,
             )
             with self._explaining("creating"):
                 self._shards = [store.path / shard for shard in self._folder.shards]

@@ -246,7 +246,7 @@ def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
     for name, rows in (("paper.flag", flag), ("paper.cites.paper.known", known)):
         with create_table(store, name, len(rows), rows.shape[1:], torch.bool) as writer:
             writer.write(0, rows)
-    with open_loader(path, [3, 3]) as loader:
+    with open_loader(path, [3, 3], tables=list(store.reopen().tables)) as loader:
         for batch in loader:
             assert torch.equal(batch.n_id[~batch.flag], batch.n_id[~flag[batch.n_id]])
             assert torch.equal(batch.known, known[batch.e_id])

@@ -103,7 +103,9 @@ def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
         table.type,
         table.key,
         GeneratedRows((table.row_count, *table.shape), table.dtype, fill),
-        StoredTable(table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order),
+        StoredTable(
+            table.stored_dtype, table.scale, table.row_bytes, table.page_bytes, table.order, table.extra
+        ),
     )
 
 
