@@ -31,9 +31,10 @@ class NodeLoader(EpochLoader):
 
     Args:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
-        seeds: nodes to train on: int64[n], may repeat, or bool[num_nodes]; or a dictionary of these by node
-            type. They are copied, 8 bytes each. With a tensor, which needs a dataset with one node type and
-            one relation, minibatches have tensors; with a dictionary, they have dictionaries.
+        seeds: nodes to train on: integers of any width, may repeat, or bool[num_nodes]; a tensor, an array, a
+            list or a range; or a dictionary of these by node type. They are copied, 8 bytes each. Without a
+            dictionary, which only a dataset with one node type and one relation allows, minibatches have
+            tensors; with one, they have dictionaries.
         sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
         time: the time of each seed, int64[n], or by node type like seeds. Minibatches are then temporal:
             every seed has a tree of its own, without edges that are later than the seed. Fanouts use the
@@ -183,6 +184,18 @@ class _NodeSampling(EpochSampling):
         return minibatch
 
 
+def _as_tensors(seeds: Any) -> Any:
+    """Integers of any width as int64[n], by type if they are. All else as it is: it is refused later."""
+    if isinstance(seeds, Mapping):
+        return {ntype: _as_tensors(ids) for ntype, ids in seeds.items()}
+    if isinstance(seeds, list | tuple | range):
+        seeds = np.asarray(seeds) if len(seeds) else np.empty(0, np.int64)
+    if isinstance(seeds, np.ndarray) and seeds.dtype.kind in "iu":
+        return torch.from_numpy(seeds.astype(np.int64))
+    integers = torch.uint8, torch.int8, torch.int16, torch.int32
+    return seeds.long() if isinstance(seeds, torch.Tensor) and seeds.dtype in integers else seeds
+
+
 class _Seeds:
     """The seeds of all types as one sequence, on the CPU. A copy, so that checked seeds do not change.
 
@@ -192,7 +205,7 @@ class _Seeds:
     def __init__(self, topology: Topology, seeds: PerType, times: PerType | None) -> None:
         self._types = topology.node_types
         self._homogeneous = topology.homogeneous
-        self._ids = [on_host(ids).clone() for ids in topology.seeds_by_type(seeds)]
+        self._ids = [on_host(ids).clone() for ids in topology.seeds_by_type(_as_tensors(seeds))]
         for ids, ntype, count in zip(self._ids, self._types, topology.node_counts, strict=True):
             if len(ids) and not (ids.min() >= 0 and ids.max() < count):
                 raise IndexError(

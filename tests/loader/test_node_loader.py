@@ -493,7 +493,8 @@ def test_wrong_arguments_are_refused(one_type: Path, two_types: Path, tmp_path: 
         (ValueError, "batch_size=0", one_type, {"batch_size": 0}),
         (ValueError, "seed=-1", one_type, {"seed": -1}),
         (IndexError, "run from -1 to 3; ids run from 0 to 1999", one_type, {"seeds": torch.tensor([3, -1])}),
-        (TypeError, "give int64", one_type, {"seeds": torch.arange(4, dtype=torch.int32)}),
+        (TypeError, "give int64", one_type, {"seeds": torch.arange(4.0)}),
+        (TypeError, "give int64", one_type, {"seeds": [0.5]}),
         (TypeError, "3 relations: give seeds by node type", two_types, {}),
         (KeyError, "no relation has it", two_types, {"seeds": {"venue": torch.arange(4)}}),
         (ValueError, "fanouts=", one_type, {"sampler": []}),
@@ -667,7 +668,7 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"memory": "8 apples"}, ValueError, "memory='8 apples' is not a size in bytes"),
         ({"sampler": 10}, TypeError, r"sampler=10: give fanouts, such as \[10, 10\], or a sampler"),
         ({"sampler": None}, TypeError, "sampler=None"),
-        ({"seeds": [1, 2]}, TypeError, r"are list: give a tensor, int64\[n\] or bool\[2000\]"),
+        ({"seeds": {1, 2}}, TypeError, r"are set: give a tensor, int64\[n\] or bool\[2000\]"),
         ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
         ({"seed": -1}, ValueError, "seed=-1"),
     ],
@@ -677,3 +678,23 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(error, match=said):
         open_loader(one_type, **options)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        list(range(7, 40)),
+        range(7, 40),
+        np.arange(7, 40, dtype=np.uint16),
+        torch.arange(7, 40, dtype=torch.int32),
+        torch.arange(PAPERS).ge(7) & torch.arange(PAPERS).lt(40),
+        [7 <= node < 40 for node in range(PAPERS)],
+    ],
+    ids=["list", "range", "uint16", "int32", "mask", "list of bools"],
+)
+def test_seeds_may_be_integers_of_any_width_or_a_mask(one_type: Path, seeds: Any) -> None:
+    with open_loader(one_type, seeds=seeds, shuffle=False, batch_size=50) as loader:
+        (minibatch,) = loader
+        assert minibatch.seeds.tolist() == list(range(7, 40))
+    with open_loader(one_type, seeds=[], batch_size=50) as loader:
+        assert list(loader) == []
