@@ -62,6 +62,8 @@ class EpochLoader(Closing, ABC):
     epoch, may be set.
     """
 
+    batch_sampler = None  # Lightning asks loaders with a sampler for it
+
     def __init__(
         self,
         source: RowSource | Dataset | Sequence[Dataset],

@@ -59,8 +59,6 @@ class DatasetLoader(EpochLoader):
     filter_per_worker, input_data; batch_size: None if the sampler makes the minibatches.
     """
 
-    batch_sampler = None  # Lightning asks loaders with a sampler for it
-
     def __init__(
         self,
         opened: Opened,

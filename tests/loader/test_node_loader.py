@@ -698,3 +698,15 @@ def test_seeds_may_be_integers_of_any_width_or_a_mask(one_type: Path, seeds: Any
         assert minibatch.seeds.tolist() == list(range(7, 40))
     with open_loader(one_type, seeds=[], batch_size=50) as loader:
         assert list(loader) == []
+
+
+def test_a_minibatch_moves_to_another_device(two_types: Path) -> None:
+    with open_loader(two_types, seeds={"paper": torch.arange(40)}) as loader:
+        minibatch = next(iter(loader))
+    assert minibatch.to("cpu") is minibatch
+    moved = minibatch.to("meta")
+    assert type(moved) is type(minibatch)
+    assert {tensor.device.type for tensor in moved.tensors()} == {"meta"}
+    assert [t.shape for t in moved.tensors()] == [t.shape for t in minibatch.tensors()]
+    assert moved.features.keys() == minibatch.features.keys()
+    assert moved.step == minibatch.step

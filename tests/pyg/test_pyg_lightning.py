@@ -107,25 +107,36 @@ def test_pygs_data_modules_take_the_sampler(one: Data, one_path: Path, tmp_path:
         assert batch.edge_label.tolist() == [1.0] * 100 + [0.0] * 100
 
 
+class NodeModel(Model):
+    """Of minibatches of gids.NodeLoader."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        return self.linear(next(iter(batch.features.values()))).sum()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        assert len(next(iter(batch.features.values()))) == len(batch.input_nodes)
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [gids.pyg.NeighborLoader, gids.NodeLoader])
 def test_every_epoch_of_a_trainer_reads_ahead_as_in_a_plain_loop(
-    one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Any, one_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a sanity check before, and a validation after, each epoch."""
+    model = Model if make is gids.pyg.NeighborLoader else NodeModel
 
     def loaders(source: gids.Source) -> tuple[Any, Any]:
-        train = gids.pyg.NeighborLoader(
-            source, [3, 2], torch.arange(PAPERS // 2), batch_size=20, shuffle=True
-        )
-        val = gids.pyg.NeighborLoader(source, [3, 2], torch.arange(PAPERS // 2, PAPERS), batch_size=20)
-        return train, val
+        parts = torch.arange(PAPERS // 2), torch.arange(PAPERS // 2, PAPERS)
+        if make is gids.NodeLoader:
+            return tuple(make(source, ids, [3, 2], batch_size=20, shuffle=ids is parts[0]) for ids in parts)
+        return tuple(make(source, [3, 2], ids, batch_size=20, shuffle=ids is parts[0]) for ids in parts)
 
     def opened() -> gids.Source:
         return gids.open(one_path, memory=2 << 20, window=4, tuning=gids.Tuning(cache=40_000, queue_depth=8))
 
     with opened() as source:
         train, val = loaders(source)
-        trainer(tmp_path, epochs=3).fit(Model(), train, val)
+        trainer(tmp_path, epochs=3).fit(model(), train, val)
         fitted = train.stats()
     with opened() as source:
         train, val = loaders(source)
