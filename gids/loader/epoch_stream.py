@@ -120,7 +120,7 @@ class Sampled(Iterator[T]):
             return next(self._minibatches, _END)
         except Exception as error:
             if not isinstance(error, StorageError) and not self._goes_on(error):
-                self._minibatches = iter(())
+                self._minibatches, self.ended = iter(()), True
             return Failed(error.with_traceback(_frames_elsewhere(error)))
 
 
@@ -181,7 +181,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._switch: Switch | None = None
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
-        self._closed = self._cut_short = False
+        self._closed = self._cut_short = self._busy = False
         self._lock = threading.RLock()
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = []
@@ -189,6 +189,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
+        self._again: deque[T] = deque()  # that another reader did not gather
+        self._end_again: BaseException | None = None  # that comes after them
         self.read(reader, source)
 
     def use(
@@ -221,6 +223,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            if self._busy:  # its own sampler begins another stream
+                return False
             if self._switch is not None and not self._switch.may_wait():
                 return False
             self._go_on_by(self._aside())
@@ -234,9 +238,10 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _go_on_by(self, reader: Reader) -> None:
         """By another reader, with the same minibatches."""
-        minibatches, end, index = self._minibatches, self._end, self.index
-        self.read(reader, then(self.take_back(), minibatches, end))
-        self._gathered_before = index
+        minibatches, end, index = self._minibatches, self._end or self._end_again, self.index
+        again = self.take_back()
+        self.read(reader, minibatches, reads_ahead=self.reads_ahead)
+        self._again, self._end_again, self._gathered_before = deque(again), end, index
 
     def read(self, reader: Reader, minibatches: Iterable[T], *, reads_ahead: bool = True) -> None:
         """Go on by another reader, with these minibatches. reads_ahead: plan those that are not due."""
@@ -246,6 +251,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._entered = self._planned = self.gathered = 0  # minibatches of this reader
         self._gathered_before = 0
         self._end: BaseException | None = None  # the error that ended the source
+        self._again, self._end_again = deque(), None
 
     @property
     def index(self) -> int:
@@ -256,6 +262,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def fresh(self) -> bool:
         """Whether no minibatch was asked for."""
         return not self._returned and not self._held
+
+    @property
+    def open(self) -> bool:
+        """Whether it began, and may give more minibatches."""
+        return not self._closed and (self.has_window or self._returned > 0)
 
     @property
     def ahead(self) -> int:
@@ -270,7 +281,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     @property
     def sampled_all(self) -> bool:
         """Whether nothing more will enter: at the end of the source, or after its error."""
-        return self._end is not None
+        return self._end is not None or self._end_again is not None
 
     def ready(self) -> bool:
         """Whether the next minibatch is there, without waiting for the disk. Plans it."""
@@ -279,8 +290,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def take_back(self) -> list[T]:
         """End the reader, and return what it was told of and did not gather. read() must follow."""
-        held, reader = list(self._held), self._reader
+        held, reader = [*self._held, *self._again], self._reader
         self._held.clear()
+        self._again.clear()
         self._reader, self._minibatches = Reader(), iter(())
         reader.close()
         if reader in self._opened:
@@ -290,54 +302,59 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def __next__(self) -> tuple[T, Features]:
         with self._lock:
-            if self._cut_short:
-                self._cut_short = False
-                most = "its" if self._count is None else self._count
-                raise RuntimeError(
-                    f"an error ended this epoch after {self._returned} of {most} minibatches: begin it "
-                    "again, or resume it from the loader's state_dict()"
-                )
-            if self._closed:
-                raise StopIteration
-            if not self.has_window and self._find_window is not None:
-                try:
-                    self._find_window(self)
-                except BaseException:
-                    self.close()
-                    raise
-            if self.first_alone and (failed := self._source.failed_first()) is not None:
-                self._returned += 1
-                self._raise(failed)
-            error: Exception | None = None
+            self._busy = True
             try:
-                minibatch, features, error = self._take()
-                self._returned += 1
-            except StopIteration:
-                lost = self._lost()
-                self.close()
-                if lost:
-                    raise RuntimeError(lost) from None
-                self._ended(self._returned)
-                raise
-            except BaseException as raised:
-                self._returned += 1
-                self._failed = self._failed or not isinstance(raised, StorageError)
-                self.close()
-                self._cut_short = isinstance(raised, StorageError)
-                raise
-            try:
-                if error is not None:
-                    if not isinstance(error, StorageError):
-                        self.close()
-                    raise error
-                if isinstance(minibatch, Failed):
-                    self._raise(minibatch)
-                if self.closes_itself and self._exhausted():
-                    self.close()
-                    self._ended(self._returned)
-                return minibatch, features
+                return self._next()
             finally:
-                error = None  # it refers to this frame, and so to this stream
+                self._busy = False
+
+    def _next(self) -> tuple[T, Features]:
+        if self._cut_short:
+            self._cut_short = False
+            most = "its" if self._count is None else self._count
+            raise RuntimeError(
+                f"an error ended this epoch after {self._returned} of {most} minibatches: begin it "
+                "again, or resume it from the loader's state_dict()"
+            )
+        if self._closed:
+            raise StopIteration
+        if not self.has_window and self._find_window is not None:
+            try:
+                self._find_window(self)
+            except BaseException:
+                self.close()
+                raise
+        if self.first_alone and (failed := self._source.failed_first()) is not None:
+            self._returned += 1
+            self._raise(failed)
+        error: Exception | None = None
+        try:
+            minibatch, features, error = self._take()
+            self._returned += 1
+        except StopIteration:
+            lost = self._lost()
+            self.close()
+            if lost:
+                raise RuntimeError(lost) from None
+            self._ended(self._returned)
+            raise
+        except BaseException as raised:
+            self._returned += 1
+            self._failed = self._failed or not isinstance(raised, StorageError)
+            self.close()
+            self._cut_short = isinstance(raised, StorageError)
+            raise
+        try:
+            if error is not None:
+                if not isinstance(error, StorageError):
+                    self.close()
+                raise error
+            if isinstance(minibatch, Failed):
+                self._raise(minibatch)
+            self._close_at_end()
+            return minibatch, features
+        finally:
+            error = None  # it refers to this frame, and so to this stream
 
     def limit_window(self, batches: int, reason: str) -> None:
         """Limit the window from now on; 0: hold the minibatch that is due only. Logs the reason."""
@@ -351,7 +368,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             if not self._closed:
                 self._closed = True
                 self._held.clear()
-                self._end = None
+                self._again.clear()
+                self._end = self._end_again = None
                 if self._switch is not None:
                     self._switch.close()
                 self._finalizer()
@@ -431,9 +449,12 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if not self._reader.by_ids:  # the reader has sampled minibatches
             minibatch = next(self._minibatches)
             return minibatch, self._ids_of(minibatch) if self._observers.any else {}
+        if not self._again and self._end_again is not None:
+            raise self._end_again
         begun = time.perf_counter()
         with self._observers.stage("sample"):
-            minibatch, ids = next(self._minibatches), cast(Ids, {})
+            minibatch = self._again.popleft() if self._again else next(self._minibatches)
+            ids = cast(Ids, {})
             try:
                 ids = self._ids_of(minibatch)
             except StorageError as error:
@@ -447,13 +468,18 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _raise(self, failed: Failed) -> NoReturn:
         self._failed = self._failed or not isinstance(failed.error, StorageError)
+        self._close_at_end()
         failed.raise_error()
 
-    def _exhausted(self) -> bool:
-        """Whether the last minibatch was returned."""
+    def _close_at_end(self) -> None:
+        """Close, if the last minibatch was returned."""
+        if not self.closes_itself:
+            return
         if self._returned == self._count and self._switch is None and not self._source.ended:
             self._fill()  # the source may have more
-        return self._source.ended and not self.ahead and not self._lost()
+        if self._source.ended and not self.ahead and not self._lost():
+            self.close()
+            self._ended(self._returned)
 
     def _lost(self) -> str:
         """What is missing at the end of the epoch."""

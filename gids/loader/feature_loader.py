@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,9 @@ _ALONE = Alone()
 
 _WAITING_SHARE = 8
 """Beside packs minibatches are sampled in bulk if that takes at most an eighth of the memory."""
+
+_DROPPED_S = 60.0
+"""The longest wait for another thread to close a stream."""
 
 
 class FeatureLoader(Closing):
@@ -152,6 +156,7 @@ class FeatureLoader(Closing):
         self._given_waiting = 0  # to attach()
         self._lock = self.source.lender.lock
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
+        self._windowed_pid = 0
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._seconds = {"sample": 0.0}
         self._observers = Observers(observer, stage_for(self.device))
@@ -243,7 +248,7 @@ class FeatureLoader(Closing):
 
     @property
     def has_open_epoch(self) -> bool:
-        return self._windowed is not None and self._windowed() is not None
+        return any(stream.open for stream in self._streams)
 
     @property
     def kept_bytes(self) -> int:
@@ -352,6 +357,7 @@ class FeatureLoader(Closing):
 
         def begin(stream: EpochStream[T]) -> None:
             nonlocal told
+            self._wait_for_dropped()
             with self._lock:
                 other = None if self._windowed is None else self._windowed()
                 if other is None or (stream.fresh and other.set_aside()):
@@ -376,9 +382,10 @@ class FeatureLoader(Closing):
             self._waiting = self._given_waiting = waiting_batches
             if self._most_waiting is not None:
                 self._waiting = min(waiting_batches, self._most_waiting)
-            self._windowed = own = weakref.ref(stream)
+            own = weakref.ref(stream)
             ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
             stream.take_window(reader(), self._observers, ended)
+            self._windowed, self._windowed_pid = own, os.getpid()
 
         def choose_reads(stream: EpochStream[T]) -> None:
             packs, sampled, switch, ids_there = self._packs, source, None, ids_of
@@ -419,6 +426,14 @@ class FeatureLoader(Closing):
         stream = EpochStream(source, through(), ids_of, count=known, begin=begin, aside=through)
         self._streams.add(stream)
         return stream
+
+    def _wait_for_dropped(self) -> None:
+        """Wait until the stream that had the window, and was dropped in another thread, is closed there."""
+        end = time.monotonic() + _DROPPED_S
+        while self._windowed is not None and self._windowed() is None and time.monotonic() < end:
+            if self._windowed_pid != os.getpid():  # a forked child has no such thread
+                return
+            time.sleep(0.0005)
 
     def stats(self) -> dict[str, Any]:
         """Counters since construction. After close(), as they were then.
@@ -570,7 +585,7 @@ class FeatureLoader(Closing):
         are asked for and impossible.
         """
         reads = self._options.reads
-        if reads == "random" or learned.random(count) or self.has_open_epoch:
+        if reads == "random" or learned.random(count):
             return False
         if self.device.type != "cpu" and reads == "auto":
             return False
