@@ -370,3 +370,82 @@ def test_the_iterator_that_began_last_has_the_window_and_gives_it_back(
         assert rest == len(train)
         assert seen.count - before == rest - 3
     assert caplog.text.count("another iterator") == 1
+
+
+def test_an_open_iterator_keeps_the_memory_from_loaders_of_other_tables(path: Path) -> None:
+    """Also while another one has the window, and after that one's end."""
+    with gids.open(path, memory=16 << 20, window=4) as source:
+        make = partial(gids.NodeLoader, source, {"paper": torch.arange(200)}, [3], batch_size=20)
+        first, second, other = (
+            make(tables=["paper.feat"]),
+            make(tables=["paper.feat"]),
+            make(tables=["author.feat"]),
+        )
+        outer, inner = iter(first), iter(second)
+        next(outer)
+        next(inner)
+        inner.close()
+        with pytest.raises(gids.MemoryBudgetError, match="has an open epoch"):
+            next(iter(other))
+        assert len(list(outer)) == len(first) - 1
+        assert len(list(other)) == len(other)
+
+
+@pytest.mark.parametrize("at", [0, 4, 8])
+def test_a_sampler_may_read_rows_by_another_loader_of_the_same_tables(
+    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader], at: int
+) -> None:
+    train, val = two_loaders
+
+    class Reading(Neighbor):
+        def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
+            if step == at:
+                for minibatch in val:
+                    check_rows(val, minibatch)
+            return super().sample(topology, seeds, step=step, **numbers)
+
+    train.sampler = Reading([3])
+    train._step_sampling = train._step_sampling._replace(bulk=1)
+    seeds = []
+    for minibatch in train:
+        check_rows(train, minibatch)
+        seeds += minibatch.seeds["paper"].tolist()  # type: ignore[call-overload]
+    assert seeds == list(range(200))
+
+
+def test_an_error_that_ends_an_epoch_closes_its_iterator(path: Path) -> None:
+    class Failing(Neighbor):
+        def sample(self, topology: Any, seeds: Any, *, step: int, **numbers: Any) -> Any:
+            if step == 3:
+                raise RuntimeError("no neighbors")
+            return super().sample(topology, seeds, step=step, **numbers)
+
+    seeds = {"paper": torch.arange(200)}
+    with gids.open(path, memory=16 << 20, window=4) as source:
+        loader = gids.NodeLoader(source, seeds, Failing([3]), batch_size=20, tables=["paper.feat"])
+        loader._step_sampling = loader._step_sampling._replace(bulk=1)
+        epoch = iter(loader)
+        with pytest.raises(RuntimeError, match="no neighbors"):
+            list(epoch)
+        assert loader.feature_loader is not None
+        assert not loader.feature_loader.has_open_epoch
+        assert list(epoch) == []
+
+
+@pytest.mark.slow
+def test_an_iterator_may_be_dropped_in_another_thread_while_the_next_one_begins(
+    two_loaders: tuple[gids.NodeLoader, gids.NodeLoader],
+) -> None:
+    train, _ = two_loaders
+    for _ in range(40):
+        epoch = iter(train)
+        for _ in range(4):
+            next(epoch)
+        held, ready = [epoch], threading.Event()
+        del epoch
+        thread = threading.Thread(target=lambda held=held, ready=ready: (ready.wait(), held.clear()))  # type: ignore[misc]
+        thread.start()
+        ready.set()
+        for minibatch in train:
+            check_rows(train, minibatch)
+        thread.join()

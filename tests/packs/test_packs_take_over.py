@@ -257,3 +257,21 @@ def test_the_rows_of_a_run_are_recorded_however_they_are_read(path: Path, tmp_pa
         pytest.raises(ValueError, match="packs have no cache to record"),
     ):
         gids.trace.record(open_loader(source), tmp_path / "pages").__enter__()
+
+
+@pytest.mark.usefixtures("_packs_pay")
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 5, 8])
+def test_a_stream_that_another_one_set_aside_loses_no_minibatch(
+    path: Path, expected: list[Minibatch], at: int, steps: int
+) -> None:
+    """steps: that it goes on without lookahead. Before and after packs are considered."""
+    with open_source(path, "auto") as source:
+        train, other = (open_loader(source, batch_size=size) for size in (BATCH, 300))
+        for step, (a, b) in enumerate(zip(expected, train, strict=True)):
+            assert_same(a, b)
+            if step == at:
+                second = iter(other)
+                next(second)
+            if step == at + steps:
+                second.close()
