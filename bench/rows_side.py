@@ -62,8 +62,16 @@ def check(ids: torch.Tensor, features: torch.Tensor) -> None:
         raise AssertionError("a row differs from the source")
 
 
-def open_source(config: Config, **options: Any) -> gids.Source:
-    return gids.open(config["dataset"], threads=config["threads"], **options)
+def open_source(
+    config: Config, *, cache_bytes: int | None = None, memory_bytes: int | None = None
+) -> gids.Source:
+    return gids.open(
+        config["dataset"],
+        memory=memory_bytes,
+        threads=config["threads"],
+        heat="auto" if cache_bytes is None else "none",
+        tuning=gids.Tuning(cache=cache_bytes),
+    )
 
 
 def stock_features(config: Config) -> Any:
@@ -89,7 +97,7 @@ def read_mapped(config: Config) -> Read:
 
 def read_gids(config: Config) -> Read:
     graphbolt()
-    return gids.graphbolt.Feature(open_source(config, cache=0, heat="none"), TABLE).read
+    return gids.graphbolt.Feature(open_source(config, cache_bytes=0), TABLE).read
 
 
 def read_stock(config: Config) -> Read:
@@ -106,7 +114,7 @@ def read_newest(config: Config) -> Read:
 
 
 def load(config: Config, minibatches: list[torch.Tensor]) -> Rows:
-    with gids.FeatureLoader(open_source(config, cache=0, heat="none"), [TABLE]) as loader:
+    with gids.FeatureLoader(open_source(config, cache_bytes=0), [TABLE]) as loader:
         for ids, features in loader.attach(minibatches, lambda ids: {TABLE: ids}):
             yield ids, features[TABLE]
 
@@ -121,7 +129,7 @@ def reads(config: Config) -> Rows:
         from torch.utils.data.datapipes.iter import IterableWrapper
 
         made = (gb.MiniBatch(input_nodes=ids) for ids in minibatches)  # each is dropped with its features
-        source = open_source(config, cache=0, heat="none")
+        source = open_source(config, cache_bytes=0)
         stage = IterableWrapper(made, deepcopy=False).gids_fetch(source, ["feat"])
         return ((each.input_nodes, each.node_features["feat"]) for each in stage)
     readers = {"mapped": read_mapped, "gids": read_gids, "graphbolt": read_stock, "newest": read_newest}
@@ -136,7 +144,7 @@ def pipe(config: Config, memory_bytes: int) -> Rows:
     items = gb.ItemSet(torch.from_numpy(seeds), names="seed_nodes")
     sampled = gb.ItemSampler(items, batch_size=256).sample_neighbor(graph, [5, 5])
     if config["side"] == "gids":
-        fetched = sampled.gids_fetch(open_source(config, memory=memory_bytes), ["feat"])
+        fetched = sampled.gids_fetch(open_source(config, memory_bytes=memory_bytes), ["feat"])
     else:
         fetched = sampled.fetch_feature(stock_features(config), ["feat"])
     return ((each.input_nodes, each.node_features["feat"]) for each in gb.DataLoader(fetched))
@@ -146,7 +154,7 @@ def cached(config: Config) -> tuple[Read, Callable[[Iterator[torch.Tensor]], Row
     """Return three functions: read ids through a cache in memory, stream minibatches, count missed rows."""
     graphbolt()
     if config["side"] == "gids":
-        source = open_source(config, cache=config["cache_bytes"], heat="none")
+        source = open_source(config, cache_bytes=config["cache_bytes"])
         feature = gids.graphbolt.Feature(source, TABLE)
         return feature.read, one_by_one(feature.read), lambda: feature.feature_loader.stats()["misses"]
     if config["side"] == "torch":

@@ -36,7 +36,7 @@ with gids.open(sys.argv[1], memory=1 << 26) as source:
 def test_an_epoch_with_few_file_descriptors_never_hangs(tmp_path: Path, limit: int) -> None:
     with DatasetWriter(tmp_path / "d.gids") as writer:
         writer.write_table("node", "_N", "feat", torch.randn(1000, 16))
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "d.gids"), str(limit)]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, str(tmp_path / "d.gids"), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if limit >= 128:
         assert done.stdout == "whole\n", done.stderr

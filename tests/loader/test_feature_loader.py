@@ -365,7 +365,8 @@ sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
 import loader_example
 import gids
 
-loader = gids.FeatureLoader(gids.open(sys.argv[2], window=4, planned=2), loader_example.TABLES)
+source = gids.open(sys.argv[2], window=4, tuning=gids.Tuning(planned=2))
+loader = gids.FeatureLoader(source, loader_example.TABLES)
 stream = loader.attach(iter(loader_example.minibatches(12)), loader_example.ids_of)
 next(stream), next(stream)
 for closes in (True, False):
@@ -374,9 +375,9 @@ for closes in (True, False):
             loader.close()
         sys.exit(7)  # the end of a process closes the loader, too
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-source = loader_example.make_source()
+rows = loader_example.make_source()
 for minibatch, features in stream:
-    loader_example.check(source, minibatch, features)
+    loader_example.check(rows, minibatch, features)
 loader.close()
 """
 

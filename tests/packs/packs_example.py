@@ -99,7 +99,7 @@ def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
     end = time.monotonic() + limit_s
     while (left := [*background_threads(), *scratch_files(scratch)]) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not left
+    assert not left, left
 
 
 def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
