@@ -54,6 +54,14 @@ def __getattr__(name: str) -> Any:  # loads torch only when something that needs
         return version("gids")
     if name in _PARTS:
         return importlib.import_module(f"gids.{name}")
+    if name == "_core":  # asked for only where it cannot be imported
+        try:
+            return importlib.import_module("gids._core")
+        except ModuleNotFoundError:
+            raise ImportError(
+                f"{__file__} is the source of gids, without its native code, and hides the installed gids: "
+                "start Python in another folder"
+            ) from None
     if name == "open":
         home = "gids.loader.source"
     elif name == "FeatureStore":

@@ -138,3 +138,15 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
     assert found.keys() == COPIES, (
         f"{found}: use gids.cuda.on_host(), which waits for the stream that makes the tensor"
     )
+
+
+def test_the_source_tree_says_that_it_hides_the_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "gids").mkdir()
+    (tmp_path / "gids/__init__.py").write_bytes((ROOT / "__init__.py").read_bytes())
+    program = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type)]\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\nfrom gids import _core"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert "is the source of gids, without its native code" in done.stderr
+    assert "start Python in another folder" in done.stderr

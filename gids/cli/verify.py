@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.path.exists():
         raise FileNotFoundError(f"no dataset at {args.path}")
     if not (args.path / "manifest.json").exists() and not part_paths(args.path):
-        raise FormatError(f"{args.path} has no manifest.json; is it a gids dataset?")
+        raise FormatError(f"{args.path} has no manifest.json; is it a gids dataset? `gids convert` makes one")
     count = 0
     with Progress("verify", quiet=args.quiet) as progress:
         checked = verify(

@@ -47,7 +47,10 @@ def directory_arrays(
         elif path.suffix == ".bin":
             yield path.stem, Found(open_raw(path, dtype, shape))
         elif path.is_file():
-            yield path.name, Found(None, why="not .npy, .npz or .bin")
+            why = "not .npy, .npz or .bin; an edge list is called edges.csv, .tsv or .txt"
+            if path.suffix == ".parquet":
+                why = "call the tables nodes.parquet and edges.parquet"
+            yield path.name, Found(None, why=why)
 
 
 class NamedArrays:

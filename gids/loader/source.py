@@ -168,6 +168,8 @@ def open(
     of its range, TypeError for an argument that does not exist, StorageError for a scratch directory that
     does not exist or cannot be written.
     """
+    if not isinstance(tuning, Tuning | None):
+        raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")
     given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
     if not given:
         raise ValueError("dataset is an empty list; give a path or a FeatureStore")

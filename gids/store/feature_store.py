@@ -103,12 +103,14 @@ class FeatureStore:
         return list(self._relations)
 
     def table(self, name: str | None = None) -> Table:
-        """The table with this name, or with this key if only one table has it; None: the only table of nodes.
+        """The table with this name, or with this key if only one table has it; None: the only table of nodes
+        that was not added later.
 
         Raises MissingError.
         """
         if name is None:
-            return self._only({n: t for n, t in self.tables.items() if t.kind == "node"}, "node table")
+            own = {n: t for n, t in self.tables.items() if t.kind == "node" and not t.extra}
+            return self._only(own, "node table")
         if name in self.tables:
             return self.tables[name]
         matches = [t for t in self.tables.values() if t.key == name]
@@ -289,7 +291,9 @@ class FeatureStore:
         return self._relations[relation]
 
     def _only(self, items: Mapping[K, T], what: str) -> T:
-        if len(items) != 1:
+        if not items:
+            raise MissingError(f"{self.name} has no {what}")
+        if len(items) > 1:
             raise MissingError(
                 f"{self.name} has {len(items)} {what}s ({', '.join(map(repr, items))}): say which"
             )

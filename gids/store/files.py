@@ -68,7 +68,9 @@ def _open_directory(root: Path) -> Directory:
     try:
         return Directory(root)
     except NotADirectoryError:
-        raise FormatError(f"{root} has no {MANIFEST}; is it a gids dataset?") from None
+        raise FormatError(
+            f"{root} has no {MANIFEST}; is it a gids dataset? `gids convert` makes one"
+        ) from None
     except FileNotFoundError:
         aside = root.with_name(f"{root.name}.partial") / "replaced"
         if aside.is_dir():
@@ -116,7 +118,7 @@ class Locator:
             directory = self._directory = _open_directory(self.root)  # it was replaced, and removed
             data = self._manifest_bytes(directory)
         if data is None:
-            cure = "is it a gids dataset?"
+            cure = "is it a gids dataset? `gids convert` makes one"
             if self.root.suffix == ".partial":
                 cure = "to finish it, run the same `gids convert` command again"
             elif any(self.root.glob("part-[0-9]*.gids")):

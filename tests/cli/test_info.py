@@ -104,7 +104,10 @@ def test_info_prints_the_size_of_each_shard(tmp_path, capsys):
 
 def test_path_without_dataset_prints_one_line(tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"gids info: {tmp_path} has no manifest.json; is it a gids dataset?\n"
+    assert (
+        capsys.readouterr().err
+        == f"gids info: {tmp_path} has no manifest.json; is it a gids dataset? `gids convert` makes one\n"
+    )
 
 
 def test_help_and_version_need_no_torch():

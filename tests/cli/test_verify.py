@@ -132,7 +132,7 @@ def test_what_is_no_dataset_is_an_error(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("no dataset")
     for path in (tmp_path, tmp_path / "notes.txt"):
         assert main(["verify", str(path)]) == 2
-        error = f"gids verify: {path} has no manifest.json; is it a gids dataset?\n"
+        error = f"gids verify: {path} has no manifest.json; is it a gids dataset? `gids convert` makes one\n"
         assert capsys.readouterr() == ("", error)
 
 

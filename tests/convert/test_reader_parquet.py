@@ -204,3 +204,10 @@ def test_parts_with_different_columns_raise(tmp_path, capsys):
 def test_directory_of_arrays_is_not_parquet(tmp_path):
     save(tmp_path / "s/nodes/a", feat=FEAT)
     assert sorted(convert(tmp_path / "s", tmp_path / "s.gids").tables) == ["a.feat"]
+
+
+def test_ids_of_nodes_that_are_text_are_refused(tmp_path, capsys):
+    (tmp_path / "own").mkdir()
+    pq.write_table(pa.table({"id": ["b", "a"], "x": [1.0, 2.0]}), tmp_path / "own/nodes.parquet")
+    error = refused(capsys, tmp_path / "own", tmp_path / "o.gids")
+    assert "column 'id' is of type string: replace the ids of nodes by" in error

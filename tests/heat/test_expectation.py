@@ -101,7 +101,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
         reverse_pagerank(store, {"_N": np.array([0, 40])})
     with pytest.raises(ValueError, match="there are no seeds"):
         reverse_pagerank(store, {"_N": np.array([], np.int64)})
-    with pytest.raises(ValueError, match=r"g.gids has no train split: use seeds='all'"):
+    with pytest.raises(ValueError, match=r"g.gids has no train split: give seeds='all'"):
         choose_seeds(store, "train")
     with pytest.raises(ValueError, match="seeds='some'"):
         choose_seeds(store, "some")

@@ -132,6 +132,11 @@ def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
     """key -> columns. x_0, x_1, … of one type are one table x. Leaves out columns without numbers."""
     groups: dict[str, list[str]] = {}
     for column, kind in table.types.items():
+        if table.dtype(column) is None and column.lower() == "id":
+            raise FormatError(
+                f"column {column!r} is of type {kind}: replace the ids of nodes by their positions "
+                "0, 1, 2, …, in the edges too; or drop the column if the rows are in the order of the ids"
+            )
         if table.dtype(column) is None:
             source.leave_out(f"column {column!r}", f"of type {kind}, not numbers")
         else:
