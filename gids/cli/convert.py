@@ -181,11 +181,13 @@ def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
+    from gids.write.workplace import restore
 
     # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     order, _, trace = (args.order or "").partition(":")
     read_rows = _read_rows(order, trace)
+    restore(args.source)  # which a killed conversion in place had moved away
     reader = find_reader(args.source, args.reader)
     casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(args.source)

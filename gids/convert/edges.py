@@ -216,6 +216,11 @@ def add_self_loops(source: Source) -> None:
         if src != dst:
             continue
         refuse_tables(source, relation, "--self-loops changes edges")
+        if relation in source.edge_times:
+            raise FormatError(
+                f"--self-loops changes edges, and {describe_type(relation)} has times of edges: "
+                "give --no-times"
+            )
         source.graphs[relation] = _with_loops(as_edges(source.graphs[relation], **source.ends(relation)))
 
 

@@ -133,7 +133,7 @@ def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[st
     fractions: of train, val and test; their sum is at most 1. A whole number below 0, or NaN, means no label.
     The result depends on labels, fractions and seed only, not on the machine.
     """
-    if len(fractions) != len(SPLITS) or min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
+    if len(fractions) != len(SPLITS) or not all(f >= 0 for f in fractions) or sum(fractions) > 1 + 1e-9:
         raise FormatError(f"--split needs three fractions with a sum of at most 1 (got {list(fractions)})")
     found = [torch.empty(0, dtype=torch.int64)]
     for start, block in blocks(labels, BLOCK_BYTES):

@@ -115,7 +115,8 @@ def convert(
         alignment = direct_alignment([target.parent, *map(Path, options.stripe)])
     pages = PageSizes(options.page_bytes, alignment, ordered=options.order not in (None, "original"))
     resume_key = {"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
-    if finish_published(target, resume_key):
+    in_place = any(target.resolve() in file.resolve().parents for file in files)
+    if finish_published(target, resume_key, but=["the source"] if in_place else []):
         say("the dataset is complete; removed the temporary files of an earlier run that was killed")
         return
     if os.path.lexists(target):

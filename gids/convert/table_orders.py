@@ -60,7 +60,7 @@ class RowOrders:
     def _computed(self, name: str, ntype: str, count: int) -> Compute | None:
         degrees = self.writer.out_degrees(ntype)
         if degrees is None:
-            self.say(f"{name} keeps its order: the source has no edges from {ntype!r} nodes")
+            self.say(f"{name} is in the order of its ids: the source has no edges from {ntype!r} nodes")
             return None
         assert self.method is not None
         check_memory(self.method, count, self.memory_bytes)
@@ -73,7 +73,7 @@ class RowOrders:
         assert self.read_rows is not None
         minibatches = self.read_rows(name, count)
         if minibatches is None:
-            self.say(f"{name} keeps its order: the trace has no rows of this table")
+            self.say(f"{name} is in the order of its ids: the trace has no rows of this table")
             return None
         check_memory("trace", count, self.memory_bytes)
         scratch, memory_bytes, workers = self.writer.scratch, self.memory_bytes, self.workers

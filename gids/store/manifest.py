@@ -539,8 +539,13 @@ def _path(value: object, where: str) -> str:
     return path
 
 
+def _is_name(text: str) -> bool:
+    """Whether a file may have this name: not empty, no NUL, no half of a surrogate pair."""
+    return bool(text) and "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def _shard(value: object, where: str) -> str:
-    path = PurePosixPath(value) if isinstance(value, str) and value and "\0" not in value else None
+    path = PurePosixPath(value) if isinstance(value, str) and _is_name(value) else None
     if path is None or ".." in path.parts or str(path) in (".", "/"):
         raise FormatError(f"{where} is {str(value)[:80]!r}; it must be a path without '..'")
     return str(path)

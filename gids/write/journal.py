@@ -27,8 +27,9 @@ class Journal:
 
     Attributes: resumed (whether its work can be resumed with this key); difference (why not, or ""); id (8
     hex digits, kept when resuming); done (item -> its recorded result); saved (unfinished item -> what is on
-    disk of it); folders (of shards outside the dataset); publication (recorded before publishing, with any
-    key, or None). Raises BlockingIOError if another process holds it.
+    disk of it); folders (of shards outside the dataset); key (of the work that is recorded, or None);
+    publication (recorded before publishing, with any key, or None). Raises BlockingIOError if another process
+    holds it.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any] | None) -> None:
@@ -37,6 +38,7 @@ class Journal:
         self.saved: dict[str, Any] = {}
         self.difference = ""
         self.folders: list[str] = []
+        self.key: Any = None
         self.publication: dict[str, Any] | None = None
         self._file = _locked(path)
         self.resumed = self._load(json.loads(json.dumps(key)))
@@ -110,7 +112,7 @@ class Journal:
         if not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
             self.difference = "it was begun by another version of gids"
             return False
-        self.folders = records[0]["folders"]
+        self.folders, self.key = records[0]["folders"], records[0]["key"]
         if any("abandoned" in r for r in records):
             return False
         self.publication = next((r["publication"] for r in reversed(records) if "publication" in r), None)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,12 @@ class Workplace:
         for directory in stripe_dirs:
             if not directory.is_dir():
                 raise FileNotFoundError(f"stripe directory {directory} does not exist")
+            for own in (self.path, self.partial):
+                if directory.resolve().is_relative_to(own.resolve()):
+                    raise ValueError(
+                        f"stripe directory {directory} is inside {own}, which is replaced or removed: "
+                        "choose a directory outside"
+                    )
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
         try:
@@ -275,8 +282,10 @@ class Workplace:
         return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
 
 
-def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
+def finish_published(path: Path, key: Mapping[str, Any], *, but: Collection[str] = ()) -> bool:
     """Clean up after a writer that was killed after it had published.
+
+    but: names in the key that do not matter, because publishing changed their values.
 
     Returns whether it had an equal key and its dataset is still at `path`. Raises FileExistsError while
     another process writes there, OSError.
@@ -295,9 +304,24 @@ def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
         if record is None or not is_published(partial, record):
             return False
         clean_up(partial, path, record)
-        is_equal = journal.resumed
+        is_equal = journal.resumed or _without(journal.key, but) == _without(json.loads(json.dumps(key)), but)
         remove_tree(partial, last=_JOURNAL)
-    return is_equal and manifests_crc32c(path) == record["manifest"]
+    return is_equal and bool(manifests_crc32c(path) == record["manifest"])
+
+
+def _without(key: Any, names: Collection[str]) -> Any:
+    return {name: value for name, value in (key or {}).items() if name not in names}
+
+
+def restore(path: str | os.PathLike[str]) -> None:
+    """Rename a dataset back that a killed writer had moved away to replace it, if nothing is at `path`.
+
+    Raises FileExistsError while another process writes there, OSError.
+    """
+    partial = partial_path(path)
+    if (partial / "replaced").is_dir() and (partial / _JOURNAL).is_file() and not os.path.lexists(path):
+        with contextlib.closing(_open_journal(partial, None)):
+            take_back(partial, partial.with_suffix(""))
 
 
 def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:

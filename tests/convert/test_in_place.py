@@ -1,0 +1,94 @@
+"""`gids convert DATASET DATASET --overwrite`: a kill at the end, stripes inside, times of edges."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FeatureStore, cli
+from gids.write import DatasetWriter, edge_list
+
+KILLED = """
+import os, signal, sys
+import gids.write.{module} as module
+from gids import cli
+
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+{patch}
+cli.main(sys.argv[1:])
+"""
+AT_THE_END = KILLED.format(module="workplace", patch="module.clean_up = kill")
+BETWEEN_RENAMES = KILLED.format(
+    module="publish",
+    patch="""
+rename = os.rename
+
+def exchange(new, old):
+    os.rename = lambda a, b: kill() if str(a) == str(new) else rename(a, b)
+    return False
+
+module._exchange = exchange
+""",
+)
+
+
+def write(path: Path, times: bool = False) -> FeatureStore:
+    ends = torch.tensor([0, 1, 1]), torch.tensor([1, 2, 1])
+    with DatasetWriter(path) as writer:
+        if not times:
+            writer.write_table("node", "_N", "x", torch.arange(12.0).view(3, 4))
+        edges = edge_list(*ends, num_src=3, num_dst=3)
+        writer.write_edges(("_N", "_E", "_N"), edges, times=torch.tensor([5, 6, 7]) if times else None)
+    return FeatureStore(path)
+
+
+@pytest.mark.parametrize("program", [AT_THE_END, BETWEEN_RENAMES], ids=["at the end", "between two renames"])
+def test_a_conversion_in_place_that_is_killed_is_finished_by_the_same_command_once(
+    tmp_path: Path, program: str
+) -> None:
+    path = tmp_path / "d.gids"
+    write(path)
+    command = ["convert", str(path), str(path), "--overwrite", "--reverse-edges", "--quiet"]
+    killed = subprocess.run([sys.executable, "-P", "-c", program, *command], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert cli.main(command) == 0
+    assert FeatureStore(path).graph().num_edges == 6
+    assert os.listdir(tmp_path) == ["d.gids"]
+
+
+def test_stripes_inside_the_dataset_are_refused_before_anything_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.gids"
+    rows = write(path).table("x").read_rows(torch.arange(3))
+    inside = path / "ssd0"
+    inside.mkdir()
+    assert cli.main(["convert", str(path), str(path), "--overwrite", "--stripe", str(inside)]) == 2
+    assert "is inside" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is inside"):
+        DatasetWriter(path, overwrite=True, stripe=[str(inside)])
+    assert torch.equal(FeatureStore(path).table("x").read_rows(torch.arange(3)), rows)
+    shutil.rmtree(inside)
+
+
+def test_self_loops_are_refused_for_edges_with_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.gids"
+    write(path, times=True)
+    assert cli.main(["convert", str(path), str(tmp_path / "e.gids"), "--self-loops"]) == 2
+    assert "has times of edges: give --no-times" in capsys.readouterr().err
+    options = ["--self-loops", "--no-times", "--quiet"]
+    assert cli.main(["convert", str(path), str(tmp_path / "e.gids"), *options]) == 0
+    indices = np.sort(FeatureStore(tmp_path / "e.gids").graph().indices)
+    assert indices.tolist() == [0, 0, 1, 1, 2]
