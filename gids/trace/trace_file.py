@@ -20,6 +20,7 @@ file without it is incomplete. A chunk has about a million pages, so reader and 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import zipfile
@@ -58,6 +59,13 @@ class TracedTable:
     lines: int | None
     heat: npt.NDArray[np.uint8] | None
     rows: bool = False
+
+
+def _number(value: object) -> int | None:
+    """A whole number from 0, or None. Raises ValueError."""
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
 
 
 class Trace(Closing):
@@ -124,41 +132,70 @@ class Trace(Closing):
                 f"{self.path} is a trace of version {number}; this gids reads version {VERSION}"
             )
         try:
-            self.tables = [
-                TracedTable(**entry | {"heat": self._array(f"heat-{number}") if entry["heat"] else None})
-                for number, entry in enumerate(header["tables"])
-            ]
+            self.tables = [self._table(number, entry) for number, entry in enumerate(header["tables"])]
             self.policy: str | None = header["policy"]
-            self.window_batches: int | None = header["window_batches"]
-            self.planned_batches: int | None = header["planned_batches"]
+            self.window_batches = _number(header["window_batches"])
+            self.planned_batches = _number(header["planned_batches"])
             self.device: str | None = header["device"]
             self.gids_version: str = header["gids"]
             self.counters: Mapping[str, Mapping[str, int]] = self._json(_END)["counters"]
-        except (KeyError, TypeError) as error:
+            counts = self._integers("counts", dimensions=2)
+            if counts.shape[1] != len(self.tables):
+                raise ValueError(f"counts of {counts.shape[1]} tables, and there are {len(self.tables)}")
+        except (KeyError, TypeError, ValueError) as error:
             raise self._damage(error) from None
-        counts = self._array("counts").reshape(-1, len(self.tables))
         self.batch_count = len(counts)
-        self.events: npt.NDArray[np.uint8] = self._array("events")
-        self._chunks = self._array("chunks")
+        self.events: npt.NDArray[np.uint8] = self._integers("events").astype(np.uint8)
+        self._chunks = self._integers("chunks")
+        starts = [*self._chunks.tolist(), self.batch_count]
+        if starts[0] != 0 or (any(a >= b for a, b in itertools.pairwise(starts)) and self.batch_count):
+            raise self._damage(f"chunks begin with minibatches {starts[:4]}")
         self._ends = [np.concatenate([[0], np.cumsum(column)]) for column in counts.T]
         self._loaded: list[tuple[int, npt.NDArray[Any]]] = [(-1, np.empty(0, np.int64)) for _ in self.tables]
 
     def _load_chunk(self, chunk: int, table: int) -> npt.NDArray[Any]:
-        pages, page_count = self._array(f"pages-{chunk}-{table}"), self.tables[table].page_count
+        pages, page_count = self._integers(f"pages-{chunk}-{table}"), self.tables[table].page_count
         if len(pages) and int(pages.max()) >= page_count:
             raise self._damage(
                 f"page {pages.max()} of table {self.tables[table].name!r}, which has {page_count} pages"
             )
+        first, *after = [*self._chunks.tolist(), self.batch_count][chunk:]
+        expected = int(self._ends[table][after[0]] - self._ends[table][first])
+        if len(pages) != expected:
+            raise self._damage(f"chunk {chunk} has {len(pages)} pages, and its minibatches read {expected}")
         return pages
 
+    def _table(self, number: int, entry: dict[str, Any]) -> TracedTable:
+        heat = self._integers(f"heat-{number}").astype(np.uint8) if entry["heat"] else None
+        traced = TracedTable(**entry | {"heat": heat})
+        counts = (traced.page_count, traced.page_bytes, traced.rows_per_page)
+        if not isinstance(traced.name, str) or None in map(_number, counts):
+            raise ValueError(f"table {number} is {entry}")
+        _number(traced.lines)
+        if heat is not None and len(heat) != traced.page_count:
+            raise ValueError(f"table {number} has {traced.page_count} pages, and heat of {len(heat)}")
+        return traced
+
+    def _integers(self, name: str, *, dimensions: int = 1) -> npt.NDArray[Any]:
+        """An array of whole numbers from 0. Raises FormatError."""
+        array = self._array(name)
+        if array.ndim != dimensions or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
+            raise self._damage(f"{name} is {array.dtype}{list(array.shape)}, or has numbers below 0")
+        return array
+
     def _array(self, name: str) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = np.lib.format.read_array(
-            io.BytesIO(self._member(f"{name}.npy")), allow_pickle=False
-        )
+        data = io.BytesIO(self._member(f"{name}.npy"))
+        try:
+            array: npt.NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
+        except Exception as error:  # of a hostile header
+            raise self._damage(error) from None
         return array
 
     def _json(self, name: str) -> dict[str, Any]:
-        return dict(json.loads(self._member(name)))
+        try:
+            return dict(json.loads(self._member(name)))
+        except (TypeError, ValueError) as error:
+            raise self._damage(error) from None
 
     def _member(self, name: str) -> bytes:
         """The bytes of a member, whose checksum is right."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,3 +297,38 @@ def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
         pytest.raises(FormatError, match="is damaged: page 10 of table '_N\\.feat', which has 10 pages"),
     ):
         trace.pages(0)
+
+
+HOSTILE: dict[str, Any] = {
+    "chunks.npy": [np.array([0.0]), np.array([5]), np.array(0), np.array([0, 0])],
+    "counts.npy": [np.array([[-1]]), np.array([5, 83]), np.array([[5.0], [83.0]]), np.array([[5], [10**6]])],
+    "events.npy": [np.array(["a"]), np.array(1)],
+    "heat-0.npy": [np.array([0.5]), np.zeros(7, np.uint8)],
+    "pages-0-0.npy": [np.array(3), np.array([-1]), np.arange(4), np.array(["a"])],
+    "gids-trace.json": [None, [], {"version": 2}],
+    "end.json": [None, 3],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, v) for name, values in HOSTILE.items() for v in values])
+def test_members_that_are_whole_and_wrong_are_damage(
+    tmp_path: Path, good: bytes, name: str, value: Any
+) -> None:
+    path = tmp_path / "wrong"
+    with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(path, "w") as new:
+        for member in old.namelist():
+            data = old.read(member)
+            if member == name and name.endswith(".npy"):
+                buffer = io.BytesIO()
+                np.save(buffer, value)
+                data = buffer.getvalue()
+            elif member == name:
+                data = json.dumps(value).encode()
+            new.writestr(member, data)
+    with pytest.raises(FormatError, match=r"is damaged|is a trace of version"):
+        read_all(path)
+
+
+def read_all(path: Path) -> None:
+    with Trace(path) as trace:
+        list(map(trace.pages, range(trace.batch_count)))
