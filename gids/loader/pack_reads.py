@@ -27,6 +27,7 @@ from gids.loader.options import Options
 from gids.loader.readers import Ids, Reader
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
+    Ahead,
     DiskRates,
     HostGather,
     HostRows,
@@ -89,7 +90,7 @@ _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
 _LEAST_SHARE = 0.75
-"""The next epoch is prepared if at least this share of the memory for packs is left."""
+"""The next epoch is sampled, and swept, if at least this share of the memory for packs is left."""
 
 _CHEAPER = "random reads are cheaper"
 
@@ -331,17 +332,17 @@ class PackReads:
         return known or self.learned.longest or _UNKNOWN_COUNT
 
     def choose_early(
-        self, sampled: SampledAhead[Any], host: PackHost, count: int | None, overlap: bool
+        self, sampled: SampledAhead[Any], host: PackHost, count: int | None, ahead: Ahead
     ) -> bool:
         """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
         That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
-        what packs must save. count: minibatches of the epoch that are left. overlap: others are swept while
-        these are trained.
+        what packs must save. count: minibatches of the epoch that are left. ahead: what goes on
+        while they are trained.
         """
         if self.options.reads != "auto":
             return False
-        layout = self._layout(sampled, memory_bytes := host.memory_bytes(), host, overlap)
+        layout = self._layout(sampled, memory_bytes := host.memory_bytes(), host, ahead)
         random_s, sweep_s = self.random_s(sampled, host), self.sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
@@ -372,12 +373,11 @@ class PackReads:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = host.memory_bytes()
-        if sampled.next_epoch and not self._can_overlap(sampled, memory_bytes, host):
-            sampled.next_epoch = False
-        layout = self._layout(sampled, memory_bytes, host, sampled.followed)
+        sampled.next_epoch = min(sampled.next_epoch, self._most_ahead(sampled, memory_bytes, host))
+        layout = self._layout(sampled, memory_bytes, host, sampled.ahead)
         if layout is None and sampled.next_epoch:
-            sampled.next_epoch = False
-            layout = self._layout(sampled, memory_bytes, host, sampled.followed)
+            sampled.next_epoch = Ahead.NOTHING
+            layout = self._layout(sampled, memory_bytes, host, sampled.ahead)
         self._learn()
         predicted = self._corrected(layout)
         if self.options.reads == "auto":
@@ -471,7 +471,7 @@ class PackReads:
             sampled.forget_counts()
             return superbatch
 
-        if self._has_room(sampled):
+        if machine.plan.overlap and self._has_room(sampled):
             coming.make(machine, resident.lists_bytes, make)
 
     def _has_room(self, sampled: SampledAhead[Any]) -> bool:
@@ -481,11 +481,12 @@ class PackReads:
         larger = any(rows > room[name] for name, rows in sampled.rows.items())
         return not larger and sampled.minibatch_bytes <= self._room_bytes
 
-    def _can_overlap(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> bool:
-        """Whether memory allows to prepare the next epoch while these minibatches are trained."""
-        plans = [self._plan(sampled, memory_bytes, host, overlap) for overlap in (False, True)]
-        alone, beside = (0 if plan is None else plan.pack_bytes for plan in plans)
-        return beside > 0 and beside >= _LEAST_SHARE * alone
+    def _most_ahead(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> Ahead:
+        """What memory allows to do for the next epoch while these minibatches are trained."""
+        plans = [self._plan(sampled, memory_bytes, host, ahead) for ahead in Ahead]
+        alone, *beside = (0 if plan is None else plan.pack_bytes for plan in plans)
+        enough = [0 < nbytes >= _LEAST_SHARE * alone for nbytes in beside]
+        return Ahead.SWEPT if enough[1] else Ahead.SAMPLED if enough[0] else Ahead.NOTHING
 
     def give_up(self, reason: str) -> None:
         """Use random reads from now on. Warns once."""
@@ -591,13 +592,13 @@ class PackReads:
         self.learned.choice = self.choices[-1]
 
     def _layout(
-        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, overlap: bool
+        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, ahead: Ahead
     ) -> Layout | None:
         """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
         if not self.rates().write_bytes_per_s:
             assert self.scratch is not None
             raise StorageError(errno.ENOSPC, "scratch cannot be written", self.scratch.directory)
-        plan = self._plan(sampled, memory_bytes, host, overlap)
+        plan = self._plan(sampled, memory_bytes, host, ahead)
         return None if plan is None else self._work(sampled, plan).choose()
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
@@ -613,10 +614,10 @@ class PackReads:
         )
 
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
-        """Scratch for the packs of a superbatch. If another one follows, both must fit."""
+        """Scratch for the packs of a superbatch. If another one is swept meanwhile, both must fit."""
         assert self.scratch is not None
         left = self.scratch.free_bytes(spare=sampled.spool.file.spare)
-        return left // 2 if sampled.followed else left
+        return left // 2 if sampled.ahead is Ahead.SWEPT else left
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
         make = PackBudget if self._device is None else self._device.budget
@@ -630,14 +631,14 @@ class PackReads:
         )
 
     def _plan(
-        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, overlap: bool
+        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, ahead: Ahead
     ) -> PackPlan | None:
         budget = self._budget(sampled, memory_bytes, host)
-        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), overlap)
+        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
 
     def new_machine(self, sampled: SampledAhead[Any], host: PackHost) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
-        plan = self._plan(sampled, host.memory_bytes(), host, sampled.followed)
+        plan = self._plan(sampled, host.memory_bytes(), host, sampled.ahead)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
         threads, output_rows = self.options.threads or torch.get_num_threads(), _room_rows(sampled)
@@ -684,7 +685,7 @@ class PackReads:
         if not _pays(packed_s, random_s):
             return
         needed = self._budget(sampled, memory_bytes, host).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), overlap=False
+            _room_rows(sampled), _room(sampled.minibatch_bytes), Ahead.NOTHING
         )
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
@@ -700,7 +701,7 @@ class PackReads:
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self.tables)
         purposes = self._budget(sampled, memory_bytes, host).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.followed
+            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead
         )
         there = also = ""
         if self._device is not None:

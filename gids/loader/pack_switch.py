@@ -29,7 +29,7 @@ from gids.loader.pack_reads import (
 )
 from gids.loader.readers import Gathered, Reader
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import Layout, PackMachine, Reads, Space, Superbatch, spaces_of
+from gids.packs import Ahead, Layout, PackMachine, Reads, Space, Superbatch, spaces_of
 
 T = TypeVar("T")
 
@@ -285,7 +285,7 @@ class PackSwitch(Generic[T]):
         self._judged, sampled.done = True, stream.index
         sampled.settle()
         left = self._left(sampled)
-        if not sampled.full and self._packs.choose_early(sampled, self._host, left, overlap=False):
+        if not sampled.full and self._packs.choose_early(sampled, self._host, left, Ahead.NOTHING):
             self._end_race(stream, sampled)
 
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
@@ -446,7 +446,7 @@ class PackSwitch(Generic[T]):
             seconds=self._seconds,
             base=base if next_epoch is None else 0,
             settle=packs.settle if packs.on_device else None,
-            next_epoch=self._following is not None or next_epoch is not None,
+            next_epoch=Ahead.SWEPT if self._following or next_epoch else Ahead.NOTHING,
             spare=next_epoch is not None,
         )
         if self._size:
@@ -466,7 +466,8 @@ class PackSwitch(Generic[T]):
             try:
                 left = self._left(sampled)
                 overlap = together.overlap and (left is None or wanted <= left)
-                if self._packs.choose_early(sampled, self._host, left, overlap):
+                ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
+                if self._packs.choose_early(sampled, self._host, left, ahead):
                     wanted = 0
             except OSError as error:
                 self._give_up(error)
@@ -559,7 +560,7 @@ class PackSwitch(Generic[T]):
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
         sampled, packs = self._sampled, self._packs
         assert sampled is not None
-        if not sampled.followed or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
+        if not sampled.ahead or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
         if sampled.last:
             return self._prepare_next_epoch(superbatch)

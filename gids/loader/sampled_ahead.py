@@ -23,6 +23,7 @@ from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import (
     WRITING,
+    Ahead,
     NotSpoolable,
     OtherIdsError,
     Reads,
@@ -53,7 +54,7 @@ class SampledAhead(Generic[T]):
     has no more, or None.
 
     base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
-    done: of its minibatches, read at random. next_epoch: whether the next epoch may be sampled meanwhile.
+    done: of its minibatches, read at random. next_epoch: what may be done for the next epoch.
     spare: as of Scratch.open().
     """
 
@@ -74,7 +75,7 @@ class SampledAhead(Generic[T]):
         seconds: dict[str, float],
         base: int,
         settle: Callable[[], None] | None,
-        next_epoch: bool = False,
+        next_epoch: Ahead = Ahead.NOTHING,
         spare: bool = False,
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
@@ -128,9 +129,12 @@ class SampledAhead(Generic[T]):
         return self.end is not None or bool(self.reason)
 
     @property
-    def followed(self) -> bool:
-        """Whether others may be sampled and swept while these are trained."""
-        return not self.last or (self.next_epoch and isinstance(self.end, StopIteration) and not self.reason)
+    def ahead(self) -> Ahead:
+        """What may be done for others while these are trained."""
+        if not self.last:
+            return Ahead.SWEPT
+        whole = isinstance(self.end, StopIteration) and not self.reason
+        return self.next_epoch if whole else Ahead.NOTHING
 
     def sample(self, count: int = MOST_MINIBATCHES, *, settle: bool = True) -> None:
         """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`.

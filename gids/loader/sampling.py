@@ -163,6 +163,7 @@ class EpochSampling(ABC):
 
     def _in_bulk(self) -> Iterator[Minibatch]:
         steps, count, one_by_one = self.epoch.steps, 1, False  # the first minibatch waits for no other
+        minibatch_bytes = 0
         while steps:
             try:
                 with self.epoch.stream.use():
@@ -175,11 +176,13 @@ class EpochSampling(ABC):
                     raise
                 made = deque([cast(Minibatch, Failed(error.with_traceback(None)))])
             steps = steps[count:]
+            if not minibatch_bytes and not isinstance(made[0], Failed):
+                minibatch_bytes = made[0].nbytes
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()
         if isinstance(self.epoch.sampler, LayeredSampler):
-            self.epoch.sampler.free_scratch()
+            self.epoch.sampler.free_scratch(minibatch_bytes)
 
 
 def _can_start(epoch: Epoch) -> bool:

@@ -5,7 +5,7 @@ Called by the loader. See docs/internals/packs.md.
 
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
-from gids.packs.memory import PackBudget, PackPlan
+from gids.packs.memory import Ahead, PackBudget, PackPlan
 from gids.packs.on_device import OnDevice
 from gids.packs.row_memory import HostGather, HostRows, RowMemory
 from gids.packs.row_reader import RowReader
@@ -17,6 +17,7 @@ from gids.packs.superbatch import PackMachine, Superbatch
 __all__ = [
     "MOST_ROWS",
     "WRITING",
+    "Ahead",
     "ByReference",
     "DiskRates",
     "HostGather",

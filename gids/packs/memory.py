@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from gids.cache.budget import row_orders
 from gids.packs.spaces import Space
@@ -67,20 +68,34 @@ def _own_write_bytes(memory_bytes: int) -> int:
     return max(memory_bytes // _WRITE_SHARE, LEAST_WRITE_BYTES)
 
 
+class Ahead(IntEnum):
+    """What is done for the next superbatch, perhaps of the next epoch, while one is trained."""
+
+    NOTHING = 0
+    SAMPLED = 1
+    SWEPT = 2
+    """Sampled, then swept."""
+
+
 @dataclass(frozen=True)
 class PackPlan:
     """How memory is shared out.
 
-    purposes: bytes by purpose, "packs" among them. overlap: a superbatch is swept while another is trained;
-    otherwise a sweep uses memory that packs and outputs need only later. trials: cuts that may be tried at a
-    time. piece_bytes, read_bytes: of a piece of a sweep, and of a request.
+    purposes: bytes by purpose, "packs" among them. ahead: what goes on beside training. A sweep that does not
+    uses memory that packs and outputs need only later. trials: cuts that may be tried at a time. piece_bytes,
+    read_bytes: of a piece of a sweep, and of a request.
     """
 
     purposes: Mapping[str, int]
-    overlap: bool
+    ahead: Ahead
     trials: int
     piece_bytes: int
     read_bytes: int
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a superbatch is swept while another is trained."""
+        return self.ahead is Ahead.SWEPT
 
     @property
     def pack_bytes(self) -> int:
@@ -142,14 +157,14 @@ class PackBudget:
     waiting: int
     memory_bytes: int
 
-    def share(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> PackPlan | None:
+    def share(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if nothing is left.
 
         rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
         """
-        return self._plan(self.needed(rows, minibatch_bytes, overlap), overlap)
+        return self._plan(self.needed(rows, minibatch_bytes, ahead), ahead)
 
-    def _plan(self, purposes: Mapping[str, int], overlap: bool) -> PackPlan | None:
+    def _plan(self, purposes: Mapping[str, int], ahead: Ahead) -> PackPlan | None:
         left = self.memory_bytes - sum(purposes.values())
         # The first superbatch is counted and cut before there are outputs and packs.
         trials = (left + purposes["outputs"] - self._counts_bytes) // (SETS_OF_A_TRIAL * self._set_bytes)
@@ -157,18 +172,19 @@ class PackBudget:
             return None
         return PackPlan(
             {**purposes, "packs": left},
-            overlap=overlap,
+            ahead=ahead,
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,
         )
 
-    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
+    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> dict[str, int]:
         """Bytes by purpose, without packs."""
         outputs_bytes = _OUTPUTS * self._output_bytes(rows)
         each_bytes, sampler_bytes = minibatch_bytes + 4 * sum(rows.values()), self.sampler_bytes
         minibatches, sampled = _READ_MINIBATCHES, _WRITTEN_MINIBATCHES + 1 + self.waiting
-        if overlap:
+        overlap = ahead is Ahead.SWEPT
+        if ahead:
             minibatches = max(minibatches + _WRITTEN_MINIBATCHES, 2 + self.waiting) + 1 + self.waiting
         else:  # sampled where outputs will be
             sampler_bytes += (sampled - minibatches) * each_bytes - outputs_bytes
@@ -182,8 +198,9 @@ class PackBudget:
             "second stream": 2 * self._second_bytes,
             **row_orders(t for space in self.spaces for t in space.tables),
         }
-        if overlap:
+        if ahead:
             purposes["counts"] = self._counts_bytes
+        if overlap:
             purposes["write buffers"] = _own_write_bytes(self.memory_bytes)
         return purposes
 

@@ -14,7 +14,7 @@ import torch
 
 from gids.cuda.device import MadeOn, on_host
 from gids.packs.device_rows import OUTPUTS, SENT, DeviceRows
-from gids.packs.memory import ALIGNMENT, LEAST_WRITE_BYTES, SETS_OF_A_TRIAL, PackBudget, PackPlan
+from gids.packs.memory import ALIGNMENT, LEAST_WRITE_BYTES, SETS_OF_A_TRIAL, Ahead, PackBudget, PackPlan
 from gids.packs.row_memory import HostGather
 from gids.packs.spaces import Space
 from gids.store.geometry import align_up
@@ -62,9 +62,9 @@ class DevicePackBudget(PackBudget):
 
     device_bytes: int
 
-    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
+    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> dict[str, int]:
         """Bytes by purpose in both memories, without packs, row lists and write buffers."""
-        purposes = super().needed(rows, minibatch_bytes, overlap)
+        purposes = super().needed(rows, minibatch_bytes, ahead)
         purposes.pop("write buffers", None)
         numbers = 4 * numbers_of(self.spaces, rows)
         return {
@@ -83,7 +83,7 @@ class DevicePackBudget(PackBudget):
         share = max(_LEAST_STAGING, self.memory_bytes // _STAGING_SHARE)
         return align_up(min(_MOST_STAGING, share), ALIGNMENT)
 
-    def _plan(self, purposes: Mapping[str, int], overlap: bool) -> PackPlan | None:
+    def _plan(self, purposes: Mapping[str, int], ahead: Ahead) -> PackPlan | None:
         on_device = sum(n for purpose, n in purposes.items() if purpose in ON_DEVICE)
         left = self.device_bytes - on_device
         left_on_host = self.memory_bytes - (sum(purposes.values()) - on_device)
@@ -95,7 +95,7 @@ class DevicePackBudget(PackBudget):
             return None
         return DevicePackPlan(
             {**purposes, "row lists": lists_bytes, "write buffers": write_bytes, "packs": left},
-            overlap=overlap,
+            ahead=ahead,
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,

@@ -294,16 +294,19 @@ class LayeredSampler(ABC):
         """Host memory to sample at_once minibatches in one call, without the minibatches.
 
         Estimated from the last minibatch that was sampled alone; 0 before the first. Once the memory is
-        freed, that of a minibatch is included, because its size is not known any more.
+        freed, that of a minibatch is included.
         """
         host = self._host
         together = self._freed_bytes if host is None else host.together_bytes
         return together if at_once == 1 else together * (1 + self.threads)
 
-    def free_scratch(self) -> None:
-        """Free the host memory that is kept between calls. The next call takes it again."""
+    def free_scratch(self, minibatch_bytes: int) -> None:
+        """Free the host memory that is kept between calls. The next call takes it again.
+
+        minibatch_bytes: of one minibatch.
+        """
         if self._host is not None:
-            self._freed_bytes = self._host.together_bytes + self.host_bytes()[1]
+            self._freed_bytes = self._host.together_bytes + minibatch_bytes
         self._host = None
 
     def host_bytes(self) -> tuple[int, int]:

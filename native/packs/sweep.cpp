@@ -66,6 +66,67 @@ struct Sweep::Piece {
   }
 };
 
+// The pieces of a table that hold wanted pages, in ascending order.
+class Sweep::WantedPieces {
+ public:
+  WantedPieces(const TableSweep& table, const SweepOptions& options)
+      : geometry_(table.geometry),
+        most_pages_(options.piece_bytes / geometry_.page_bytes),
+        gap_pages_(options.gap_bytes / geometry_.page_bytes * geometry_.shard_count),
+        rows_(geometry_.row_count) {
+    for (const Target& target : table.targets) target.rows->insert_into(rows_);
+  }
+
+  // Sets the pages and bytes of the next piece; false if there is none.
+  bool next(Piece& piece) {
+    const u64 pages = geometry_.page_count();
+    while (next_ < pages && !is_wanted(next_)) ++next_;
+    if (next_ == pages) return false;
+    piece.first = next_;
+    piece.end = next_ + 1;
+    const u64 end = std::min(pages, piece.first + most_pages_);
+    for (u64 page = next_ + 1; page < end && page - piece.end <= gap_pages_; ++page)
+      if (is_wanted(page)) piece.end = page + 1;
+    next_ = piece.end;
+    piece.bytes = align_up((piece.end - piece.first) * geometry_.page_bytes, direct_alignment);
+    return true;
+  }
+
+ private:
+  bool is_wanted(u64 page) const {
+    return rows_.any(page * geometry_.rows_per_page,
+                     std::min(geometry_.row_count, (page + 1) * geometry_.rows_per_page));
+  }
+
+  const cache::Geometry& geometry_;
+  const u64 most_pages_, gap_pages_;
+  RowSet rows_;
+  u64 next_ = 0;  // the first page that is not in a piece yet
+};
+
+// Pieces in memory one after the other, as in a ring.
+struct Sweep::Ring {
+  HugeArray<std::byte>& memory;
+  std::deque<Piece> pieces;
+
+  // Also when an exception ends the sweep: reads in flight write into memory. A piece that was not submitted has none.
+  ~Ring() {
+    for (Piece& piece : pieces)
+      if (piece.reads) piece.reads->wait();
+  }
+
+  // For one more piece; null until earlier ones are taken out.
+  std::byte* room_for(size_t bytes) const {
+    std::byte* const begin = memory.data();
+    if (pieces.empty()) return begin;
+    std::byte* const used = pieces.front().memory;
+    std::byte* const at = pieces.back().memory + pieces.back().bytes;
+    if (at <= used) return bytes <= static_cast<size_t>(used - at) ? at : nullptr;
+    if (bytes <= static_cast<size_t>(begin + memory.bytes() - at)) return at;
+    return bytes <= static_cast<size_t>(used - begin) ? begin : nullptr;
+  }
+};
+
 // The end of one target's rows that is being filled.
 struct Sweep::Output {
   explicit Output(const Target& of) : target(of), next(*of.rows) {}
@@ -166,90 +227,54 @@ void Sweep::run() noexcept {
 }
 
 void Sweep::sweep(const TableSweep& table) {
-  const cache::Geometry& g = table.geometry;
-  RowSet wanted(g.row_count);
-  for (const Target& target : table.targets) target.rows->insert_into(wanted);
-  const u64 pages = g.page_count(), most = options_.piece_bytes / g.page_bytes;
-  const u64 gap = options_.gap_bytes / g.page_bytes * g.shard_count;
-  auto is_wanted = [&](u64 page) {
-    return wanted.any(page * g.rows_per_page, std::min(g.row_count, (page + 1) * g.rows_per_page));
-  };
-  u64 next = 0;  // the first page that is not in a piece yet
-  auto next_piece = [&](Piece& piece) {
-    while (next < pages && !is_wanted(next)) ++next;
-    if (next == pages) return false;
-    piece.first = next;
-    piece.end = next + 1;
-    for (u64 page = next + 1; page < std::min(pages, piece.first + most) && page - piece.end <= gap; ++page)
-      if (is_wanted(page)) piece.end = page + 1;
-    next = piece.end;
-    piece.bytes = align_up((piece.end - piece.first) * g.page_bytes, direct_alignment);
-    return true;
-  };
-  auto submit = [&](Piece& piece) {
-    piece.reads = std::make_shared<Piece::Reads>();
-    for (u64 shard = 0; shard < g.shard_count && piece.first + shard < piece.end; ++shard) {
-      const u64 page = piece.first + shard, bytes = div_ceil(piece.end - page, g.shard_count) * g.page_bytes;
-      std::byte* const to = const_cast<std::byte*>(piece.page(g, page));
-      for (u64 at = 0; at < bytes; at += engine_->max_read_bytes())
-        piece.reads->reads.push_back({g.offset_of(page) + at, to + at,
-                                      static_cast<u32>(std::min<u64>(bytes - at, engine_->max_read_bytes())),
-                                      g.file_of(page), 0});
-      bytes_read_ += bytes;
-    }
-    engine_->submit(piece.reads);
-  };
-
   std::vector<Output> outputs;
   for (const Target& target : table.targets) outputs.emplace_back(target);
-  std::deque<Piece> reading;  // in memory_ one after the other, as in a ring
-  auto room_for = [&](size_t bytes) -> std::byte* {
-    std::byte* const begin = memory_.data();
-    if (reading.empty()) return begin;
-    std::byte* const used = reading.front().memory;
-    std::byte* const at = reading.back().memory + reading.back().bytes;
-    if (at <= used) return bytes <= static_cast<size_t>(used - at) ? at : nullptr;
-    if (bytes <= static_cast<size_t>(begin + memory_.bytes() - at)) return at;
-    return bytes <= static_cast<size_t>(used - begin) ? begin : nullptr;
-  };
+  WantedPieces wanted(table, options_);
+  Ring ring{memory_, {}};
   auto stopped = [&] { return stop_.load(std::memory_order_relaxed) || (writer_ && writer_->error()); };
-  // Also when an exception ends the sweep: reads in flight write into memory_. A piece that was not submitted has none.
-  struct Drain {
-    std::deque<Piece>& reading;
-    ~Drain() {
-      for (Piece& piece : reading)
-        if (piece.reads) piece.reads->wait();
-    }
-  } drain{reading};
 
   Piece coming;  // not read yet
-  bool more = next_piece(coming);
-  while (more || !reading.empty()) {
-    while (more && reading.size() < most_pieces && !stopped()) {
-      coming.memory = room_for(coming.bytes);
+  bool more = wanted.next(coming);
+  while (more || !ring.pieces.empty()) {
+    while (more && ring.pieces.size() < most_pieces && !stopped()) {
+      coming.memory = ring.room_for(coming.bytes);
       if (!coming.memory) break;
       if (writer_) priority_->yield(stop_);
-      reading.push_back(std::exchange(coming, Piece()));
-      submit(reading.back());
-      more = next_piece(coming);
+      ring.pieces.push_back(std::exchange(coming, Piece()));
+      submit(table.geometry, ring.pieces.back());
+      more = wanted.next(coming);
     }
     if (stopped()) break;
     // Short pieces are distributed together.
-    size_t pieces = 0, bytes = 0;
-    while (pieces < std::min(reading.size(), distributed_at_once) && bytes < options_.piece_bytes) {
-      Piece& piece = reading[pieces++];
+    size_t count = 0, bytes = 0;
+    while (count < std::min(ring.pieces.size(), distributed_at_once) && bytes < options_.piece_bytes) {
+      Piece& piece = ring.pieces[count++];
       piece.reads->wait();
       repair(table, piece);
       bytes += piece.bytes;
     }
-    distribute(table, reading, pieces, outputs);
-    reading.erase(reading.begin(), reading.begin() + static_cast<std::ptrdiff_t>(pieces));
+    distribute(table, ring.pieces, count, outputs);
+    ring.pieces.erase(ring.pieces.begin(), ring.pieces.begin() + static_cast<std::ptrdiff_t>(count));
   }
   for (Output& output : outputs) {
     if (!output.buffer) continue;
     if (stopped()) writer_->give_back(output.buffer);
     else output.flush(writer_.get());
   }
+}
+
+void Sweep::submit(const cache::Geometry& g, Piece& piece) {
+  piece.reads = std::make_shared<Piece::Reads>();
+  for (u64 shard = 0; shard < g.shard_count && piece.first + shard < piece.end; ++shard) {
+    const u64 page = piece.first + shard, bytes = div_ceil(piece.end - page, g.shard_count) * g.page_bytes;
+    std::byte* const to = const_cast<std::byte*>(piece.page(g, page));
+    for (u64 at = 0; at < bytes; at += engine_->max_read_bytes())
+      piece.reads->reads.push_back({g.offset_of(page) + at, to + at,
+                                    static_cast<u32>(std::min<u64>(bytes - at, engine_->max_read_bytes())),
+                                    g.file_of(page), 0});
+    bytes_read_ += bytes;
+  }
+  engine_->submit(piece.reads);
 }
 
 // Reads the pages of a failed piece one by one, so that only those that cannot be read are lost; compares checksums.

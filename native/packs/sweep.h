@@ -99,8 +99,11 @@ class Sweep {
  private:
   struct Piece;
   struct Output;
+  struct Ring;
+  class WantedPieces;
   void run() noexcept;
   void sweep(const TableSweep& table);
+  void submit(const cache::Geometry& geometry, Piece& piece);
   void repair(const TableSweep& table, Piece& piece);
   void distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces,
                   std::vector<Output>& outputs);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -29,7 +30,7 @@ from packs_example import (
 import gids
 from gids.errors import StorageError
 from gids.loader import pack_reads
-from gids.packs import DiskRates, Superbatch, Work
+from gids.packs import Ahead, DiskRates, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
@@ -349,6 +350,36 @@ def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler
         for _ in range(3):
             list(loader)
         assert loader._learned.next_epoch is None
+
+
+def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
+    path: Path, expected: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever comes in between."""
+    plan = pack_reads.PackReads._plan
+    monkeypatch.setattr(  # no room for a sweep beside training
+        pack_reads.PackReads,
+        "_plan",
+        lambda self, *args: None if args[-1] is Ahead.SWEPT else plan(self, *args),
+    )
+    with (
+        open_source(path, "pack", MEMORY) as source,
+        open_loader(source) as loader,
+        open_loader(source, batch_size=300) as valid,
+    ):
+        for number, epoch in enumerate(expected):
+            stop = 10 if number == 3 else None
+            for a, b in zip(epoch[:stop], itertools.islice(loader, stop), strict=True):
+                assert_same(a, b)
+                assert sum(loader.stats()["memory"].values()) <= MEMORY + (1 << 20)
+            coming = loader._learned.next_epoch
+            assert (coming is not None) == (number > 0)
+            if coming is not None:
+                assert coming.machine is None
+                assert (len(coming.sampled.spool) == len(loader)) == (stop is None)
+            assert len(list(valid)) == len(valid)
+        minibatches = sum(map(len, expected)) + len(expected) * len(valid) - len(epoch) + 10
+        assert loader.stats()["packs"]["minibatches"] == minibatches
 
 
 def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list[Minibatch]]) -> None:

@@ -33,7 +33,7 @@ def _random_s(self: Any, sampled: Any, host: Any) -> float:
     return 1000.0 if len(sampled.spool) >= 10 else 0.0
 
 
-def _early(self: Any, sampled: Any, host: Any, count: int | None, overlap: bool) -> bool:
+def _early(self: Any, sampled: Any, host: Any, count: int | None, ahead: Any) -> bool:
     return False
 
 
