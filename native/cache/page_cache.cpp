@@ -94,7 +94,7 @@ class PageCache::Fill final : public io::Batch {
       error = EBADMSG;
     if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));
-      else cache_.planner_.reclaim(page, static_cast<u32>(read.cookie));
+      else cache_.planner_.reclaim(page, static_cast<u32>(read.cookie), error != ECANCELED);
     } else if (!error) {
       deliver(static_cast<u32>(read.cookie), data - (read.offset - g.offset_of(page)));
     }
@@ -241,7 +241,7 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   try {
     submit(s, ids, out);
   } catch (...) {  // the engine is closed, or memory is short: no read will end these loads
-    for (const Load& l : planner_.loads()) planner_.reclaim(s.pages[l.index], l.line);
+    for (const Load& l : planner_.loads()) planner_.reclaim(s.pages[l.index], l.line, false);
     if (!flights_.empty() && flights_.back().step == step) flights_.pop_back();
     throw;
   }

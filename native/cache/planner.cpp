@@ -337,11 +337,11 @@ void Planner::retire(u64 number) {
   ++retired_;
 }
 
-void Planner::reclaim(u64 page, u32 line) {
+void Planner::reclaim(u64 page, u32 line, bool failed) {
   word::fail(words_[page], line);
   std::lock_guard lock(failed_mutex_);
   failed_.push_back(line);
-  ++failures_;
+  failures_ += failed;
 }
 
 void Planner::audit() {

@@ -91,8 +91,8 @@ class Planner {
   // Planned or not (a stream that is closed early takes back marks of steps it never planned).
   void retire(u64 step);
 
-  // A completion reports that the load of `line` failed or was cancelled. Any thread.
-  void reclaim(u64 page, u32 line);
+  // The load of `line` did not come to its end: it failed, or was cancelled. Any thread.
+  void reclaim(u64 page, u32 line, bool failed);
 
   u64& word(u64 page) { return words_[page]; }
   std::span<u64> words() { return {words_.data(), words_.size()}; }

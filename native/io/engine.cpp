@@ -172,18 +172,12 @@ void Engine::cancel(Batch& batch) {
     queue_.erase(at);
     runs.swap(batch.runs_);
   }
-  Stats tally;
+  u32 cancelled = 0;
   for (const Batch::Run& run : runs) {
     for (u32 i = run.begin; i < run.end; ++i) batch.done(batch.reads[i], nullptr, ECANCELED);
-    tally.errors += run.end - run.begin;
+    cancelled += run.end - run.begin;
   }
-  tally.reads = tally.errors;
-  {
-    std::lock_guard lock(stats_mutex_);
-    stats_.reads += tally.reads;
-    stats_.errors += tally.errors;
-  }
-  batch.complete(static_cast<u32>(tally.reads));
+  batch.complete(cancelled);
 }
 
 void Engine::wait(Batch& batch, const std::function<void()>& check) {

@@ -88,7 +88,7 @@ struct Options {
 };
 
 struct Stats {
-  u64 reads = 0;        // Read objects completed
+  u64 reads = 0;        // Read objects completed; not those that were cancelled
   u64 requests = 0;     // requests to the kernel, after merging
   u64 bytes_asked = 0;  // sum of Read::bytes
   u64 bytes_read = 0;   // bytes that the device was asked for (aligned extents)

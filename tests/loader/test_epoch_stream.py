@@ -432,6 +432,18 @@ def test_an_error_that_ends_an_epoch_closes_its_iterator(path: Path) -> None:
         assert list(epoch) == []
 
 
+def test_reads_that_a_close_cancels_are_no_failures(path: Path) -> None:
+    with gids.open(
+        path, memory=16 << 20, window=4, tuning=gids.Tuning(reads_per_s=500, queue_depth=2)
+    ) as source:
+        loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20)
+        epoch = iter(loader)
+        next(epoch), next(epoch)
+        epoch.close()
+        assert loader.stats()["misses"] > loader.stats()["pages_read"]
+        assert loader.stats()["failures"] == 0
+
+
 @pytest.mark.slow
 def test_an_iterator_may_be_dropped_in_another_thread_while_the_next_one_begins(
     two_loaders: tuple[gids.NodeLoader, gids.NodeLoader],
