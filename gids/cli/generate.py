@@ -84,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _partial_path(path: Path, size_bytes: int) -> Path:
     """The temporary path, to be renamed to path. Raises FileExistsError, and StorageError without space."""
-    from gids.write.space import check_space
+    from gids.write.files import check_space
 
     if path.exists():
         raise FileExistsError(f"{path} already exists: choose another name, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_space([(path.parent, size_bytes)], [])
+    check_space([(path.parent, size_bytes)])
     return path.with_name(f"{path.name}.{os.getpid()}.partial")
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from gids.store import Table
 from gids.store.files import npy_header
 from gids.store.quantize import split_rows
+from gids.write.files import check_space
 from gids.write.publish import already_exists
-from gids.write.space import check_space
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def export(
         if array.path.exists() and not overwrite:
             raise already_exists(array.path)
     size_bytes = sum(array.nbytes for array in arrays)
-    check_space([(arrays[0].path.resolve().parent, size_bytes)], [])
+    check_space([(arrays[0].path.resolve().parent, size_bytes)])
     # Two blocks of pages and two of rows are in memory.
     out_row_bytes = size_bytes // max(1, table.row_count)
     widest = max(table.row_bytes, out_row_bytes, table.page_bytes // table.rows_per_page)

@@ -41,12 +41,11 @@ from gids.store.manifest import (
 from gids.store.names import Relation, describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
 from gids.stored_file import AnyFile
-from gids.write.files import write_array
+from gids.write.files import check_space, write_array
 from gids.write.page_sink import PageSink
 from gids.write.partition import divide
 from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
 from gids.write.publish import dataset_path
-from gids.write.space import check_space
 from gids.write.workplace import Workplace, finish_published
 
 
