@@ -4,7 +4,6 @@ The module of a question has ``HELP``, ``add_arguments(parser)``, ``measure(args
 ``columns(report)``. The others:
 
     arguments.py, session.py       shared options; time limit and progress
-    quickstart.py                  the comparison, the table and the verdict of `gids quickstart`
     report.py, text.py, plot.py    the result; the table; the plot
     minibatches.py                 minibatches as training samples them
     trace_source.py                traces for hit-ratio: recorded or sampled, in an order of rows
