@@ -21,12 +21,12 @@ from gids.write.publish import already_exists
 
 @dataclass(frozen=True)
 class ArrayOut:
-    """An array to write: `whole`, or of(rows as they are stored, uint8[n, row_bytes]) block by block."""
+    """An array to write: `whole`, or, block by block, encode(rows as they are stored, uint8[n, row_bytes])."""
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
-    of: Callable[[np.ndarray], np.ndarray] | None = None
+    encode: Callable[[np.ndarray], np.ndarray] | None = None
     whole: np.ndarray | None = None
 
     @property
@@ -83,8 +83,8 @@ def export(
                 file.write(array.whole.data)
         for _, rows in table.scan(max(1, memory_bytes // (4 * widest)), stored=True):
             for file, array in zip(files, arrays, strict=True):
-                if array.of is not None:
-                    values = array.of(rows.numpy())
+                if array.encode is not None:
+                    values = array.encode(rows.numpy())
                     file.write(values.data)
                     on_bytes(values.nbytes)
 

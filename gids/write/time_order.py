@@ -81,8 +81,8 @@ def time_dtype(times: Rows) -> str:
     return "int32" if low >= -(1 << 31) and high < 1 << 31 else "int64"
 
 
-def check_times(times: Rows, count: int, of: str) -> None:
+def check_times(times: Rows, count: int, owner: str) -> None:
     """Raise FormatError unless these are whole numbers, one for each of `count` nodes or edges."""
     if times.shape != (count,) or not is_whole(times.dtype) or times.dtype == torch.uint64:
         described = f"{str(times.dtype).removeprefix('torch.')}{list(times.shape)}"
-        raise FormatError(f"times of {of} are {described}; they must be whole numbers, int64[{count}]")
+        raise FormatError(f"times of {owner} are {described}; they must be whole numbers, int64[{count}]")
