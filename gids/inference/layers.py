@@ -61,8 +61,8 @@ def output_of(returned: Any, index: int, ntype: str, count: int, *, by_type: boo
     """
     if by_type and not isinstance(returned, dict):
         raise TypeError(
-            f"layer {index} returned {type(returned).__name__}; with several types it must return a dictionary, "
-            "node type -> tensor"
+            f"layer {index} returned {type(returned).__name__}; with several types it must return a "
+            "dictionary, node type -> tensor"
         )
     rows = returned.get(ntype) if by_type else returned
     if rows is None and by_type:

@@ -21,7 +21,7 @@ from gids.write.publish import already_exists
 
 @dataclass(frozen=True)
 class ArrayOut:
-    """An array to write: `whole`, or, block by block, encode(rows as they are stored, uint8[n, row_bytes])."""
+    """An array to write: `whole`, or encode(rows as they are stored, uint8[n, row_bytes]) block by block."""
 
     path: Path
     dtype: str
