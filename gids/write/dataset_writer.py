@@ -220,16 +220,11 @@ class DatasetWriter:
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
         path = f"tables/{folder}/scale.npy"
-        item = f"scales {path}"
-        scales = column_scales(
-            self._workplace,
-            item,
-            rows,
-            sync_bytes=self._sync_bytes,
-            on_rows=lambda n: self._on_bytes(n * row_bytes),
-        )
+        scales = column_scales(rows, lambda n: self._on_bytes(n * row_bytes))
         size_bytes = rows.shape[0] * row_bytes
-        return self._write_array(item, path, "float32", entry.shape, scales, size_bytes=size_bytes)
+        return self._write_array(
+            f"scales {path}", path, "float32", entry.shape, scales, size_bytes=size_bytes
+        )
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
         def pieces() -> Iterator[np.ndarray]:

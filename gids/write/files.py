@@ -8,6 +8,7 @@ import fcntl
 import math
 import mmap
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,6 +52,18 @@ def sync_files(fds: Iterable[int]) -> None:
     for fd in fds:
         os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def link_file(old: Path, new: Path) -> None:
+    """Give a file that never changes a second name; where that is impossible, copy it and sync the copy."""
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.unlink(missing_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)
+        with open(new, "rb") as file:
+            sync_files([file.fileno()])
 
 
 def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:

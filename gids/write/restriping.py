@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gids.store.files import Locator, map_array, open_dataset, shard_files
 from gids.store.geometry import div_ceil
-from gids.store.manifest import Manifest, TableEntry, dump_manifest
+from gids.store.manifest import TableEntry, dump_manifest
 from gids.store.scan import PageReader
-from gids.write.files import check_space, sync_files
+from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
 from gids.write.publish import dataset_path, only_writer, unchanged_on_error
 from gids.write.workplace import Workplace, restore
@@ -69,7 +68,8 @@ def restripe(
                     for shard, target in enumerate(targets)
                 )
                 on_total(check_space(needed))
-                _link_arrays(manifest, root, workplace.root)
+                for entry in manifest.arrays():
+                    link_file(root / entry.path, workplace.root / entry.path)
                 with ThreadPoolExecutor(workers, "gids-restripe") as pool:
                     for old, new in zip(manifest.tables, tables, strict=True):
                         _copy_pages(old, locate, new, workplace.root, pool, on_bytes)
@@ -89,18 +89,6 @@ def _shards(table: TableEntry, folders: Sequence[Path]) -> tuple[str, ...]:
     folder = Path(table.checksums.path).parent
     parents = [outside / folder.name for outside in folders] or [folder]
     return tuple(f"{parent}/shard-{i:02d}.bin" for i, parent in enumerate(parents))
-
-
-def _link_arrays(manifest: Manifest, old: Path, new: Path) -> None:
-    """Give the arrays names in the new dataset too: their files never change."""
-    for entry in manifest.arrays():
-        (new / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(old / entry.path, new / entry.path)
-        except OSError:  # a file system without links, or an array that is one itself
-            shutil.copyfile(old / entry.path, new / entry.path)
-            with open(new / entry.path, "rb") as file:
-                sync_files([file.fileno()])
 
 
 def _copy_pages(
