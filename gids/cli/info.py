@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir
+from gids.bench.arguments import add_allow_dir
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:

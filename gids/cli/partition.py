@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_memory, add_quiet, add_workers, resumable
+from gids.bench.arguments import add_allow_dir
+from gids.cli.arguments import add_memory, add_quiet, add_workers, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 

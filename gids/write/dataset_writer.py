@@ -39,13 +39,12 @@ from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
-from gids.write.graph_writer import GraphWriter
+from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
 from gids.write.page_sink import PageSink, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
-from gids.write.time_order import TimesOf, check_times, scratch_times, time_dtype
 from gids.write.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20

@@ -26,7 +26,7 @@ from gids.cuda.device import Device
 from gids.errors import StorageError
 from gids.loader import pack_switch, sampled_ahead
 from gids.store import FeatureStore, files, verify
-from gids.store.private_map import private_tensor
+from gids.store.mapped_file import private_tensor
 from gids.write import DatasetWriter, create_table
 from gids.write.heat_writer import write_heat
 
