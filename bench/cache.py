@@ -42,8 +42,7 @@ from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
 from gids.trace import Trace
-from gids.trace.optimum import BatchList, Optimum
-from gids.trace.replay import replay
+from gids.trace.replay import BatchList, Optimum, replay
 from gids.write import DatasetWriter
 
 TABLE = f"{NODE}.feat"

@@ -96,7 +96,7 @@ def _lies_there_and_cannot_load(path: Sequence[str]) -> bool:
     """path: DGL's."""
     from pathlib import Path
 
-    folder = next((found for found in (Path(entry, "graphbolt") for entry in path) if found.is_dir()), None)
+    folder = next((f for f in (Path(entry, "graphbolt") for entry in path) if f.is_dir()), None)
     return folder is not None and not _loads(folder)
 
 

@@ -21,13 +21,13 @@ def parse_bytes(size: float | str, name: str | None = None) -> int:
     name: the argument's name, for the error. Also a type for argparse. Fractions of a byte are dropped.
     Raises SizeError, a ValueError, if the value is not a size of 0 bytes or more.
     """
-    found = (
+    match = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())
         if isinstance(size, str)
         else None
     )
-    if found is not None:
-        return int(Fraction(found[1]) * _UNITS[found[2]])
+    if match is not None:
+        return int(Fraction(match[1]) * _UNITS[match[2]])
     try:
         if not isinstance(size, (str, bool)) and size >= 0:
             return int(size)

@@ -20,6 +20,12 @@ WRITES = ("author", "writes", "paper")
 CITES = ("paper", "cites", "paper")
 
 
+def has_open(path: Path) -> bool:
+    """Whether this process has the dataset's directory open."""
+    descriptors = Path("/proc/self/fd").iterdir()
+    return any(os.path.lexists(fd) and os.readlink(fd) == str(path) for fd in descriptors)
+
+
 def read_source(path: Path, scratch: Path) -> Source:
     """Read a source as `gids convert` does without options."""
     return open_source(find_reader(path), path, scratch, Choices())

@@ -140,6 +140,29 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
     )
 
 
+VAGUE = {"found", "given", "of"}
+VAGUE_PARTS = {"convert", "dgl", "distributed", "graphbolt", "loader", "packs", "pyg"}
+"""Parts that have such names still, as have folders named `device`."""
+
+
+def vague_names(source: Path) -> set[str]:
+    """Names of variables and arguments that do not say what these hold. Fields of a format may have them."""
+    nodes = list(ast.walk(ast.parse(source.read_text())))
+    fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
+    variables = {
+        n.id
+        for n in nodes
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and id(n) not in fields
+    }
+    return (variables | {n.arg for n in nodes if isinstance(n, ast.arg)}) & VAGUE
+
+
+def test_a_variable_says_what_it_holds() -> None:
+    sources = {path.relative_to(ROOT): path for path in ROOT.rglob("*.py")}
+    clean = {n: p for n, p in sources.items() if n.parts[0] not in VAGUE_PARTS and "device" not in n.parts}
+    assert {str(name): vague for name, path in clean.items() if (vague := vague_names(path))} == {}
+
+
 def test_the_source_tree_says_that_it_hides_the_installed_package(tmp_path: Path) -> None:
     (tmp_path / "gids").mkdir()
     (tmp_path / "gids/__init__.py").write_bytes((ROOT / "__init__.py").read_bytes())

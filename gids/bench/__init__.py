@@ -4,10 +4,9 @@ The module of a question has ``HELP``, ``add_arguments(parser)``, ``measure(args
 ``columns(report)``. The others:
 
     arguments.py, session.py       shared options; time limit and progress
-    quickstart.py                  the comparison, the table and the verdict of `gids quickstart`
     report.py, text.py, plot.py    the result; the table; the plot
     minibatches.py                 minibatches as training samples them
-    trace_source.py                traces for hit-ratio: recorded or sampled, in an order of rows
-    case.py, advise.py             a trace compared with Belady's MIN; the smallest cache that is large enough
+    case.py                        a trace, recorded or sampled, compared with Belady's MIN
+    advise.py                      the smallest cache that is large enough
     probe.py, aggregation.py       the disk's ceiling; one run of reading and gathering
 """

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _type(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+def checked(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str) -> Callable[[str], T]:
     """Return an argparse type that parses, and accepts some values only."""
 
     def convert(value: str) -> T:
         try:
             result = parse(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             result = None
         if result is None or not accept(result):
             raise argparse.ArgumentTypeError(f"{value!r} is not {expected}")
@@ -32,7 +32,7 @@ def _type(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str)
     return convert
 
 
-def _integers(value: str) -> list[int]:
+def integers(value: str) -> list[int]:
     return [int(part) for part in value.split(",")]
 
 
@@ -47,23 +47,25 @@ def _kappas(value: str) -> list[float]:
 
 def numbers(least: int) -> Callable[[str], list[int]]:
     """A type: a list of numbers such as `1,2,3`."""
-    return _type(
-        _integers, lambda n: min(n) >= least, f"a list of numbers of {least} or more, such as 4,8,16"
+    return checked(
+        integers, lambda n: min(n) >= least, f"a list of numbers of {least} or more, such as 4,8,16"
     )
 
 
-words = _type(
+words = checked(
     lambda value: [word.strip() for word in value.split(",") if word.strip()], bool, "a list such as a,b,c"
 )
-positive = _type(int, lambda n: n >= 1, "a whole number of 1 or more")
-natural = _type(int, lambda n: n >= 0, "a whole number of 0 or more")
-window = _type(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
-rate = _type(float, lambda n: 0 < n < math.inf, "a number greater than 0")
-seconds = _type(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
-share = _type(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")
-device = _type(str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N")
-fanouts = _type(_integers, lambda _: True, "a list of fanouts such as 10,5,5")
-kappas = _type(_kappas, lambda n: min(n) >= 1, "a list of numbers of 1 or more, or inf, such as 1,16,inf")
+positive = checked(int, lambda n: n >= 1, "a whole number of 1 or more")
+natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
+window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
+rate = checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
+seconds = checked(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
+share = checked(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")
+device = checked(
+    str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N"
+)
+fanouts = checked(integers, lambda _: True, "a list of fanouts such as 10,5,5")
+kappas = checked(_kappas, lambda n: min(n) >= 1, "a list of numbers of 1 or more, or inf, such as 1,16,inf")
 
 
 def parse_cache_size(text: str) -> tuple[str, str, float]:
@@ -88,7 +90,11 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
 
 def add_allow_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="allow shards in DIR, outside DATASET"
+        "--allow-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="allow shards in this directory outside the dataset; may be repeated",
     )
 
 

@@ -141,8 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Settings: cache, lines, sampler, kappa, order, policy and window."""
     from gids.bench.advise import advise, parse_wanted
-    from gids.bench.case import open_case
-    from gids.bench.trace_source import sources
+    from gids.bench.case import open_case, sources
 
     policies = _policies(args.policies)
     wanted = parse_wanted(args.advise) if args.advise is not None else None

@@ -1,6 +1,6 @@
 """Tables of text: aligned columns, and the figures of a bench command, one line per setting.
 
-Called by gids.cli.bench, the quickstart and `gids scale`.
+Called by gids.cli.bench, `gids partition` and `gids scale`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,17 @@ def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, 
     return same
 
 
-def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column]) -> str:
-    """A line per figure: the settings (key -> title), then the columns. Empty columns are omitted."""
+def table(
+    figures: Sequence[Figure],
+    settings: Mapping[str, str],
+    columns: Sequence[Column],
+    *,
+    upright: bool = False,
+) -> str:
+    """A line per figure: the settings (key -> title), then the columns. Empty columns are omitted.
+
+    upright: a column per figure instead, for many columns and few figures.
+    """
     shown = [figure for figure in figures if figure.values]
     used = [c for c in columns if any(c.metric in f.values for f in shown)]
     keys = [k for k in settings if any(f.setting.get(k) is not None for f in shown)]
@@ -72,15 +81,15 @@ def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Seque
         else:
             group = cells[0]
         rows.append(cells + [_cell(figure, column) for column in used])
-    return aligned(rows, left=len(keys))
+    return aligned(list(zip(*rows, strict=True)), left=1) if upright else aligned(rows, left=len(keys))
 
 
-def aligned(rows: Sequence[Sequence[str] | None], *, left: int = 0) -> str:
-    """A table. The first row has the titles, with a rule below them; a row that is None is a rule, too.
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
+    """A table. The first row has the titles, with a rule below them.
 
     left: number of columns that are aligned to the left, the others are to the right.
     """
-    widths = [max(map(len, column)) for column in zip(*filter(None, rows), strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
         cells = [
@@ -89,9 +98,9 @@ def aligned(rows: Sequence[Sequence[str] | None], *, left: int = 0) -> str:
         ]
         return "   ".join(cells).rstrip()
 
-    lines = [line(row) if row is not None else None for row in (rows[0], None, *rows[1:])]
-    rule = "-" * max(len(text) for text in lines if text is not None)
-    return "\n".join(rule if text is None else text for text in lines)
+    titles, *lines = map(line, rows)
+    rule = "-" * max(map(len, [titles, *lines]))
+    return "\n".join([titles, rule, *lines])
 
 
 def _setting(value: object) -> str:

@@ -115,14 +115,14 @@ class Way:
 
 def best_plan(ways: Iterable[Way]) -> MemoryPlan | None:
     """The first way that is good enough, else the last that fits; each with the longest window that pays."""
-    found = None
+    last = None
     for way in ways:
         if (plan := _with_window(way)) is None:
             continue
-        found = plan
+        last = plan
         if plan.capped or plan.purposes["lines"] >= way.least_lines * plan.purposes["outputs"]:
             return plan
-    return found
+    return last
 
 
 def _with_window(way: Way) -> MemoryPlan | None:
@@ -216,8 +216,8 @@ class Budget(ABC):
 
     def _output_bytes(self, sizes: Sizes) -> int:
         """Bytes of one minibatch's rows, in whole memory pages."""
-        found = (sizes.rows[t.name] * self.output_row_bytes[t.name] for t in self.tables)
-        return sum(_MEMORY_PAGE * max(1, -(-n // _MEMORY_PAGE)) for n in found)
+        sizes_bytes = (sizes.rows[t.name] * self.output_row_bytes[t.name] for t in self.tables)
+        return sum(_MEMORY_PAGE * max(1, -(-n // _MEMORY_PAGE)) for n in sizes_bytes)
 
     def _more_planned(self, sizes: Sizes) -> Sizes:
         """With as many planned minibatches as keep their outputs small beside the whole."""

@@ -29,7 +29,6 @@ COMMANDS = (
     "scale",
     "verify",
 )
-_RENAMED = {"restripe": "convert OLD.gids NEW.gids --stripe DIR ..."}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             if command not in modules and command and not command.startswith("-"):
-                parser.error(_unknown_command(command))
+                similar = _did_you_mean(command, COMMANDS)
+                parser.error(f"unknown command {command!r}{similar}; `gids --help` lists all")
             args, unknown = parser.parse_known_args(argv)
             if unknown:  # parse_args would print the usage of `gids`, not of the command
                 _refuse(unknown, _innermost(parser, argv))
@@ -67,12 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gids {command}: {_one_line(error)}", file=sys.stderr)
         return 2
-
-
-def _unknown_command(command: str) -> str:
-    if command in _RENAMED:
-        return f"`gids {command}` is now `gids {_RENAMED[command]}`"
-    return f"unknown command {command!r}{_did_you_mean(command, COMMANDS)}; `gids --help` lists all"
 
 
 def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -106,13 +100,13 @@ def _print_anywhere() -> None:
 
 def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
     """Turn `--shape -1,16` into `--shape=-1,16`: argparse takes `-1,16` for an option."""
-    found: list[str] = []
+    words: list[str] = []
     for text in argv:
-        if found and found[-1] == "--shape" and re.fullmatch(r"-1(,-?\d+)*", text):
-            found[-1] = f"--shape={text}"
+        if words and words[-1] == "--shape" and re.fullmatch(r"-1(,-?\d+)*", text):
+            words[-1] = f"--shape={text}"
         else:
-            found.append(text)
-    return found
+            words.append(text)
+    return words
 
 
 def _one_line(error: Exception) -> str:

@@ -6,36 +6,12 @@ import argparse
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gids.sizes import parse_bytes
 
 _MOST_CHARS = 2000
-
-
-def add_allow_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--allow-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="allow shards in this directory outside the dataset; may be repeated",
-    )
-
-
-def comma_separated(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
-    """A type of arguments: int or float numbers, separated by commas."""
-
-    def parse(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            what = "integers" if kind is int else "numbers"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as {example}") from None
-
-    return parse
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:

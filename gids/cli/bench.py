@@ -129,7 +129,8 @@ def _print(module: Any, report: Any, measured: list[Any]) -> None:
         print("\n" + textwrap.fill(f"note: {sentence}", 110, subsequent_indent="  "))
     if measured:
         shown = {key: title for key, title in settings.items() if key not in common}
-        print("\n" + table(report.figures, shown, columns) + "\n")
+        # The sides of an epoch are few, and have many figures.
+        print("\n" + table(report.figures, shown, columns, upright=len(settings) == 1) + "\n")
     for sentence in report.answers:
         print(textwrap.fill(sentence, 110, subsequent_indent="  "))
     for sentence in report.notes:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids.bench.arguments import checked, integers
 from gids.cli.arguments import (
     add_help,
     add_memory,
     add_quiet,
     add_workers,
-    comma_separated,
     how_to_open,
     resumable,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3
 
-parse_shape = comma_separated(int, "1000000,128")
+parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
 
 _EPILOG = """\
 `gids convert --list` describes every input format. If several formats match SRC, choose one with --from.
@@ -161,7 +161,7 @@ def _add_graph(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
 def _add_splits(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
     add(
         "--split",
-        type=_split,
+        type=checked(_fractions, lambda _: True, "a list of numbers such as 0.6,0.2,0.2"),
         metavar="F,F,F",
         help="train, val and test fractions of labeled nodes, if SRC has no split; 'none': no split "
         "(default: 0.6,0.2,0.2)",
@@ -321,5 +321,5 @@ def _casts(texts: Sequence[str]) -> dict[str, str]:
     return {table: value for table, _, value in parts}
 
 
-def _split(text: str) -> tuple[float, ...]:
-    return () if text == "none" else comma_separated(float, "0.6,0.2,0.2")(text)
+def _fractions(text: str) -> tuple[float, ...]:
+    return () if text == "none" else tuple(map(float, text.split(",")))

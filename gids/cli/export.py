@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_allow_dir, add_memory, add_quiet
+from gids.bench.arguments import add_allow_dir
+from gids.cli.arguments import add_memory, add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 

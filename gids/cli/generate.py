@@ -8,9 +8,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_quiet, comma_separated
+from gids.bench.arguments import checked
+from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
+
+
+def _whole(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    count = float(text)
+    if count != int(count):
+        raise ValueError
+    return int(count)
+
+
+_count = checked(_whole, lambda n: n >= 0, "an integer of 0 or more: write 1000000 or 1e6")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,7 +54,11 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--split",
-        type=_shares,
+        type=checked(
+            lambda text: tuple(map(float, text.split(","))),
+            lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1,
+            "three fractions with a sum of at most 1: write 0.1,0.05,0.05",
+        ),
         default=(0.1, 0.05, 0.05),
         metavar="F,F,F",
         help="train, val and test fractions of the nodes (default: 0.1,0.05,0.05)",
@@ -84,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _partial_path(path: Path, size_bytes: int) -> Path:
     """The temporary path, to be renamed to path. Raises FileExistsError, and StorageError without space."""
-    from gids.write.space import check_space
+    from gids.write.files import check_space
 
     if path.exists():
         raise FileExistsError(f"{path} already exists: choose another name, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_space([(path.parent, size_bytes)], [])
+    check_space([(path.parent, size_bytes)])
     return path.with_name(f"{path.name}.{os.getpid()}.partial")
 
 
@@ -107,24 +124,3 @@ class _Share:
         percents = int(100 * share)
         self._progress.add(percents - self._shown)
         self._shown = percents
-
-
-def _count(text: str) -> int:
-    try:
-        count = float(text)
-        if count < 0 or count != int(count):
-            raise ValueError
-        return int(text) if text.isdigit() else int(count)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an integer of 0 or more: write 1000000 or 1e6"
-        ) from None
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    shares = comma_separated(float, "0.1,0.05,0.05")(text)
-    if len(shares) != 3 or min(shares) < 0 or sum(shares) > 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not three fractions with a sum of at most 1: write 0.1,0.05,0.05"
-        )
-    return shares

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet, comma_separated
+from gids.bench.arguments import add_allow_dir, fanouts
+from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--fanouts",
-        type=comma_separated(int, "10,5,5"),
+        type=fanouts,
         metavar="N,N,...",
         help="the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
         "(default: 10,10,10)",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir
+from gids.bench.arguments import add_allow_dir
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("PATH is missing: give a dataset, or --system")
     from gids.store import FeatureStore
 
-    found = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
-    print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
+    contents = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
+    print(json.dumps(contents, indent=2) if args.json else "\n".join(_lines(contents)))
     return 0
 
 
@@ -117,12 +117,12 @@ def _topology(relation: RelationEntry) -> dict[str, Any] | None:
     }
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    lines = [found["path"], "tables"]
-    if "part" in found:
-        part = "part {index} of {count}, by {method}, of the dataset {of}".format(**found["part"])
+def _lines(contents: dict[str, Any]) -> list[str]:
+    lines = [contents["path"], "tables"]
+    if "part" in contents:
+        part = "part {index} of {count}, by {method}, of the dataset {of}".format(**contents["part"])
         lines.insert(1, f"{part}: it holds some of the rows and edges; ids are those of the whole dataset")
-    for t in found["tables"]:
+    for t in contents["tables"]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
@@ -136,15 +136,15 @@ def _lines(found: dict[str, Any]) -> list[str]:
             share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
             lines.append(f"    {path}{share}")
     lines.append("nodes")
-    for n in found["nodes"]:
+    for n in contents["nodes"]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
         heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
         times = f"times {n['times']}" if n["times"] else ""
         held = f", {n['held']} held" if "held" in n else ""
         parts = [f"{n['count']}{held}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
-    lines.append("relations" if found["relations"] else "relations: none")
-    for r in found["relations"]:
+    lines.append("relations" if contents["relations"] else "relations: none")
+    for r in contents["relations"]:
         graph = r["topology"]
         held = f", {r['held']} held" if "held" in r else ""
         kind = "no topology" if graph is None else f"{graph['index_dtype']} in-edges"

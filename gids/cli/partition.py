@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_memory, add_quiet, add_workers, resumable
+from gids.bench.arguments import add_allow_dir
+from gids.cli.arguments import add_memory, add_quiet, add_workers, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -73,22 +74,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(None if report is None else report.to_json(), indent=2))
     elif report is not None and not args.quiet:
-        print("\n".join(_lines(args.out, report)))
+        print(_text(args.out, report))
     return 0
 
 
-def _lines(out: Path, report: Report) -> list[str]:
+def _text(out: Path, report: Report) -> str:
+    from gids.bench.text import aligned
+
     names = {"rows": "rows", "seeds": "training seeds", "in_edges": "in-edges", "bytes": "size"}
     table = [["", *names.values()]]
     for index, part in enumerate(report.parts):
         numbers = [str(part.rows), str(part.seeds), str(part.in_edges), format_bytes(part.bytes)]
         table.append([f"part {index}", *numbers])
     table.append(["largest / mean", *(f"{report.balance(name):.3f}" for name in names)])
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = [f"{out}: {len(report.parts)} parts by {report.method}"]
-    for first, *rest in table:
-        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]
-        lines.append("  " + "  ".join(cells))
     share = f"{report.cut_edges} of {report.edges} edges ({report.cut_share:.1%})"
-    lines.append(f"  {share} lead from one part to another")
-    return lines
+    return (
+        f"{out}: {len(report.parts)} parts by {report.method}\n\n{aligned(table, left=1)}\n\n"
+        f"{share} lead from one part to another"
+    )

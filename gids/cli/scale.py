@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_minibatches, natural, parse_cache_size, positive, rate
-from gids.cli.arguments import add_allow_dir, add_quiet
+from gids.bench.arguments import add_allow_dir, add_minibatches, natural, parse_cache_size, positive, rate
+from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 

@@ -104,13 +104,13 @@ def _memory(root: Path, machine: Machine) -> Item:
     total, available = machine.memory_bytes, machine.available_bytes
     if total is None or available is None:
         return Item("memory", "unknown: not in /proc/meminfo")
-    found = f"{format_bytes(total)}, {format_bytes(available)} available"
+    state = f"{format_bytes(total)}, {format_bytes(available)} available"
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = _read(root / "sys/fs/cgroup" / name) or "max"
         if limit.isdigit() and int(limit) < total:
             advice = "raise the limit of the control group, or keep memory= of gids.open() below it"
-            return Item("memory", f"{found}, limited to {format_bytes(int(limit))}", advice)
-    return Item("memory", found)
+            return Item("memory", f"{state}, limited to {format_bytes(int(limit))}", advice)
+    return Item("memory", state)
 
 
 def _file_system(path: Path) -> Iterator[Item]:
@@ -119,19 +119,19 @@ def _file_system(path: Path) -> Iterator[Item]:
     name = f"direct I/O at {path}"
     try:
         with _some_file(path) as file:
-            found = probe(file)
+            probed = probe(file)
     except OSError as error:
         yield Item(name, f"not tried: {error.strerror or error}", "give a file, or a writable directory")
         from gids import _core
 
         yield _io_uring(_core.why_no_uring())
         return
-    if found["direct"]:
-        yield Item(name, f"{found['file_system']}, O_DIRECT, alignment {found['alignment']} B")
+    if probed["direct"]:
+        yield Item(name, f"{probed['file_system']}, O_DIRECT, alignment {probed['alignment']} B")
     else:
         advice = "keep datasets on a local file system with direct I/O, such as ext4 or XFS on NVMe"
-        yield Item(name, f"{found['file_system']}, no O_DIRECT ({found['direct_note']})", advice)
-    yield _io_uring(found["io_uring_note"])
+        yield Item(name, f"{probed['file_system']}, no O_DIRECT ({probed['direct_note']})", advice)
+    yield _io_uring(probed["io_uring_note"])
 
 
 def _io_uring(obstacle: str) -> Item:
@@ -164,13 +164,13 @@ def _limit(value: int) -> str:
 
 def _memlock() -> Item:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    found = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
     fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or os.geteuid() == 0
     cure = (
         "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in /etc/security/limits.conf"
     )
     advice = f"raise it with {cure}: larger buffers are not registered, and reads take more CPU time"
-    return Item("RLIMIT_MEMLOCK", found, "" if fine else advice)
+    return Item("RLIMIT_MEMLOCK", limit, "" if fine else advice)
 
 
 def _open_files() -> Item:
@@ -185,19 +185,19 @@ def _huge_pages(root: Path) -> Item:
     if text is None:
         return Item("huge pages", "unknown: not shown by this kernel")
     chosen = re.search(r"\[(\w+)\]", text)
-    found = chosen[1] if chosen else text
+    mode = chosen[1] if chosen else text
     advice = (
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (fewer TLB misses when rows are gathered)"
     )
-    return Item("huge pages", found, advice if found == "never" else "")
+    return Item("huge pages", mode, advice if mode == "never" else "")
 
 
 def _cuda(driver: Driver, gpu_on_bus: bool) -> Iterator[Item]:
     supported = "" if driver.version is None else "CUDA {}.{}".format(*driver.version)
     if driver.fault:
         advice = "an NVIDIA device is on the PCI bus: install its driver, or give the container access to it"
-        found = "; ".join(part for part in (supported, driver.fault) if part)
-        yield Item("CUDA driver", found, advice if gpu_on_bus else "")
+        fault = "; ".join(part for part in (supported, driver.fault) if part)
+        yield Item("CUDA driver", fault, advice if gpu_on_bus else "")
         return
     yield Item("CUDA driver", supported)
     for number, device in enumerate(driver.devices):
@@ -212,11 +212,11 @@ def _pci_gpus(root: Path, driver: Driver) -> list[str]:
     """PCI addresses of the driver's devices; without a driver, of NVIDIA's display and 3D controllers."""
     if driver.devices:
         return [d.pci for d in driver.devices if d.pci]
-    found = []
+    addresses = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         if _read(folder / "vendor") == "0x10de" and (_read(folder / "class") or "").startswith("0x03"):
-            found.append(folder.name)
-    return found
+            addresses.append(folder.name)
+    return addresses
 
 
 def _pcie(root: Path, address: str) -> Item:
@@ -250,31 +250,31 @@ def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], Kvi
         return
     try:
         with _some_file(path) as file:
-            found = try_kvikio(file)
+            probed = try_kvikio(file)
     except OSError as error:
         yield Item(name, f"not tried: {error.strerror or error}")
         return
-    if found.gds:
-        yield Item(name, f"yes, by kvikio {found.version}")
+    if probed.gds:
+        yield Item(name, f"yes, by kvikio {probed.version}")
         return
-    if found.version is None:
+    if probed.version is None:
         advice = ""  # the item of kvikio has it
-    elif "forbids" in found.reason:
+    elif "forbids" in probed.reason:
         advice = "unset KVIKIO_COMPAT_MODE"
     else:
         advice = (
             "reads go through pinned host memory instead. To use GDS, load nvidia-fs, keep the dataset on "
             "ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
         )
-    yield Item(name, f"no: {found.reason}", advice)
+    yield Item(name, f"no: {probed.reason}", advice)
 
 
 def _package(name: str, has_gpu: bool) -> Item:
-    found = package_version(name)
-    if found is not None:
-        cpu_only = name == "torch" and has_gpu and found.endswith("+cpu")
+    installed = package_version(name)
+    if installed is not None:
+        cpu_only = name == "torch" and has_gpu and installed.endswith("+cpu")
         advice = "install a CUDA build of torch: this one cannot use the GPU"
-        return Item(name, found, advice if cpu_only else "")
+        return Item(name, installed, advice if cpu_only else "")
     wheel = _WHEELS.get(name, "") if has_gpu else ""
     other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
     return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet, add_workers
+from gids.bench.arguments import add_allow_dir
+from gids.cli.arguments import add_quiet, add_workers
 from gids.cli.convert import load_graphs, parse_shape
 from gids.cli.progress import Progress
 

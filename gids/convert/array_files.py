@@ -23,7 +23,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
 from gids.store.rows import ColumnRows, FileRows, Rows
-from gids.write.space import check_space
+from gids.write.files import check_space
 
 MAX_ARRAYS = 10_000  # in a .npz file, as a dataset may have this number of tables
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit, which it checks after it has read the header
@@ -160,7 +160,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, 
     if method == zipfile.ZIP_STORED:
         return _in_place(path, header, offset + start)
     if is_fortran and len(shape) > 1:
-        check_space([(unpacked.parent, member.file_size)], [])
+        check_space([(unpacked.parent, member.file_size)])
         with archive.open(member) as packed, open(unpacked, "wb") as out:
             shutil.copyfileobj(packed, out, _COPY_BYTES)
         return open_npy(unpacked, where=where)

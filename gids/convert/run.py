@@ -26,9 +26,9 @@ from gids.store.rows import blocks
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import EdgeSource
+from gids.write.files import check_space
 from gids.write.narrow import describe_rounding
 from gids.write.publish import check_replaceable, dataset_path
-from gids.write.space import check_space, total_bytes
 from gids.write.workplace import finish_published
 
 
@@ -153,8 +153,7 @@ def convert(
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         conversion.check()
         on_total(conversion.work_bytes())
-        check_space(conversion.needed(), conversion.written())
-        writer.expect_bytes(total_bytes(conversion.needed()))
+        writer.expect_bytes(check_space(conversion.needed(), conversion.written()))
         masks_to_splits(source, options.split_column)  # reads the masks
         conversion.write()
         if _fingerprint(files) != fingerprint:

@@ -23,7 +23,7 @@ from gids.convert.edges import column_of, end_columns
 from gids.convert.untrusted import message_of, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.rows import FileRows, Rows
-from gids.write.space import check_space
+from gids.write.files import check_space
 
 MAX_LINE_CHARS = 4 << 20  # about 400,000 numbers
 MAX_COLUMNS = 100  # of numbers of two types; a text may be read once for each
@@ -126,7 +126,7 @@ def _parse(
                 )
             columns = values.shape[1]
             rows += len(values)
-            check_space([(target.parent, values.nbytes)], [])
+            check_space([(target.parent, values.nbytes)])
             out.write(values.data)
     if not rows:
         raise FormatError(f"{path} has no numbers")

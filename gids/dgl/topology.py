@@ -16,8 +16,8 @@ from dgl import heterograph_index, utils
 from gids.loader.row_source import RowSource
 from gids.loader.source import Dataset
 from gids.store import FeatureStore, Graph
+from gids.store.mapped_file import private_tensor
 from gids.store.part import refuse_part
-from gids.store.private_map import private_tensor
 
 
 def graph(dataset: RowSource | Dataset, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:

@@ -70,8 +70,8 @@ class Inputs:
     """The tables that a layer reads: at most one per node type, and tables of edges.
 
     nodes: tables by type. dtype: of the rows (None: the stored one). targets: the nodes whose rows the tables
-    hold (None: all nodes; then layers get ids of types without a table). given: dtypes of the layer before,
-    by type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
+    hold (None: all nodes; then layers get ids of types without a table). dtypes: of the layer before, by
+    type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
     """
 
     def __init__(
@@ -81,21 +81,23 @@ class Inputs:
         edges: EdgeFeatures,
         targets: Targets | None = None,
         written: Iterable[TableSink] = (),
-        given: Mapping[str, torch.dtype] | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.edges, self.tables = edges, {**nodes, **edges.tables}
         self.dtype = dtype if edges.reads_alike(dtype) else None
         self._nodes = nodes
-        self._targets, self._written, self._given = targets, list(written), given or {}
+        self._targets, self._written, self._dtypes = targets, list(written), dtypes or {}
 
     @classmethod
     def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
         """The inputs that a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
-        given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
-        dtypes = set(given.values())
-        converted = dtypes.pop() if len(dtypes) == 1 and dtypes <= set(FLOATS) else None  # by the gather
-        return cls(tables, converted, edges, targets, sinks.values(), given)
+        dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
+        distinct = set(dtypes.values())
+        converted = (
+            distinct.pop() if len(distinct) == 1 and distinct <= set(FLOATS) else None
+        )  # by the gather
+        return cls(tables, converted, edges, targets, sinks.values(), dtypes)
 
     @property
     def row_bytes(self) -> int:
@@ -119,7 +121,7 @@ class Inputs:
     ) -> dict[str, torch.Tensor]:
         """The rows of nodes, or their ids, for a layer, by type."""
         if self._targets is not None:
-            return {t: rows[t].to(self._given[t]) for t in self._nodes}
+            return {t: rows[t].to(self._dtypes[t]) for t in self._nodes}
         return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:

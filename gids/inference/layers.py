@@ -49,34 +49,34 @@ class Layers:
         if any(getattr(part, "training", False) for part in (model, *self._all)):
             log.warning("the model is in training mode, where dropout is active: call model.eval() first")
 
-    def __call__(self, index: int, *given: Any) -> Any:
+    def __call__(self, index: int, *arguments: Any) -> Any:
         with torch.no_grad():
-            return self._all[index](*given) if self._all else self._model(index, *given)
+            return self._all[index](*arguments) if self._all else self._model(index, *arguments)
 
 
-def output_of(given: Any, index: int, ntype: str, count: int, *, by_type: bool) -> torch.Tensor | None:
+def output_of(returned: Any, index: int, ntype: str, count: int, *, by_type: bool) -> torch.Tensor | None:
     """A layer's output for `count` nodes of a type, or None if it has none for that type.
 
     Raises TypeError and ValueError for a wrong output.
     """
-    if by_type and not isinstance(given, dict):
+    if by_type and not isinstance(returned, dict):
         raise TypeError(
-            f"layer {index} returned {type(given).__name__}; with several types it must return a dictionary, "
-            "node type -> tensor"
+            f"layer {index} returned {type(returned).__name__}; with several types it must return a "
+            "dictionary, node type -> tensor"
         )
-    found = given.get(ntype) if by_type else given
-    if found is None and by_type:
+    rows = returned.get(ntype) if by_type else returned
+    if rows is None and by_type:
         return None
-    if not isinstance(found, torch.Tensor):
+    if not isinstance(rows, torch.Tensor):
         raise TypeError(
-            f"layer {index} returned {type(found).__name__} for {ntype!r} nodes; it must return a tensor"
+            f"layer {index} returned {type(rows).__name__} for {ntype!r} nodes; it must return a tensor"
         )
-    if not found.dim() or len(found) != count:
+    if not rows.dim() or len(rows) != count:
         raise ValueError(
-            f"layer {index} returned {list(found.shape)} for {count} {ntype!r} nodes; it must return one row "
+            f"layer {index} returned {list(rows.shape)} for {count} {ntype!r} nodes; it must return one row "
             "per destination, block.num_dst rows (their inputs are h_src[:block.num_dst])"
         )
-    return found
+    return rows
 
 
 def block_on(minibatch: Minibatch, device: torch.device) -> Block | dict[Relation, Block]:

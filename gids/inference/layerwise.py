@@ -160,36 +160,36 @@ def _features_of(
 ) -> dict[str, Table]:
     """The tables of node features, by type."""
     if tables is None:
-        given = {t.name: t for t in default_tables(stores[:1], topology.node_types)}
+        chosen = {t.name: t for t in default_tables(stores[:1], topology.node_types)}
     else:
-        given = chosen_tables(stores, tables)
-    if edges := [t.name for t in given.values() if t.kind != "node"]:
+        chosen = chosen_tables(stores, tables)
+    if edges := [t.name for t in chosen.values() if t.kind != "node"]:
         raise ValueError(f"{edges[0]} is a table of edges: pass it as edge_tables=")
-    return _one_of_each_type(stores[0], topology, given, "tables=")
+    return _one_of_each_type(stores[0], topology, chosen, "tables=")
 
 
 def _edge_features_of(
     stores: Sequence[FeatureStore], topology: Topology, tables: Tables
 ) -> dict[Relation, Table]:
-    given = chosen_tables(stores, tables)
-    if nodes := [t.name for t in given.values() if t.kind == "node"]:
+    chosen = chosen_tables(stores, tables)
+    if nodes := [t.name for t in chosen.values() if t.kind == "node"]:
         raise ValueError(f"{nodes[0]} is a table of nodes: pass it as tables=")
-    return _one_of_each_type(stores[0], topology, given, "edge_tables=")
+    return _one_of_each_type(stores[0], topology, chosen, "edge_tables=")
 
 
 def _one_of_each_type(
-    store: FeatureStore, topology: Topology, given: Mapping[str, Table], argument: str
+    store: FeatureStore, topology: Topology, chosen: Mapping[str, Table], argument: str
 ) -> dict[Any, Table]:
-    found: dict[Any, Table] = {}
-    for table in given.values():
+    by_type: dict[Any, Table] = {}
+    for table in chosen.values():
         check_table_fits(table, topology, store.name)
-        other = found.setdefault(table.type, table)
+        other = by_type.setdefault(table.type, table)
         if other is not table:
             raise ValueError(
                 f"{other.name} and {table.name} are tables of the same {describe_type(table.type)} "
                 f"{table.kind}s: choose one with {argument}"
             )
-    return found
+    return by_type
 
 
 class _Asked:
@@ -202,7 +202,7 @@ class _Asked:
         if nodes is not None and isinstance(nodes, Mapping) == self._homogeneous:
             cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
             raise TypeError(f"nodes must be {cure} (got {type(nodes).__name__})")
-        given: Mapping[str, torch.Tensor | None] = (
+        by_type: Mapping[str, torch.Tensor | None] = (
             dict.fromkeys(topology.node_types)
             if nodes is None
             else nodes
@@ -212,7 +212,7 @@ class _Asked:
         self.nodes: dict[str, Nodes] = {}
         self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
-        for ntype, ids in given.items():
+        for ntype, ids in by_type.items():
             if ntype not in counts:
                 raise MissingError(
                     f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})"

@@ -118,8 +118,8 @@ class Run:
     ) -> torch.Tensor | None:
         homogeneous = self._near.topology.homogeneous
         block, of_nodes = block_on(minibatch, self._torch_device), per_type(h_src, homogeneous)
-        given = self._layers(index, block, of_nodes, *edge_rows)
-        return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
+        returned = self._layers(index, block, of_nodes, *edge_rows)
+        return output_of(returned, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
         """(bytes per row of a block, target rows of a block, most rows of a block)."""

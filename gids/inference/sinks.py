@@ -37,7 +37,7 @@ class TableSink:
         self._store, self._ntype, self._count, self._dtype = store, ntype, count, dtype
         self._key, self._replace = key, replace
         self._writer: TableWriter | None = None
-        self.given_dtype = dtype
+        self.layer_dtype = dtype
         """The dtype of the layer's rows."""
 
     @property
@@ -47,7 +47,7 @@ class TableSink:
 
     def write(self, start: int, rows: torch.Tensor) -> None:
         if self._writer is None:
-            self.given_dtype = rows.dtype
+            self.layer_dtype = rows.dtype
             dtype = self._dtype if rows.dtype.is_floating_point else rows.dtype
             shape, key = tuple(rows.shape[1:]), self._key
             if key is None:

@@ -9,5 +9,5 @@
     counters.py      memory, reads and CPU time, as the kernel counts them
     machine.py       the machine and the installed packages
 
-Called by ``gids quickstart``, ``gids bench`` and the scripts in bench/.
+Called by ``gids bench epoch`` and the scripts in bench/.
 """

@@ -1,6 +1,6 @@
 """How gids chose to read an epoch: stats()["packs"]["choices"] in words and as metrics.
 
-Called by gids.bench.epoch, the quickstart and bench/packs.py. Knows only these entries.
+Called by gids.bench.epoch and bench/packs.py. Knows only these entries.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
 from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
 from gids.measure.features import array_file, map_array, why_no_array
-from gids.measure.isolation import cached_share, report_progress, serve
+from gids.measure.isolation import cached_share, serve
 from gids.measure.kept_rows import KeptRows
 from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
 from gids.measure.model import GraphSage
@@ -125,7 +125,6 @@ class Side:
                 timeline.add("training", step_begun, step_end)
                 rows += len(input_nodes)
                 kept.add(input_nodes, x)
-                report_progress(len(accuracies) / total)
                 if 0 < config.most_seconds < time.perf_counter() - begun:
                     break
             seconds = time.perf_counter() - begun

@@ -2,7 +2,7 @@
 
 Each run needs a new process, because a process that maps a file keeps its pages in the page cache. The page
 cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. A control group
-(memory_group.py) limits the memory. Called by the quickstart and the benchmarks. Knows nothing of graphs.
+(memory_group.py) limits the memory. Called by the benchmarks. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
-_PROGRESS, _ANSWER = "progress: ", "answer: "  # prefixes of the lines for run_fresh
+_ANSWER = "answer: "  # the prefix of a line for run_fresh
 _ENVIRONMENT = {  # the user's own settings win
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads give up their core
     "MALLOC_ARENA_MAX": "2",  # or each thread keeps freed memory
@@ -55,14 +55,12 @@ def run_fresh(
     *,
     group: MemoryGroup | None = None,
     timeout_s: float = 3600,
-    progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Run ``python -m module`` in a new process, send it config as JSON, and return its answer, also JSON.
 
-    The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
-    exception, Ctrl-C included, the process and its children are killed. Raises FreshProcessError if it fails
-    or does not answer: FreshProcessTimeout if it takes too long, FreshProcessOutOfMemory if the kernel kills
-    a process of the group.
+    The process calls ``serve``. Blocks. On any exception, Ctrl-C included, the process and its children are
+    killed. Raises FreshProcessError if it fails or does not answer: FreshProcessTimeout if it takes too long,
+    FreshProcessOutOfMemory if the kernel kills a process of the group.
 
     Processes use two malloc arenas and no transparent huge pages, which take up to a third more memory on
     some machines.
@@ -83,7 +81,7 @@ def run_fresh(
         alarm = threading.Timer(timeout_s, _kill, [process])
         alarm.start()
         try:
-            result, words = _converse(process, config, progress)
+            result, words = _converse(process, config)
             if result is not None:
                 process.wait()
             timed_out = not alarm.is_alive()
@@ -119,7 +117,7 @@ def _failure(
 
 
 def _converse(
-    process: subprocess.Popen[str], config: Mapping[str, Any], progress: Callable[[float], None] | None
+    process: subprocess.Popen[str], config: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the process's answer, or None, and the last lines of its other output."""
     assert process.stdin
@@ -131,10 +129,7 @@ def _converse(
     for line in process.stdout:
         if line.startswith(_ANSWER):
             return json.loads(line[len(_ANSWER) :]), list(words)
-        if not line.startswith(_PROGRESS):
-            words.append(line.rstrip())
-        elif progress:
-            progress(float(line[len(_PROGRESS) :]))
+        words.append(line.rstrip())
     process.wait()
     return None, list(words)
 
@@ -152,11 +147,6 @@ def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
             raise
         print(f"{type(error).__name__}: {error}", flush=True)
         return 1
-
-
-def report_progress(share: float) -> None:
-    """Send run_fresh the share of the work done, 0 to 1."""
-    print(f"{_PROGRESS}{share:.4f}", flush=True)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -1,7 +1,7 @@
 """The sides of a comparison: the configuration and result of one, how to run it, and a Comparison of several.
 
-``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by the
-quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller needs little memory.
+``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by `gids
+bench epoch` and the scripts in bench/. Imports neither torch nor DGL, so that the caller needs little memory.
 """
 
 from __future__ import annotations
@@ -126,13 +126,12 @@ def run_side(
     *,
     limited: bool = True,
     timeout_s: float = 3600,
-    progress: Callable[[float], None] | None = None,
 ) -> EpochResult:
     """Run one side in a fresh process, with its files dropped from the page cache and with bounded memory.
 
-    limited: False does not limit memory, for systems where ``why_no_limit`` returns a reason. progress(share)
-    is called during the training. Blocks. Raises FreshProcessError, FreshProcessTimeout (after timeout_s),
-    OSError. cached_before shows if the page cache could not be emptied.
+    limited: False does not limit memory, for systems where ``why_no_limit`` returns a reason. Blocks. Raises
+    FreshProcessError, FreshProcessTimeout (after timeout_s), OSError. cached_before shows if the page cache
+    could not be emptied.
     """
     for path in (config.source, config.dataset, *config.shards):
         with suppress(OSError):  # EpochResult.cached_before shows the rest
@@ -140,9 +139,9 @@ def run_side(
     values = asdict(config)
     if not limited:
         values["memory_bytes"] = 0
-        return EpochResult(**run_fresh(_MODULE, values, timeout_s=timeout_s, progress=progress))
-    with MemoryGroup("gids-quickstart") as group:
-        return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s, progress=progress))
+        return EpochResult(**run_fresh(_MODULE, values, timeout_s=timeout_s))
+    with MemoryGroup("gids-bench") as group:
+        return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s))
 
 
 def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any) -> EpochResult:
@@ -178,13 +177,12 @@ def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | s
 class Comparison:
     """Runs sides one after the other, all with the headroom that the first one measured.
 
-    Only gids must succeed: a failure of another side is part of the result. limited: whether memory is
-    limited. results: the last result of each side, by name. missing: why a side has none, as a sentence.
+    Only gids must succeed. limited: whether memory is limited. results: the last result of each side, by
+    name.
     """
 
     def __init__(self, *, limited: bool) -> None:
         self.results: dict[str, EpochResult] = {}
-        self.missing: dict[str, str] = {}
         self.headroom_bytes = 0
         self._limited = limited
 
@@ -196,21 +194,19 @@ class Comparison:
         title: str,
         timeout_s: float,
         say: Callable[[str], None],
-        progress: Callable[[float], None] | None = None,
     ) -> EpochResult | None:
         """Run a side. Returns None if it failed. Blocks.
 
         say(sentence) is called if gids runs again, and with the failure of another side, which is named by
-        title. The other options are those of run_side. Raises FreshProcessError if gids fails.
+        title. Raises FreshProcessError if gids fails.
         """
         config = replace(config, headroom_bytes=self.headroom_bytes)
-        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s, "progress": progress}
+        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s}
         if config.side == "gids":
             outcome: EpochResult | str = run_gids(config, say=say, **options)
         else:
             outcome = run_other(title, config, **options)
         if isinstance(outcome, str):
-            self.missing[name] = outcome
             say(outcome)
             return None
         self.results[name] = outcome
@@ -221,7 +217,7 @@ class Comparison:
 def why_no_limit() -> str:
     """Why ``run_side`` cannot limit memory here; "" if it can."""
     try:
-        with MemoryGroup("gids-quickstart") as group:
+        with MemoryGroup("gids-bench") as group:
             joined = subprocess.run(group.command(["true"]), capture_output=True).returncode == 0
             return "" if joined else "no permission to join a memory control group"
     except OSError as error:

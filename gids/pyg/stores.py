@@ -21,9 +21,9 @@ from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.row_source import RowSource
 from gids.store import Graph, graphs_of
+from gids.store.mapped_file import private_tensor
 from gids.store.names import RELATION, Relation
 from gids.store.part import refuse_part
-from gids.store.private_map import private_tensor
 
 LABEL = "y"
 _USUAL = {"node": "x", "edge": "edge_attr"}

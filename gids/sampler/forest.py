@@ -74,7 +74,7 @@ class Given:
         """The trees for the native sampler."""
         if self.trees is None:
             return None
-        return [of.numpy() for of in self.batch], self.trees.tags, self.trees.times
+        return [numbers.numpy() for numbers in self.batch], self.trees.tags, self.trees.times
 
 
 def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
@@ -85,19 +85,19 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
     if isinstance(seeds, PlantedNodes):
         ids = topology.seeds_by_type(seeds.ids)
         batch = topology.seeds_by_type(seeds.batch, what="batch")
-        for of, nodes, ntype in zip(batch, ids, topology.node_types, strict=True):
-            if len(of) != len(nodes):
-                raise ValueError(f"batch has {len(of)} values for {len(nodes)} {ntype!r} nodes")
+        for numbers, nodes, ntype in zip(batch, ids, topology.node_types, strict=True):
+            if len(numbers) != len(nodes):
+                raise ValueError(f"batch has {len(numbers)} values for {len(nodes)} {ntype!r} nodes")
         return Given(ids, batch, seeds.trees)
     timed = isinstance(seeds, TimedSeeds)
     ids = [on_host(i) for i in topology.seeds_by_type(seeds.ids if isinstance(seeds, TimedSeeds) else seeds)]
     times: list[torch.Tensor] | None = None
     if isinstance(seeds, TimedSeeds) and temporal:
         times = [on_host(t) for t in topology.seeds_by_type(seeds.times, what="times")]
-        for of, nodes, ntype in zip(times, ids, topology.node_types, strict=True):
-            if len(of) != len(nodes):
+        for values, nodes, ntype in zip(times, ids, topology.node_types, strict=True):
+            if len(values) != len(nodes):
                 raise ValueError(
-                    f"times has {len(of)} values for {len(nodes)} {ntype!r} seeds: give one each"
+                    f"times has {len(values)} values for {len(nodes)} {ntype!r} seeds: give one each"
                 )
     elif timed:
         raise ValueError("the seeds have times, but the sampler is not temporal: use Neighbor(temporal=…)")
@@ -107,8 +107,8 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
     batch = [torch.arange(begin, end) for begin, end in pairwise(ends)]
     tags = np.empty(ends[-1], np.uint32)
     roots = zip(ids, times or [torch.zeros_like(i) for i in ids], strict=True)
-    for number, (nodes, of) in enumerate(roots):
-        _core.tree_tags(number, nodes.numpy(), of.numpy(), tags[ends[number] : ends[number + 1]])
+    for number, (nodes, values) in enumerate(roots):
+        _core.tree_tags(number, nodes.numpy(), values.numpy(), tags[ends[number] : ends[number + 1]])
     of_trees = None if times is None else torch.cat(times).numpy()
     return Given(ids, batch, Trees(per_type(topology, ids), per_type(topology, batch), tags, of_trees), times)
 
@@ -117,7 +117,7 @@ def per_type(topology: Topology, lists: list[torch.Tensor]) -> PerType:
     """As minibatches give it: one tensor, or a dictionary of those that are not empty."""
     if topology.homogeneous:
         return lists[0]
-    return {t: of for t, of in zip(topology.node_types, lists, strict=True) if len(of)}
+    return {t: values for t, values in zip(topology.node_types, lists, strict=True) if len(values)}
 
 
 def _own_times(topology: Topology, ntype: int, nodes: torch.Tensor) -> torch.Tensor:
@@ -130,8 +130,7 @@ def _own_times(topology: Topology, ntype: int, nodes: torch.Tensor) -> torch.Ten
             f"{name!r} nodes have no times, so the seeds need some: give gids.sampler.TimedSeeds(ids, times)"
         )
     check_seeds(nodes, name, count)
-    found = nodes.numpy()
-    return torch.from_numpy(known[found].astype(np.int64))
+    return torch.from_numpy(known[nodes.numpy()].astype(np.int64))
 
 
 def check_seeds(ids: torch.Tensor, ntype: str, count: int) -> None:

@@ -84,7 +84,7 @@ class Labor(LayeredSampler):
         return self.importance_sampling == 0
 
     def _call(
-        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
         options = (self.importance_sampling, self.fixed_count, self.layer_dependency, self._dependency)
         return host.labor(*drawn_for, *options)
@@ -94,5 +94,5 @@ class Labor(LayeredSampler):
             return super()._start_on(device, drawn_for)
         kind: Kind = "least sources" if self.fixed_count else "labor"
         choice = Choice(kind, self._dependency, self.layer_dependency)
-        topology, given, fanouts, numbers = drawn_for
-        return self._device_sampler(device).start(topology, given.ids, fanouts, numbers, choice)
+        topology, checked, fanouts, numbers = drawn_for
+        return self._device_sampler(device).start(topology, checked.ids, fanouts, numbers, choice)

@@ -41,6 +41,6 @@ class Ladies(LayeredSampler):
         return self._per_layer
 
     def _call(
-        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
         return host.ladies(*drawn_for, self.poisson)

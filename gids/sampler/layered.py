@@ -104,14 +104,14 @@ class LayeredSampler(ABC):
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.device is None:
             raise ValueError("start() needs graphs that are pinned for a device: call sample()")
-        given = self.prepare(topology, seeds)
+        checked = self.prepare(topology, seeds)
         with self._lock:
-            started = self._start_on(topology.device, (topology, given, fanouts, (seed, epoch, step)))
+            started = self._start_on(topology.device, (topology, checked, fanouts, (seed, epoch, step)))
 
         def finish() -> Minibatch:
             with self._lock:
                 layers = started.finish()
-            return self.finish(topology, replace(given, ids=started.seeds), layers, epoch, step)
+            return self.finish(topology, replace(checked, ids=started.seeds), layers, epoch, step)
 
         return finish
 
@@ -159,13 +159,13 @@ class LayeredSampler(ABC):
         steps = range(first_step, first_step + len(seeds_of_steps))
         own = type(self).sample is not LayeredSampler.sample  # a subclass that adds work
         in_turn = len(steps) < 2 or topology.device is not None or own
-        made, given = [], []
+        made, checked = [], []
         try:
             for step, seeds in zip(steps, seeds_of_steps, strict=True):
                 if in_turn:
                     made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
                 else:
-                    given.append(self.prepare(topology, seeds))
+                    checked.append(self.prepare(topology, seeds))
         except (TypeError, ValueError, LookupError) as error:
             said, *rest = error.args or ("",)
             error.args = (f"step {step}: {said}", *rest)
@@ -173,10 +173,10 @@ class LayeredSampler(ABC):
         if in_turn:
             return made
         with self._lock:
-            drawn = self._on_host(topology, given, fanouts, (seed, epoch, first_step))
+            drawn = self._on_host(topology, checked, fanouts, (seed, epoch, first_step))
         return [
             self.finish(topology, of_types, layers, epoch, step)
-            for of_types, layers, step in zip(given, drawn, steps, strict=True)
+            for of_types, layers, step in zip(checked, drawn, steps, strict=True)
         ]
 
     def prepare(self, topology: Topology, seeds: AnySeeds) -> Given:
@@ -229,11 +229,11 @@ class LayeredSampler(ABC):
             [(_, [blocks], _)] = self._call(host, topology, (native, [seeds], fanouts, numbers, layer), [])
         return _blocks(topology, blocks)
 
-    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
-        """The minibatch of layers that were drawn and assembled. given: the seeds, where the nodes are."""
+    def finish(self, topology: Topology, checked: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
+        """The minibatch of layers that were drawn and assembled. checked: the seeds, where the nodes are."""
         nodes, blocks, batch = layers
         by_type = partial(per_type, topology)
-        minibatch = Minibatch(by_type(given.ids), _every(topology, nodes), [], epoch, step)
+        minibatch = Minibatch(by_type(checked.ids), _every(topology, nodes), [], epoch, step)
         if topology.homogeneous:
             minibatch.blocks = [layer[0] for layer in reversed(blocks)]
         else:
@@ -241,7 +241,7 @@ class LayeredSampler(ABC):
                 dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)
             ]
         minibatch.batch = _every(topology, batch) if batch else None
-        minibatch.times = None if given.times is None else by_type(given.times)
+        minibatch.times = None if checked.times is None else by_type(checked.times)
         return minibatch
 
     @property
@@ -318,12 +318,12 @@ class LayeredSampler(ABC):
         """Everything that minibatches depend on: samplers with equal repr sample equally."""
         parameters = inspect.signature(type(self)).parameters
         (_, per_layer), *options = self._printed().items()
-        given = [
+        words = [
             f", {k}={v!r}"
             for k, v in options
             if k != "threads" and (k not in parameters or v != parameters[k].default)
         ]
-        return f"{type(self).__name__}({per_layer}{''.join(given)})"
+        return f"{type(self).__name__}({per_layer}{''.join(words)})"
 
     def _arguments(self) -> dict[str, Any]:
         """The constructor's arguments, the numbers per layer first. Also the pickled state."""
@@ -335,29 +335,29 @@ class LayeredSampler(ABC):
 
     @abstractmethod
     def _call(
-        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
-        """Call the native sampler. given: the seeds of drawn_for, with their trees."""
+        """Call the native sampler. checked: the seeds of drawn_for, with their trees."""
 
     def _one(
         self, topology: Topology, seeds: AnySeeds, fanouts: list[list[int]], numbers: Numbers
     ) -> Minibatch:
-        given = self.prepare(topology, seeds)
+        checked = self.prepare(topology, seeds)
         with self._lock:
             if topology.device is None:
-                [layers] = self._on_host(topology, [given], fanouts, numbers)
+                [layers] = self._on_host(topology, [checked], fanouts, numbers)
             else:
-                started = self._start_on(topology.device, (topology, given, fanouts, numbers))
-                given, layers = replace(given, ids=started.seeds), started.finish()
-        return self.finish(topology, given, layers, *numbers[1:])
+                started = self._start_on(topology.device, (topology, checked, fanouts, numbers))
+                checked, layers = replace(checked, ids=started.seeds), started.finish()
+        return self.finish(topology, checked, layers, *numbers[1:])
 
     def _checked(
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
     ) -> tuple[Topology, list[list[int]]]:
         """The topology, and its fanouts."""
         if not all(isinstance(n, int | np.integer) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
-            given = ", ".join(f"step={step}" for step in steps)
-            raise ValueError(f"seed, epoch and step must be 0 to 2^64 - 1 (got {seed=}, {epoch=}, {given})")
+            named = ", ".join(f"step={step}" for step in steps)
+            raise ValueError(f"seed, epoch and step must be 0 to 2^64 - 1 (got {seed=}, {epoch=}, {named})")
         topology = Topology.of(graphs)
         return topology, self.fanouts_of(topology)
 
@@ -395,7 +395,7 @@ class LayeredSampler(ABC):
     ) -> list[Layers]:
         """The layers by minibatch. call: instead of _call. only: as in DrawnFor."""
         host = self._host_sampler()
-        arrays = [[ids.numpy() for ids in given.ids] for given in seeds]
+        arrays = [[ids.numpy() for ids in checked.ids] for checked in seeds]
         try:
             call = call or self._call
             sampled = call(host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
@@ -417,13 +417,13 @@ def _every(topology: Topology, lists: list[torch.Tensor]) -> PerType:
 
 def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
     """By node type."""
-    given = topology.seeds_by_type(seeds)
-    for ids, ntype in zip(given, topology.node_types, strict=True):
+    by_type = topology.seeds_by_type(seeds)
+    for ids, ntype in zip(by_type, topology.node_types, strict=True):
         if topology.device is None and ids.device.type != "cpu":
             raise ValueError(
                 f"seeds of {ntype!r} are on {ids.device}: move them to the CPU, or pin the graphs"
             )
-    return given
+    return by_type
 
 
 def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
@@ -472,7 +472,7 @@ def _values(layer: Fanout) -> list[int]:
     return list(layer.values()) if isinstance(layer, Mapping) else [layer]
 
 
-def _is_number(given: object, least: int) -> bool:
-    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+def _is_number(value: object, least: int) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return False
-    return least <= int(given) <= _MAX_FANOUT
+    return least <= int(value) <= _MAX_FANOUT

@@ -72,11 +72,11 @@ class LocalityBias:
         return [masks[r[0]][1] if r[0] in masks else None for r in topology.relations], self.factor
 
 
-def _packed(mask: Mask, of: str) -> tuple[int, np.ndarray]:
+def _packed(mask: Mask, whose: str) -> tuple[int, np.ndarray]:
     array = np.asarray(mask.numpy() if isinstance(mask, torch.Tensor) and not mask.is_cuda else mask)
     if array.dtype != np.bool_ or array.ndim != 1:
         raise TypeError(
-            f"the mask{of} must be bool[num_nodes] on the CPU, True for nodes in the cache (got "
+            f"the mask{whose} must be bool[num_nodes] on the CPU, True for nodes in the cache (got "
             f"{array.dtype}{list(array.shape)})"
         )
     return len(array), np.packbits(array, bitorder="little")

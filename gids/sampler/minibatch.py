@@ -71,12 +71,12 @@ class Block:
             return self.positions
         positions = on_host(self.positions).numpy()
         if self.reverse is None:
-            found = _ids_at(self.graph, positions)
+            ids = _ids_at(self.graph, positions)
         else:
-            found, added = np.empty_like(positions), positions < 0
-            found[~added] = _ids_at(self.graph, positions[~added])
-            found[added] = _ids_at(self.reverse, -1 - positions[added])
-        return torch.from_numpy(found).to(self.positions.device)
+            ids, added = np.empty_like(positions), positions < 0
+            ids[~added] = _ids_at(self.graph, positions[~added])
+            ids[added] = _ids_at(self.reverse, -1 - positions[added])
+        return torch.from_numpy(ids).to(self.positions.device)
 
     def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(sources, destinations) of each edge as local ids, int64[num_edges] each."""

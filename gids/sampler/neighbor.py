@@ -127,8 +127,8 @@ class Neighbor(LayeredSampler):
             self.weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
             self.weights = _check_weights(weights, "")
-        given = self.weights.values() if isinstance(self.weights, dict) else [self.weights]
-        most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
+        arrays = self.weights.values() if isinstance(self.weights, dict) else [self.weights]
+        most = max((float(w.max(initial=0)) for w in arrays if w is not None), default=0)
         if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
             raise ValueError(
                 f"weights up to {most:g} times the factor {locality.factor:g} exceed float32: scale them down"
@@ -171,7 +171,7 @@ class Neighbor(LayeredSampler):
         host: _core.HostSampler,
         topology: Topology,
         drawn_for: DrawnFor,
-        given: list[Given],
+        checked: list[Given],
         *,
         induced: bool = False,
     ) -> list[_core._Sampled]:
@@ -182,7 +182,7 @@ class Neighbor(LayeredSampler):
             weights,
             self._dependency,
             *masks,
-            [trees for seeds in given if (trees := seeds.native()) is not None],
+            [trees for seeds in checked if (trees := seeds.native()) is not None],
             [] if self.temporal is None else topology.times(self.temporal),
             self.strategy == "last",
             induced or self.subgraph == "induced",
@@ -201,9 +201,9 @@ class Neighbor(LayeredSampler):
         nodes: int64[n], or by type; PlantedNodes if the sampler is disjoint. Raises as sample().
         """
         topology = Topology.of(graphs)
-        given, call = self.prepare(topology, nodes), partial(self._call, induced=True)
+        checked, call = self.prepare(topology, nodes), partial(self._call, induced=True)
         with self._lock:
-            [(_, [layer], _)] = self._on_host(topology, [given], [], (0, 0, 0), call)
+            [(_, [layer], _)] = self._on_host(topology, [checked], [], (0, 0, 0), call)
         return dict(zip(topology.relations, layer, strict=True))
 
     def prepare(self, topology: Topology, seeds: AnySeeds) -> Given:
@@ -213,14 +213,14 @@ class Neighbor(LayeredSampler):
             return super().prepare(topology, seeds)
         return planted(topology, seeds, temporal=self.temporal is not None)
 
-    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
+    def finish(self, topology: Topology, checked: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
         nodes, blocks, batch = layers
         if self.subgraph == "bidirectional":
             blocks = [bidirectional_layer(topology, blocks, [len(ids) for ids in nodes])]
         if self.subgraph != "directional":
             for block in blocks[0]:
                 block.weights = None
-        return super().finish(topology, given, (nodes, blocks, batch), epoch, step)
+        return super().finish(topology, checked, (nodes, blocks, batch), epoch, step)
 
     def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
         """By relation, and the factor."""
@@ -228,36 +228,36 @@ class Neighbor(LayeredSampler):
 
     def _weights_of(self, topology: Topology) -> list[np.ndarray | None]:
         """By relation."""
-        given = self.weights
-        if given is None:
+        weights = self.weights
+        if weights is None:
             return []
-        if isinstance(given, np.ndarray):
+        if isinstance(weights, np.ndarray):
             if len(topology.relations) > 1:
                 raise ValueError(
                     "weights is one tensor, but there are several relations: give a dictionary by relation"
                 )
-            given = {topology.relations[0]: given}
-        if unknown := [r for r in given if r not in topology.relations]:
+            weights = {topology.relations[0]: weights}
+        if unknown := [r for r in weights if r not in topology.relations]:
             raise ValueError(f"weights names {unknown[0]!r}, but no graph has that relation")
         for graph in topology.graphs:
-            if graph.relation in given and len(given[graph.relation]) != graph.num_edges:
+            if graph.relation in weights and len(weights[graph.relation]) != graph.num_edges:
                 raise ValueError(
                     f"weights of {describe_type(graph.relation)} must have {graph.num_edges} values, one per "
-                    f"edge in the order of graph.indices (got {len(given[graph.relation])})"
+                    f"edge in the order of graph.indices (got {len(weights[graph.relation])})"
                 )
-        return [given.get(relation) for relation in topology.relations]
+        return [weights.get(relation) for relation in topology.relations]
 
     def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
-        sampler, (topology, given, fanouts, numbers) = self._device_sampler(device), drawn_for
+        sampler, (topology, checked, fanouts, numbers) = self._device_sampler(device), drawn_for
         if self.subgraph == "induced":
             return super()._start_on(device, drawn_for)
         forest = None
-        if given.trees is not None:
-            for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
+        if checked.trees is not None:
+            for ids, ntype, count in zip(checked.ids, topology.node_types, topology.node_counts, strict=True):
                 if ids.device.type == "cpu":  # else a kernel checks them
                     check_seeds(ids, ntype, count)
             times = [] if self.temporal is None else topology.times(self.temporal)
-            forest = Forest(given.batch, given.trees.tags, given.trees.times, times)
+            forest = Forest(checked.batch, checked.trees.tags, checked.trees.times, times)
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
         if weights or masks:
@@ -266,17 +266,19 @@ class Neighbor(LayeredSampler):
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         last = self.strategy == "last"
         choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates, last=last)
-        return sampler.start(topology, given.ids, fanouts, numbers, choice, forest)
+        return sampler.start(topology, checked.ids, fanouts, numbers, choice, forest)
 
 
-def _check_weights(given: Weights, of: str) -> np.ndarray:
-    array = np.asarray(given.numpy() if isinstance(given, torch.Tensor) and not given.is_cuda else given)
+def _check_weights(weights: Weights, whose: str) -> np.ndarray:
+    array = np.asarray(
+        weights.numpy() if isinstance(weights, torch.Tensor) and not weights.is_cuda else weights
+    )
     if array.dtype.kind != "f" or array.ndim != 1:
         raise TypeError(
-            f"weights{of} must be float[num_edges] on the CPU (got {array.dtype}{list(array.shape)})"
+            f"weights{whose} must be float[num_edges] on the CPU (got {array.dtype}{list(array.shape)})"
         )
     array = np.ascontiguousarray(array, np.float32)
     if len(array) and not (array.min() >= 0 and np.isfinite(array.max())):  # NaN fails the first
         at = int(np.argmax(~((array >= 0) & np.isfinite(array))))
-        raise ValueError(f"weights{of} must be 0 or more and finite (weight {at} is {array[at]})")
+        raise ValueError(f"weights{whose} must be 0 or more and finite (weight {at} is {array[at]})")
     return array

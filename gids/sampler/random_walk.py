@@ -95,8 +95,8 @@ class RandomWalk(LayeredSampler):
                 )
         return path
 
-    def finish(self, topology: Topology, given: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
-        minibatch = super().finish(topology, given, layers, epoch, step)
+    def finish(self, topology: Topology, checked: Given, layers: Layers, epoch: int, step: int) -> Minibatch:
+        minibatch = super().finish(topology, checked, layers, epoch, step)
         ntype = topology.graphs[self.path_in(topology)[0]].relation[2]
         count = topology.node_counts[topology.node_types.index(ntype)]
         empty = np.zeros(0, np.int64)
@@ -110,7 +110,7 @@ class RandomWalk(LayeredSampler):
         return minibatch
 
     def _call(
-        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, given: list[Given]
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
         native, seeds, fanouts, numbers, only = drawn_for
         walk = (self.path_in(topology), self.num_walks, self.walk_length, self.restart)

@@ -62,25 +62,25 @@ class Topology:
     """
 
     def __init__(self, graphs: Graphs) -> None:
-        given: list[AnyGraph]
+        listed: list[AnyGraph]
         self.homogeneous = isinstance(graphs, Graph | PinnedGraph)
         if isinstance(graphs, Graph | PinnedGraph):
-            given = [graphs]
+            listed = [graphs]
         else:
-            given = list(graphs.values() if isinstance(graphs, Mapping) else graphs)
-        if not given or not all(isinstance(g, Graph | PinnedGraph) for g in given):
+            listed = list(graphs.values() if isinstance(graphs, Mapping) else graphs)
+        if not listed or not all(isinstance(g, Graph | PinnedGraph) for g in listed):
             raise TypeError(
                 "graphs must be a Graph or a PinnedGraph, or a sequence or dictionary of one or more of them"
             )
-        self.pinned = [g for g in given if isinstance(g, PinnedGraph)]
+        self.pinned = [g for g in listed if isinstance(g, PinnedGraph)]
         self.device: Device | None = self.pinned[0].device if self.pinned else None
         if self.pinned and (
-            len(self.pinned) < len(given) or any(g.device is not self.device for g in self.pinned)
+            len(self.pinned) < len(listed) or any(g.device is not self.device for g in self.pinned)
         ):
             raise ValueError(
                 "some graphs are not pinned, or for another device: pin all for one device, or none"
             )
-        self.graphs = [g.graph if isinstance(g, PinnedGraph) else g for g in given]
+        self.graphs = [g.graph if isinstance(g, PinnedGraph) else g for g in listed]
         counts: dict[str, int] = {}
         for graph in self.graphs:
             for ntype, count in ((graph.relation[0], graph.num_src), (graph.relation[2], graph.num_dst)):
@@ -141,16 +141,18 @@ class Topology:
         once.
         """
         if by not in self._times:
-            found = [times_of(graph, by) for graph in self.graphs]
-            if all(times is None for times in found):
+            listed = [times_of(graph, by) for graph in self.graphs]
+            if all(times is None for times in listed):
                 raise ValueError(
                     f"temporal={by!r}: no relation of the dataset has times of {by}: `gids convert` stores "
                     "them; for a graph of your own use dataclasses.replace(graph, edge_times=…)"
                 )
-            for graph, times in zip(self.graphs, found, strict=True):
+            for graph, times in zip(self.graphs, listed, strict=True):
                 _check_times(graph, times, by)
                 check_time_order(graph, by)
-            self._times[by] = [None if t is None else (np.ascontiguousarray(t), by == "nodes") for t in found]
+            self._times[by] = [
+                None if t is None else (np.ascontiguousarray(t), by == "nodes") for t in listed
+            ]
         return self._times[by]
 
     @cached_property

@@ -20,7 +20,6 @@ from gids.store.graph import Graph
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
 from gids.store.part import Held
-from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
 
 K = TypeVar("K")
@@ -53,9 +52,6 @@ class FeatureStore:
             tuple(os.fspath(d) for d in allow_dirs) if not isinstance(allow_dirs, str) else allow_dirs
         )
         self.locate, manifest = open_dataset(self.path, allow_dirs)
-        self._unlock: Callable[[], object] | None = None
-        if manifest.tables:
-            self._unlock = read_while_alive(self, self.locate.array(manifest.tables[0].checksums))
         self.part: Part | None = manifest.part
         self.topology_crc = manifest.topology_crc
         self._nodes = {n.type: n for n in manifest.nodes}
@@ -86,13 +82,11 @@ class FeatureStore:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
 
     def close(self) -> None:
-        """Close the store, so that `gids.write.restripe` can move the dataset. Idempotent.
+        """Close the dataset's directory. Idempotent. Tables that are in use stay readable.
 
-        Tables that are in use stay readable. Garbage collection also closes a store.
+        Garbage collection also closes a store.
         """
         self.locate.close()
-        if self._unlock is not None:
-            self._unlock()
 
     @property
     def node_types(self) -> list[str]:

@@ -26,8 +26,7 @@ from gids.store.files import (
 from gids.store.graph import Graph, first_out_of_order
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
-from gids.store.part import part_paths
-from gids.store.part_checks import directory_faults, edge_faults, owner_faults
+from gids.store.part import directory_faults, edge_faults, owner_faults, part_paths
 from gids.store.rows import FileRows, Rows, blocks
 from gids.store.scan import PageReader
 from gids.stored_file import StoredFile, replaced

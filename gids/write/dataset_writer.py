@@ -39,13 +39,12 @@ from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
-from gids.write.graph_writer import GraphWriter
+from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
 from gids.write.page_sink import PageSink, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
-from gids.write.time_order import TimesOf, check_times, scratch_times, time_dtype
 from gids.write.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20
@@ -220,16 +219,11 @@ class DatasetWriter:
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
         path = f"tables/{folder}/scale.npy"
-        item = f"scales {path}"
-        scales = column_scales(
-            self._workplace,
-            item,
-            rows,
-            sync_bytes=self._sync_bytes,
-            on_rows=lambda n: self._on_bytes(n * row_bytes),
-        )
+        scales = column_scales(rows, lambda n: self._on_bytes(n * row_bytes))
         size_bytes = rows.shape[0] * row_bytes
-        return self._write_array(item, path, "float32", entry.shape, scales, size_bytes=size_bytes)
+        return self._write_array(
+            f"scales {path}", path, "float32", entry.shape, scales, size_bytes=size_bytes
+        )
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
         def pieces() -> Iterator[np.ndarray]:

@@ -8,12 +8,16 @@ import fcntl
 import math
 import mmap
 import os
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gids import _core
+from gids.errors import StorageError
+from gids.sizes import format_bytes
 from gids.store.array_checks import file_crc32c
 from gids.store.dtypes import ARRAY_DTYPES
 from gids.store.files import npy_header
@@ -48,6 +52,18 @@ def sync_files(fds: Iterable[int]) -> None:
     for fd in fds:
         os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def link_file(old: Path, new: Path) -> None:
+    """Give a file that never changes a second name; where that is impossible, copy it and sync the copy."""
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.unlink(missing_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)
+        with open(new, "rb") as file:
+            sync_files([file.fileno()])
 
 
 def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
@@ -152,3 +168,33 @@ def write_array(
         for values in pieces:
             file.append(values)
         return file.finish()
+
+
+def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()) -> int:
+    """Raise StorageError (ENOSPC) if a file system has too little space. Returns the bytes that are needed.
+
+    needed: (directory, bytes to be written there). written: directories whose files are already written, when
+    a conversion resumes.
+    """
+    totals: Counter[int] = Counter()
+    directories: dict[int, Path] = {}
+    for directory, size_bytes in needed:
+        device = directory.stat().st_dev
+        totals[device] += size_bytes
+        directories.setdefault(device, directory)
+    needed_bytes = totals.total()
+    for root in written:
+        for file in root.rglob("*"):
+            if file.is_file():
+                status = file.stat()
+                totals[status.st_dev] -= status.st_blocks * 512
+    for device, directory in directories.items():
+        disk = os.statvfs(directory)
+        free = disk.f_bavail * disk.f_frsize
+        if totals[device] > free:
+            message = (
+                f"not enough room, and nothing more was written: {format_bytes(totals[device])} needed, "
+                f"{format_bytes(free)} free on the disk of"
+            )
+            raise StorageError(errno.ENOSPC, message, directory)
+    return needed_bytes

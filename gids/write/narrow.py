@@ -5,7 +5,6 @@ scale), and measures the errors of that. Called by the writers and by `gids veri
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,8 @@ import torch
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name, equal_values
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
-from gids.store.rows import Rows, read_range
-from gids.write.files import write_synced
-from gids.write.workplace import Workplace
+from gids.store.rows import Rows, blocks, read_range
 
-_BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
 _COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
 _WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
@@ -173,34 +169,16 @@ class QuantizedRows:
             self._tally.add(values.reshape(stored.shape), stored)
 
 
-def column_scales(
-    place: Workplace, item: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
-) -> Iterator[np.ndarray]:
-    """Yield the scales of the columns, float32[width], once.
+def column_scales(rows: Rows, on_rows: Callable[[int], None]) -> Iterator[np.ndarray]:
+    """Yield the scales of the columns, float32[width], once. Reads all rows.
 
-    The largest magnitudes so far are saved in the workplace, so that a killed pass resumes. item: in the
-    journal. on_rows(n): progress. Raises FormatError if a value is not finite.
+    on_rows(n): progress. Raises FormatError if a value is not finite.
     """
-    width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
-    file = place.partial / "column-maxima"
-    first = place.saved(item, {file: 4 * width}) or 0
-    maxima = torch.from_numpy(np.fromfile(file, np.float32)) if first else torch.zeros(width)
-    on_rows(first)
-    row_bytes = max(1, width * rows.dtype.itemsize)
-    step, unsaved = max(1, min(_BLOCK_BYTES, sync_bytes) // row_bytes), 0
-    for start in range(first, row_count, step):
-        count = min(step, row_count - start)
-        for at, values in pieces(rows, start, count):
-            largest = finite_float32(values, at).reshape(len(values), -1).abs().amax(0)
-            maxima = torch.maximum(maxima, largest)
-        on_rows(count)
-        unsaved += count * row_bytes
-        if unsaved >= sync_bytes:
-            new = file.with_suffix(".new")
-            write_synced(new, maxima.numpy().tobytes())
-            os.replace(new, file)
-            place.save(item, start + count)
-            unsaved = 0
+    maxima = torch.zeros(math.prod(rows.shape[1:]))
+    for start, block in blocks(rows, _PIECE_BYTES):
+        largest = finite_float32(block, start).reshape(len(block), -1).abs().amax(0)
+        maxima = torch.maximum(maxima, largest)
+        on_rows(len(block))
     yield scales_of(maxima).numpy()
 
 

@@ -15,18 +15,18 @@ import numpy as np
 from gids.store import Table
 from gids.store.files import npy_header
 from gids.store.quantize import split_rows
+from gids.write.files import check_space
 from gids.write.publish import already_exists
-from gids.write.space import check_space
 
 
 @dataclass(frozen=True)
 class ArrayOut:
-    """An array to write: `whole`, or of(rows as they are stored, uint8[n, row_bytes]) block by block."""
+    """An array to write: `whole`, or encode(rows as they are stored, uint8[n, row_bytes]) block by block."""
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
-    of: Callable[[np.ndarray], np.ndarray] | None = None
+    encode: Callable[[np.ndarray], np.ndarray] | None = None
     whole: np.ndarray | None = None
 
     @property
@@ -70,7 +70,7 @@ def export(
         if array.path.exists() and not overwrite:
             raise already_exists(array.path)
     size_bytes = sum(array.nbytes for array in arrays)
-    check_space([(arrays[0].path.resolve().parent, size_bytes)], [])
+    check_space([(arrays[0].path.resolve().parent, size_bytes)])
     # Two blocks of pages and two of rows are in memory.
     out_row_bytes = size_bytes // max(1, table.row_count)
     widest = max(table.row_bytes, out_row_bytes, table.page_bytes // table.rows_per_page)
@@ -83,8 +83,8 @@ def export(
                 file.write(array.whole.data)
         for _, rows in table.scan(max(1, memory_bytes // (4 * widest)), stored=True):
             for file, array in zip(files, arrays, strict=True):
-                if array.of is not None:
-                    values = array.of(rows.numpy())
+                if array.encode is not None:
+                    values = array.encode(rows.numpy())
                     file.write(values.data)
                     on_bytes(values.nbytes)
 

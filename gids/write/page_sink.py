@@ -38,10 +38,10 @@ class PageSink:
     the pages of several shards, or to align them for direct writes.
 
     layout, shards, checksums: of the table; None: no checksums. The content of existing files is kept.
-    direct: write without the page cache where the file system can. flags: of os.open. sync_bytes: bytes
-    between syncs. on_sync(n): called, by one thread at a time, when the first n rows are on disk. buffers: a
-    place for those of the threads, which sinks of equal rows and pages share. Raises OSError. Attributes:
-    layout; fds (of the shards).
+    direct: write without the page cache where the file system can. sync_bytes: bytes between syncs.
+    on_sync(n): called, by one thread at a time, when the first n rows are on disk. buffers: a place for those
+    of the threads, which sinks of equal rows and pages share. Raises OSError. Attributes: layout; fds (of the
+    shards).
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class PageSink:
         checksums: Path | None,
         *,
         direct: bool = True,
-        flags: int = 0,
         sync_bytes: int = sys.maxsize,
         on_sync: Callable[[int], None] = lambda _: None,
         buffers: threading.local | None = None,
@@ -69,8 +68,7 @@ class PageSink:
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._open.close)
             self.fds = [
-                open_sized(self._open, path, layout.shard_bytes(shard), flags)
-                for shard, path in enumerate(shards)
+                open_sized(self._open, path, layout.shard_bytes(shard)) for shard, path in enumerate(shards)
             ]
             self._sums_fd = (
                 None if checksums is None else open_sized(self._open, checksums, layout.page_count * 4)

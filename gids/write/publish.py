@@ -1,7 +1,7 @@
 """Publishes a finished dataset, or a changed manifest, in one step, and removes files that no dataset uses.
 
-Called by Workplace, and by all that change a dataset: the writers of heat and tables, and restripe. New files
-are synced before a manifest names them, and old ones are removed after that.
+Called by Workplace, and by the writers of heat and tables. New files are synced before a manifest names them,
+and old ones are removed after that.
 
 After a kill or a loss of power at any moment, NAME is the old dataset or
 the new one, and the next writer of NAME finishes the rest. The steps are:
@@ -28,7 +28,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,6 @@ from gids.store.part import part_paths
 from gids.write.files import sync_directory, write_synced
 
 _MARK = "gids-shards.json"
-_LEFTOVERS = "leftovers.json"
-_MAX_LEFTOVERS_BYTES = 1 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -109,29 +107,6 @@ def shard_folders_of(path: Path) -> set[Path] | None:
     return folders
 
 
-def write_leftovers(path: Path, folders: Iterable[Path]) -> None:
-    """List shard folders in a dataset, durably, before some of them become unused."""
-    write_synced(path / _LEFTOVERS, json.dumps([str(f) for f in folders]).encode() + b"\n")
-    sync_directory(path)
-
-
-def leftovers(path: Path) -> list[Path]:
-    """The folders listed by write_leftovers."""
-    try:
-        with open(path / _LEFTOVERS, "rb") as file:
-            listed = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [Path(f) for f in listed if isinstance(f, str)] if isinstance(listed, list) else []
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove the listed folders that no dataset uses, and the list."""
-    for folder in leftovers(path):
-        remove_shard_folder(folder, path)
-    (path / _LEFTOVERS).unlink(missing_ok=True)
-
-
 def remove_tree(root: Path, *, last: str) -> None:
     """Remove a directory; the file `last` is removed after all others."""
     for entry in list(os.scandir(root)):
@@ -185,10 +160,8 @@ def manifests_crc32c(path: Path) -> int | None:
 
 def publication(partial: Path, path: Path) -> dict[str, Any]:
     """Step 3: the record of NAME.partial/dataset for the journal."""
-    old = shard_folders_of(path) or set()
-    for root in part_paths(path) or [path]:
-        old |= set(leftovers(root))
-    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": sorted(map(str, old))}
+    old = sorted(map(str, shard_folders_of(path) or ()))
+    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": old}
 
 
 def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = False) -> None:
@@ -301,21 +274,6 @@ def locked_directory(path: Path) -> Iterator[None]:
                 return
         finally:
             os.close(fd)
-
-
-def locking_process(path: Path) -> int | None:
-    """The process of this machine that has a lock of a file, or None if none is known."""
-    try:
-        inode = os.stat(path).st_ino
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:  # "1: FLOCK ADVISORY WRITE 4711 00:1f:INODE 0 EOF"; who waits has "->" before FLOCK
-        fields = line.split()
-        if len(fields) > 5 and fields[1] != "->" and fields[5].endswith(f":{inode}"):
-            pid = int(fields[4])
-            return pid if pid > 0 and os.path.exists(f"/proc/{pid}") else None
-    return None
 
 
 def is_open_at(fd: int, path: Path) -> bool:

@@ -1,39 +1,25 @@
-"""restripe: moves the pages of a dataset to other directories, by copying. Called by `gids restripe`.
+"""restripe: moves the pages of a dataset to other directories, by copying.
 
-Only the shards move. First the folders of the old and the new shards are listed in the dataset. The new
-shards are written beside the old ones and synced; then a manifest that names them replaces the old one. Then
-the listed folders that the manifest does not use are removed, also after an error and when the next restripe
-begins. After a kill at any time, the dataset is complete, with the old shards or the new ones.
+It makes a dataset of the same arrays and of new shards, and publishes it in place of the old one, as
+`gids convert --overwrite` does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from gids.errors import FormatError
-from gids.store.files import Locator, faults, map_array, read_manifest, shard_files
-from gids.store.geometry import MAX_SHARDS
-from gids.store.manifest import Manifest, TableEntry, dump_manifest
-from gids.store.read_lock import without_readers
+from gids.store.files import Locator, map_array, open_dataset, shard_files
+from gids.store.geometry import div_ceil
+from gids.store.manifest import TableEntry, dump_manifest
 from gids.store.scan import PageReader
-from gids.write.files import sync_tree
+from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
-from gids.write.publish import (
-    make_shard_folder,
-    only_writer,
-    remove_leftovers,
-    replace_manifest,
-    shard_folder,
-    shard_folders_of,
-    unchanged_on_error,
-    write_leftovers,
-)
-from gids.write.space import check_space
+from gids.write.publish import dataset_path, only_writer, unchanged_on_error
+from gids.write.workplace import Workplace, restore
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
@@ -51,40 +37,45 @@ def restripe(
     """Move one shard of every table to each directory of stripe; none: back into the dataset, as one shard.
 
     allow_dirs: directories outside the dataset that may contain its shards now. workers: number of threads.
-    Checks the checksum of every page. Does nothing if the shards are already there. on_total(bytes),
-    on_bytes(n): progress, from any thread.
+    Checks the checksum of every page. Does nothing if the shards are already there. Stores that are open keep
+    the dataset that they opened, as with any dataset that is replaced. on_total(bytes), on_bytes(n):
+    progress, from any thread.
 
-    Raises ValueError for a repeated directory, FileNotFoundError, PermissionError, FormatError if the dataset
-    is damaged or open elsewhere, StorageError if a disk is full or a page is damaged. The dataset is
-    unchanged then.
+    Raises ValueError for a repeated directory, FileNotFoundError, FileExistsError while another process
+    converts to path, FormatError if the dataset is damaged, StorageError if a disk is full or a page is
+    damaged. The dataset is unchanged then.
     """
-    root = Path(os.path.abspath(path))
-    directories = _checked_directories(stripe)
-    with only_writer(root):
-        locate = Locator(root, [*allow_dirs, *directories])
-        manifest = locate.read_manifest()
-        _remove_rest(root, manifest)  # left by a killed restripe
-        for fault in faults(manifest, locate):
-            raise FormatError(fault)
-        if all(_is_striped_over(t, directories) for t in manifest.tables):
-            return
-        lock = locate.array(manifest.tables[0].checksums) if manifest.tables else None
-        with without_readers(lock):
-            _move(root, manifest, locate, directories, workers, on_total, on_bytes)
-
-
-def _checked_directories(stripe: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    directories = [Path(d).resolve() for d in stripe]
-    if len(directories) > MAX_SHARDS:
-        raise ValueError(f"stripe has {len(directories)} directories; at most {MAX_SHARDS} are possible")
+    root, directories = dataset_path(path), [Path(d).resolve() for d in stripe]
     for directory in directories:
         if directories.count(directory) > 1:
             raise ValueError(f"stripe directory {directory} is given twice: give each directory once")
-        if not directory.is_dir():
-            raise FileNotFoundError(f"stripe directory {directory} does not exist")
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(f"stripe directory {directory} is not writable: change its owner or mode")
-    return directories
+    restore(root)
+    with only_writer(root):
+        locate, manifest = open_dataset(root, [*allow_dirs, *directories])
+        if all(_is_striped_over(t, directories) for t in manifest.tables):
+            return
+        workplace = Workplace(root, directories, None, overwrite=True)
+        try:
+            with unchanged_on_error(root, "restriping"):
+                tables = [
+                    dataclasses.replace(t, shards=_shards(t, workplace.folders)) for t in manifest.tables
+                ]
+                data = dump_manifest(dataclasses.replace(manifest, tables=tuple(tables)))
+                targets = directories or [root.parent]
+                needed = (
+                    (target, table.geometry.shard_bytes(shard))
+                    for table in tables
+                    for shard, target in enumerate(targets)
+                )
+                on_total(check_space(needed))
+                for entry in manifest.arrays():
+                    link_file(root / entry.path, workplace.root / entry.path)
+                with ThreadPoolExecutor(workers, "gids-restripe") as pool:
+                    for old, new in zip(manifest.tables, tables, strict=True):
+                        _copy_pages(old, locate, new, workplace.root, pool, on_bytes)
+                workplace.publish({"": data}, is_locked=True)
+        finally:
+            workplace.close(discard=True)
 
 
 def _is_striped_over(table: TableEntry, directories: Sequence[Path]) -> bool:
@@ -93,83 +84,33 @@ def _is_striped_over(table: TableEntry, directories: Sequence[Path]) -> bool:
     return [Path(s).parents[2] for s in table.shards if Path(s).is_absolute()] == list(directories)
 
 
-def _move(
-    root: Path,
-    manifest: Manifest,
-    locate: Locator,
-    directories: Sequence[Path],
-    workers: int,
-    on_total: Callable[[int], None],
-    on_bytes: Callable[[int], None],
-) -> None:
-    id_ = secrets.token_hex(4)
-    folders = [shard_folder(d, root, id_) for d in directories]
-    tables = [dataclasses.replace(t, shards=_new_shards(t, folders, id_)) for t in manifest.tables]
-    data = dump_manifest(dataclasses.replace(manifest, tables=tuple(tables)))  # also checks the paths
-    sizes = [(t.geometry, s) for t in tables for s in range(len(t.shards))]
-    on_total(sum(layout.shard_bytes(shard) for layout, shard in sizes))
-    targets = directories or [root]
-    check_space(((targets[shard], layout.shard_bytes(shard)) for layout, shard in sizes), [])
-    try:
-        with unchanged_on_error(root, "restriping"):
-            write_leftovers(root, [*folders, *sorted(shard_folders_of(root) or ())])
-            for folder in folders:
-                make_shard_folder(folder, root)
-            with ThreadPoolExecutor(workers, "gids-restripe") as pool:
-                for old, table in zip(manifest.tables, tables, strict=True):
-                    _copy(root, old, table, locate, pool, on_bytes)
-            for folder in {(root / shard).parent.parent for table in tables for shard in table.shards}:
-                sync_tree(folder)
-            replace_manifest(root, data)
-    finally:
-        _remove_rest(root, read_manifest(root))
+def _shards(table: TableEntry, folders: Sequence[Path]) -> tuple[str, ...]:
+    """The paths of a table's new shards. folders: outside the dataset, if there are any."""
+    folder = Path(table.checksums.path).parent
+    parents = [outside / folder.name for outside in folders] or [folder]
+    return tuple(f"{parent}/shard-{i:02d}.bin" for i, parent in enumerate(parents))
 
 
-def _new_shards(table: TableEntry, folders: Sequence[Path], id_: str) -> tuple[str, ...]:
-    table_folder = PurePosixPath(table.checksums.path).parent
-    if folders:
-        return tuple(
-            str(folder / table_folder.name / f"shard-{i:02d}.bin") for i, folder in enumerate(folders)
-        )
-    # Not the name of an existing shard.
-    path = str(table_folder / "shard-00.bin")
-    return (str(table_folder / f"shard-00-{id_}.bin") if path in table.shards else path,)
-
-
-def _copy(
-    root: Path,
+def _copy_pages(
     old: TableEntry,
-    new: TableEntry,
     locate: Locator,
+    new: TableEntry,
+    root: Path,
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
 ) -> None:
-    layout = old.geometry
+    layout, shards = old.geometry, [root / shard for shard in new.shards]
     sums = map_array(locate.array(old.checksums), old.checksums)
-    step = max(1, _BLOCK_BYTES // layout.page_bytes)
-    pages_per_sync = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
-    targets = [root / s for s in new.shards]
+    step = max(1, _BLOCK_BYTES // layout.page_bytes) * layout.rows_per_page
     with (
         PageReader(layout, shard_files(old, locate), sums, old.name) as reader,
-        PageSink(new.geometry, targets, None, direct=False, flags=os.O_EXCL) as sink,
+        PageSink(new.geometry, shards, None, direct=False, sync_bytes=_SYNC_BYTES) as sink,
     ):
 
-        def copy(first: int) -> None:
-            pages = reader.pages(first, step)
-            sink.store(first, pages)
-            on_bytes(pages.nbytes)
+        def copy(start: int) -> None:
+            rows = reader.rows(start, step)
+            sink.write(start, rows)
+            on_bytes(div_ceil(len(rows), layout.rows_per_page) * layout.page_bytes)
 
-        for start in range(0, layout.page_count, pages_per_sync):
-            for _ in pool.map(copy, range(start, min(start + pages_per_sync, layout.page_count), step)):
-                pass
-            sink.sync()
-
-
-def _remove_rest(root: Path, manifest: Manifest) -> None:
-    """Remove the shards that the manifest does not name. The caller holds only_writer."""
-    named = {root / s for t in manifest.tables for s in t.shards}
-    for folder in {(root / t.checksums.path).parent for t in manifest.tables}:
-        for file in folder.glob("shard-*.bin"):
-            if file not in named:
-                file.unlink()
-    remove_leftovers(root)
+        list(pool.map(copy, range(0, layout.row_count, step)))
+        sink.sync()

@@ -30,11 +30,10 @@ from gids.store.names import Relation, check_name, describe_type, table_name, ta
 from gids.store.part import refuse_part
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.files import sync_directory
+from gids.write.files import check_space, sync_directory
 from gids.write.narrow import cast_exactly, refuse_overflow
 from gids.write.page_sink import PageSink
 from gids.write.publish import is_open_at, only_writer, replace_manifest, unchanged_on_error
-from gids.write.space import check_space
 
 _SYNC_BYTES = 256 << 20
 _TABLES = "tables"
@@ -279,7 +278,7 @@ class TableWriter:
         files = {self._folder.checksums: self._layout.page_count * 4}
         files |= {shard: self._layout.shard_bytes(i) for i, shard in enumerate(self._folder.shards)}
         root = self._store.path
-        check_space([((root / file).parent.parent, size) for file, size in files.items()], [])
+        check_space([((root / file).parent.parent, size) for file, size in files.items()])
 
     def _explaining(self, what: str) -> contextlib.AbstractContextManager[None]:
         return unchanged_on_error(self._store.path, f"{what} table {self.name!r}")

@@ -29,7 +29,6 @@ from gids.write.publish import (
     clean_up,
     is_published,
     locked_directory,
-    locking_process,
     make_shard_folder,
     manifests_crc32c,
     partial_path,
@@ -216,12 +215,12 @@ class Workplace:
         for folder in sorted(changed):
             sync_directory(folder)
 
-    def publish(self, manifests: Mapping[str, bytes]) -> None:
+    def publish(self, manifests: Mapping[str, bytes], *, is_locked: bool = False) -> None:
         """Write the manifests, sync everything, rename the dataset to its path, and close the workplace.
 
         manifests: of the dataset (folder ""), or of each part, by its folder. Waits for other writers of the
-        dataset that is replaced. Raises FormatError if a file does not match its manifest, FileExistsError if
-        something else has the name by now, StorageError.
+        dataset that is replaced, unless the caller has locked it. Raises FormatError if a file does not match
+        its manifest, FileExistsError if something else has the name by now, StorageError.
         """
         with self._explaining("the manifest"):
             for folder, manifest in manifests.items():
@@ -232,7 +231,7 @@ class Workplace:
             sync_directory(self.partial)
             replaces = self._overwrite and self.path.is_dir()
             with contextlib.ExitStack() as locks:
-                for root in (self.path, *part_paths(self.path)) if replaces else ():
+                for root in (self.path, *part_paths(self.path)) if replaces and not is_locked else ():
                     locks.enter_context(locked_directory(root))
                 record = publication(self.partial, self.path)
                 self._journal.record_publication(record)
@@ -328,14 +327,9 @@ def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:
     try:
         return Journal(partial / _JOURNAL, key)
     except BlockingIOError:
-        pid = locking_process(partial / _JOURNAL)
-        if pid == os.getpid():
-            raise FileExistsError(
-                f"this process is writing {partial.with_suffix('')} already: close that writer first"
-            ) from None
-        writer = "another process" if pid is None else f"process {pid}"
         raise FileExistsError(
-            f"{writer} is writing {partial.with_suffix('')}: wait for it, or choose another name"
+            f"another writer, of this or another process, is writing {partial.with_suffix('')}: wait for it, "
+            "or choose another name"
         ) from None
 
 

@@ -13,8 +13,7 @@ from model import min_hits
 from gids import _core
 from gids.cache import POLICIES
 from gids.errors import FormatError
-from gids.trace.optimum import BatchList, Optimum
-from gids.trace.replay import replay
+from gids.trace.replay import BatchList, Optimum, replay
 
 Pages = npt.NDArray[np.int64]
 

@@ -500,7 +500,6 @@ def test_help_fits_on_a_screen_and_another_shows_all(capsys, monkeypatch):
     ("words", "message"),
     [
         (["convrt"], "unknown command 'convrt' (did you mean convert?)"),
-        (["restripe", "a.gids"], "`gids restripe` is now `gids convert OLD.gids NEW.gids --stripe DIR ...`"),
         (["convert", "a", "b", "--overwite"], "--overwite (did you mean --overwrite?)"),
         (["convert", "a", "b", "--skp", "x"], "(did you mean --skip?)"),
         (["bench", "epoch", "a", "--bach-size", "3"], "(did you mean --batch-size?)"),

@@ -98,7 +98,7 @@ def test_unreadable_options_are_refused(dataset, capsys):
     for arguments in (["--method", "luck"], ["--method", "sampled", "--fanouts", "3,x"]):
         with pytest.raises(SystemExit):
             main(["heat", str(dataset), *arguments])
-    assert "'3,x' is not a list of integers such as 10,5,5" in capsys.readouterr().err
+    assert "'3,x' is not a list of fanouts such as 10,5,5" in capsys.readouterr().err
 
 
 def test_missing_dataset_is_an_error(tmp_path, capsys):

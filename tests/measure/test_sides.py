@@ -1,12 +1,10 @@
 """A side of the comparison: its memory and time are limited, and a failure is reported."""
 
-import time
 from dataclasses import replace
 
 import pytest
 from epoch_results import epoch_result
 
-from gids.bench import quickstart
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.measure import sides
@@ -149,93 +147,15 @@ def test_the_failure_of_another_side_is_a_sentence(runs, error, sentence):
     assert sides.run_other("stock DGL", CONFIG).startswith(sentence)
 
 
-def compare(config=CONFIG, *, spent=0.0, total=150.0, limited=True):
-    begun = time.monotonic() - spent
-    return quickstart.compare(config, limited=limited, total_seconds=total, begun=begun)
-
-
 def test_all_sides_have_the_headroom_that_gids_measured(runs):
     asked, outcomes = runs
     outcomes += [killed(), epoch_result("gids", headroom_bytes=300 << 20)]
-    compare()
+    comparison = sides.Comparison(limited=True)
+    for side in ("gids", "stock", "stock"):
+        comparison.run(side, replace(CONFIG, side=side), title=side, timeout_s=9, say=lambda _: None)
     assert [(c.side, c.spare_bytes, c.headroom_bytes) for c, _ in asked] == [
         ("gids", 0, 0),
         ("gids", 256 << 20, 0),
         ("stock", 0, 300 << 20),
         ("stock", 0, 300 << 20),
     ]
-
-
-def test_each_side_is_stopped_in_time(runs):
-    asked, _ = runs
-    compare(replace(CONFIG, most_seconds=60))
-    assert [c.most_seconds for c, _ in asked] == [60, 60, 15]
-    assert [c.random_access for c, _ in asked] == [True, True, False]
-    assert [options["timeout_s"] for _, options in asked[:2]] == [240, 120]
-    assert asked[2][1]["timeout_s"] <= 75
-
-
-def test_stock_gets_less_time_if_gids_took_long(runs):
-    asked, _ = runs
-    compare(replace(CONFIG, most_seconds=60), spent=90)
-    assert asked[1][0].most_seconds == pytest.approx(20, abs=1)
-    assert asked[2][1]["timeout_s"] == pytest.approx(60, abs=1)
-
-
-def test_stock_without_advice_is_skipped_when_the_time_is_up(runs):
-    asked, _ = runs
-    found = compare(replace(CONFIG, most_seconds=60), spent=140)
-    assert [c.side for c, _ in asked] == ["gids", "stock"]
-    assert asked[1][0].most_seconds == 20
-    assert found.missing == {
-        "stock_without_advice": "stock DGL without MADV_RANDOM was skipped, because the time was up"
-    }
-
-
-def test_without_a_limit_only_stock_without_advice_is_stopped(runs):
-    asked, _ = runs
-    compare(spent=10_000, total=0)
-    assert [c.most_seconds for c, _ in asked] == [0, 0, 15]
-
-
-def test_without_a_memory_limit_stock_may_read_ahead(runs):
-    asked, _ = runs
-    compare(limited=False)
-    assert [(c.side, c.random_access, o["limited"]) for c, o in asked] == [
-        ("gids", True, False),
-        ("stock", False, False),
-    ]
-
-
-def verdict(ours, stock, plain=None):
-    found = sides.Comparison(limited=True)
-    for side, outcome in (("gids", ours), ("stock", stock), ("stock_without_advice", plain)):
-        if isinstance(outcome, str):
-            found.missing[side] = outcome
-        elif outcome is not None:
-            found.results[side] = epoch_result(side, **outcome)
-    return quickstart.verdict(found, 6)
-
-
-def test_the_verdict_compares_seconds_of_whole_epochs():
-    text = verdict({"seconds": 2.0}, {"seconds": 9.0}, {"seconds": 8.0, "rows": 60, "batches": 1})
-    assert text == (
-        "gids is 4.5 x as fast as stock DGL. It is 40 x as fast, by rows/s, as stock DGL without MADV_RANDOM."
-    )
-
-
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_the_verdict_compares_rows_per_second_when_a_side_was_stopped(stopped):
-    runs = [{"seconds": 2.0}, {"seconds": 9.0}]
-    runs[stopped] |= {"batches": 3, "rows": 300}
-    text = verdict(*runs)
-    assert text.startswith(
-        f"gids is {9 / 2 * (2 if stopped else 0.5):.1f} x as fast, by rows/s, as stock DGL."
-    )
-    name, seconds = ("Stock DGL", 9) if stopped else ("gids", 2)
-    assert f"{name} was stopped after {seconds} s and 3 of 6 minibatches, so compare rows/s." in text
-
-
-def test_the_verdict_says_why_a_side_is_missing():
-    text = verdict({}, f"stock DGL {killed().reason}")
-    assert text == "Stock DGL needed more than 500 MB of memory and was killed by the kernel."

@@ -424,7 +424,6 @@ def test_a_table_whose_shards_were_moved_away_is_not_published(tmp_path, disks):
     store = FeatureStore(path, allow_dirs=disks)
     with create_table(store, "paper.h", 20, 4) as writer:
         writer.write(0, torch.ones(20, 4))
-        store.close()
         restripe(path, [], allow_dirs=disks)
         with pytest.raises(
             FormatError, match=r"mag\.gids was replaced or restriped while 'paper\.h' was written"

@@ -239,7 +239,7 @@ def test_invalid_table_is_refused_before_anything_is_written(dataset, arguments,
 def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
     before = files(dataset)
     with monkeypatch.context() as patch:
-        patch.setattr("gids.write.space.os.statvfs", lambda _: os.statvfs_result([0] * 10))
+        patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([0] * 10))
         with pytest.raises(StorageError, match=r"not enough room, .*: 4\.1 kB needed, 0 B free"):
             create_table(FeatureStore(dataset), "paper.h", 20, 4)
     assert files(dataset) == before

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from gids import _core
 from gids.errors import StorageError
 from gids.store.array_checks import file_crc32c
 from gids.store.files import Locator, array_rows, map_array
@@ -25,7 +25,7 @@ from gids.store.rows import read_range
 from gids.store.scan import read_ahead
 from gids.store.table import Table
 from gids.stored_file import AnyFile, StoredFile, open_descriptor
-from gids.write.files import ArrayFile, sync_files
+from gids.write.files import ArrayFile, link_file, sync_files
 from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink
 
 _NODES = 1 << 18  # read at a time
@@ -74,36 +74,21 @@ class SourceArrays:
             raise _damaged(self.path(entry))
 
 
-def copy_array(
-    source: AnyFile,
-    entry: ArrayEntry,
-    roots: Sequence[Path],
-    *,
-    memory_bytes: int,
-    on_bytes: Callable[[int], None],
-) -> None:
-    """Copy an array's file to the entry's path in each directory. Raises StorageError if it is damaged."""
-    buffer = np.empty(min(MAX_BLOCK_BYTES, memory_bytes), np.uint8)
-    at_once = files_limit(1)
-    for first in range(0, max(1, len(roots)), at_once):
-        with ExitStack() as stack:
-            files = []
-            for root in roots[first : first + at_once]:
-                (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
-                files.append(stack.enter_context(open(root / entry.path, "wb")))
-            read = stack.enter_context(open(open_descriptor(source), "rb", buffering=0))
-            crc = 0
-            while count := read.readinto(buffer.data):
-                crc = _core.crc32c_extend(crc, buffer[:count])
-                for file in files:
-                    file.write(buffer[:count].data)
-                on_bytes(count if first == 0 else 0)
-            for file in files:
-                file.flush()
-            sync_files(file.fileno() for file in files)
-            os.posix_fadvise(read.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if crc != entry.crc32c:
-                raise _damaged(source)
+def copy_array(source: AnyFile, entry: ArrayEntry, roots: Sequence[Path]) -> None:
+    """Copy an array's file to the entry's path in each directory: parts share it by hard links if possible.
+
+    Raises StorageError if it is damaged.
+    """
+    first, *others = (root / entry.path for root in roots)
+    first.parent.mkdir(parents=True, exist_ok=True)
+    with open(open_descriptor(source), "rb") as read, open(first, "wb") as written:
+        shutil.copyfileobj(read, written, MAX_BLOCK_BYTES)
+        written.flush()
+        sync_files([written.fileno()])
+    if file_crc32c(first) != entry.crc32c:
+        raise _damaged(source)
+    for other in others:
+        link_file(first, other)
 
 
 def _damaged(path: AnyFile) -> StorageError:

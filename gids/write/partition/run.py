@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,13 +39,11 @@ from gids.store.manifest import (
 )
 from gids.store.names import Relation, describe_type, encode_path, table_path
 from gids.store.part import part_name, refuse_part
-from gids.stored_file import AnyFile
-from gids.write.files import write_array
+from gids.write.files import check_space, link_file, write_array
 from gids.write.page_sink import PageSink
 from gids.write.partition import divide
 from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
 from gids.write.publish import dataset_path
-from gids.write.space import check_space
 from gids.write.workplace import Workplace, finish_published
 
 
@@ -297,17 +294,24 @@ class _Run:
         name = encode_path(nodes.type)
         entries = {role: replace(a, path=f"nodes/{name}.{role}.npy") for role, a in nodes.arrays.items()}
         for role, source in nodes.arrays.items():
-            self.copy(f"nodes {name}.{role}", self.arrays.path(source), entries[role], self.roots, "nodes")
+            self.copy(f"nodes {name}.{role}", source, entries[role], "nodes")
         owners = entries[OWNER] = self.owner_entries[nodes.type]
-        first = self.roots[0] / owners.path
-        self.copy(f"nodes {name}.{OWNER}", first, owners, self.roots[1:], "nodes")
+        first, *others = (root / owners.path for root in self.roots)
+
+        def link() -> None:
+            for other in others:
+                link_file(first, other)
+            self.on_bytes(array_bytes(owners))
+
+        self.once(f"nodes {name}.{OWNER}", array_bytes(owners), link, "nodes")
         return entries
 
-    def copy(self, item: str, source: AnyFile, entry: ArrayEntry, roots: Sequence[Path], folder: str) -> None:
-        """Copy an array's file to the entry's path in each directory, once."""
+    def copy(self, item: str, source: ArrayEntry, entry: ArrayEntry, folder: str) -> None:
+        """Copy an array of the dataset to the entry's path in all parts, once."""
 
         def work() -> None:
-            divide.copy_array(source, entry, roots, memory_bytes=self.memory_bytes, on_bytes=self.on_bytes)
+            divide.copy_array(self.arrays.path(source), entry, self.roots)
+            self.on_bytes(array_bytes(entry))
 
         self.once(item, array_bytes(entry), work, folder)
 
@@ -349,7 +353,7 @@ class _Run:
         columns = entry.scale.columns if entry.scale is not None else None
         if columns is not None:
             copied = replace(columns, path=f"{folder}/scale.npy")
-            self.copy(f"scales {folder}", self.arrays.path(columns), copied, self.roots, folder)
+            self.copy(f"scales {folder}", columns, copied, folder)
             written = [replace(w, scale=ScaleEntry("column", copied)) for w in written]
         if entry.order is not None:
             self.once(f"check {folder}.order", 0, partial(self.arrays.check, entry.order))
@@ -435,7 +439,7 @@ class _Run:
         """The bytes of all parts."""
         total = 0
         for nodes in self.manifest.nodes:
-            total += self.parts * sum(map(array_bytes, self.node_arrays(nodes)))
+            total += sum(map(array_bytes, self.node_arrays(nodes)))  # parts share them
         for relation in self.manifest.relations:
             ids = ArrayEntry("edge_ids.npy", divide.id_dtype(relation), (relation.count,), 0)
             divided = [relation.arrays[role] for role in ("indices", "time") if role in relation.arrays]
