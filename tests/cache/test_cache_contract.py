@@ -175,6 +175,7 @@ def test_int8_rows_are_widened_as_numpy_does(
         assert same_bits(through[table.name], wanted.rows)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("dim", [128, 7])

@@ -22,7 +22,7 @@ import gids
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("window", [0, 1, 8, 16, 22, 23])
+@pytest.mark.parametrize("window", [0, 1, 16, 23])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(

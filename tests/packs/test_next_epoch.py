@@ -58,8 +58,8 @@ def loader(path: Path, tmp_path: Path) -> Iterator[gids.NodeLoader]:
 
 
 def check(loader: gids.NodeLoader, expected: list[list[Minibatch]], first: int = 2) -> None:
-    """Compare the epochs from this one on."""
-    for epoch in range(first, EPOCHS):
+    """Compare two epochs, this one first."""
+    for epoch in range(first, min(first + 2, EPOCHS)):
         for a, b in zip(expected[epoch], loader, strict=True):
             assert_same(a, b)
 
@@ -105,7 +105,7 @@ def test_a_prepared_epoch_begins_with_packs_that_are_made(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("stop", [0, 1, 10, 20])
+@pytest.mark.parametrize("stop", [0, 1, 10])
 def test_a_break_in_mid_epoch(loader: gids.NodeLoader, expected: list[list[Minibatch]], stop: int) -> None:
     epoch = iter(loader)
     for minibatch in expected[2][:stop]:
@@ -131,6 +131,7 @@ def test_a_state_is_loaded(loader: gids.NodeLoader, expected: list[list[Minibatc
     check(loader, expected, first=3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reads", ["through the cache", "by random reads", "by packs"])
 def test_a_validation_in_between(
     loader: gids.NodeLoader, expected: list[list[Minibatch]], reads: str
@@ -191,16 +192,19 @@ def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, chang
 
 @pytest.mark.parametrize("changed", ["negatives", "exclude"])
 def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str) -> None:
-    epochs = {}
+    epochs, relation = {}, ("paper", "cites", "paper")
     for reads in ("random", "pack"):
         with open_source(path, reads, 2 * MEMORY) as source:
+            graph = source.store.graph(relation)
+            targets = np.repeat(np.arange(PAPERS), np.diff(graph.indptr))
+            edges = torch.from_numpy(np.stack([graph.indices, targets]).astype(np.int64)[:, ::4])
             loader = gids.EdgeLoader(
                 source,
-                None,
+                edges,
                 [4, 4],
-                relation=("paper", "cites", "paper"),
+                relation=relation,
                 tables=["paper.feat"],
-                batch_size=1024,
+                batch_size=512,
                 negatives=1,
             )
             list(loader), list(loader)
@@ -233,6 +237,7 @@ def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
     return {r: rng.random(store.num_edges(r), np.float32) for r in store.relations}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scratch_bytes", [2 << 20, 4 << 20])
 def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
     path: Path, expected: list[list[Minibatch]], scratch_bytes: int

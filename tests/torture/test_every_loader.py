@@ -13,7 +13,7 @@ from torture_data import TortureData
 USUAL = [39, 128, 220, 377, 529, 1200]
 """All of them found faults."""
 
-MORE = [0, 13, 42, 66, 75, 132, 357, 360, 2174, *range(1000, 1016)]
+MORE = [0, 13, 42, 66, 75, 132, 357, 360, 2174]
 
 
 @pytest.fixture(scope="module")
