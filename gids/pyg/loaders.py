@@ -62,9 +62,9 @@ def NeighborLoader(
             that `gids convert` stores. Nodes or edges that are later than the seed's time are left out. Makes
             minibatches disjoint.
         weight_attr: PyG's name of a table of edges with one number per edge. Neighbors are drawn in
-            proportion to it; as in pyg-lib, edges of weight 0 are sampled if a node has no more edges than the
-            fanout, or no others are left. The numbers are held in memory (4 bytes per edge), on a GPU next to
-            the topology. Relations without such a table are drawn uniformly.
+            proportion to it; as in pyg-lib, edges of weight 0 are sampled if a node has no more edges than
+            the fanout, or no others are left. The numbers are held in memory (4 bytes per edge), on a GPU
+            next to the topology. Relations without such a table are drawn uniformly.
         transform: called with each Data.
         transform_sampler_output: called with each SamplerOutput, before features are read.
         is_sorted: the edges of data in memory are sorted by destination. Those of a dataset always are.
