@@ -90,9 +90,9 @@ def NeighborLoader(
     sampling uses native threads, and reading is asynchronous.
 
     Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
-    ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
-    ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and edges are in the order
-    of pyg-lib: seeds first, then hop by hop.
+    ``num_nodes`` of types without tables, ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``,
+    ``num_sampled_nodes``, ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and
+    edges are in the order of pyg-lib: seeds first, then hop by hop.
 
     Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
     resume an epoch, as in gids.NodeLoader. ``loader(positions)`` is the minibatch of these seeds.
