@@ -1,8 +1,8 @@
 """Runs PyG's own tests of loaders, samplers and stores against gids.pyg: python tools/pyg_tests.py CHECKOUT
 
-CHECKOUT: a directory with PyG's `test` folder, of the version that is installed. Runs twice: with data in
-memory, and with data that is first converted to a dataset on disk. Prints the passes and failures of both.
-docs/pyg.md gives the reason of each failure.
+CHECKOUT: a directory with PyG's `test` and `torch_geometric` folders, of any tag. The PyG that runs is the
+installed one. Runs twice: with data in memory, and with data that is first converted to a dataset on
+disk. Prints the passes and failures of both. `--write docs/pyg.md` writes them to the page, by tag.
 
 PyG's tests import its classes by name. While a test module is imported, these names lead to gids.pyg, and
 PyG's tests of pyg-lib and torch-sparse are not skipped. A random graph stands in for the data set Cora.
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import itertools
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -136,7 +137,12 @@ class AgainstGids:
             (torch_geometric.sampler.neighbor_sampler, "NeighborSampler", gids.pyg.NeighborSampler),
         ]
         self.results: Counter[str] = Counter()
-        self.failures: list[str] = []
+        self.failures: list[tuple[str, str]] = []
+        """The test, and the first line of its error."""
+
+    @property
+    def counts(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.results.items()))
 
     @contextlib.contextmanager
     def renamed(self, path: Path) -> Iterator[None]:
@@ -172,51 +178,88 @@ class AgainstGids:
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 said = str(crash.message if crash else report.longrepr).strip().splitlines()[0]
-                self.failures.append(f"{report.nodeid}: {said}")
+                self.failures.append((report.nodeid, said))
+
+
+def run(checkout: Path, files: list[Path], data: str, *, select: str, shown: bool) -> AgainstGids:
+    """Run the tests with data in "memory" or on "disk". Exits with status 2 if pytest could not run them."""
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = AgainstGids(Path(folder) if data == "disk" else None)
+        options = ["--rootdir", str(checkout), "-c", "/dev/null", "-p", "no:cacheprovider", "-n", "0"]
+        quiet = [] if shown else ["-q", "--tb=short", "--no-header", "--no-summary"]
+        output = io.StringIO()
+        with contextlib.nullcontext() if shown else contextlib.redirect_stdout(output):
+            status = pytest.main([*options, *quiet, "-k", select, *map(str, files)], plugins=[plugin])
+    for name, module in list(sys.modules.items()):  # the next run imports the tests anew
+        if checkout.resolve() in Path(getattr(module, "__file__", None) or "/").parents:
+            del sys.modules[name]
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        print(output.getvalue())
+        raise SystemExit(2)
+    return plugin
+
+
+RESULTS = re.compile(r"(?<=<!-- by tools/pyg_tests.py -->\n).*?(?=<!-- end -->)", re.S)
+"""What the tool has written to the page: a part for each tag, which begins with ###."""
+
+
+def with_results(page: str, tag: str, results: dict[str, AgainstGids]) -> str:
+    """The page with the counts and the failed tests of a tag, in place of the earlier ones of that tag.
+
+    results: by "in memory" and "on disk".
+    """
+    written = RESULTS.search(page)
+    if written is None:
+        raise SystemExit("the page has no lines <!-- by tools/pyg_tests.py --> and <!-- end -->")
+    parts = {
+        part.split("\n", 1)[0]: part for part in re.split(r"(?m)^(?=### )", written[0]) if part[:4] == "### "
+    }
+    runs: dict[str, list[str]] = {}
+    for data, plugin in results.items():
+        for test, _ in plugin.failures:
+            runs.setdefault(test, []).append(data)
+    title = f"### PyG {tag}"
+    counts = [f"* data {data}: {plugin.counts}" for data, plugin in results.items()]
+    failed = [f"* failed {' and '.join(where)}: `{test}`" for test, where in runs.items()]
+    installed = f"With PyG {torch_geometric.__version__} installed:"
+    parts[title] = "\n".join([title, "", installed, "", *counts, *failed, "", ""])
+    body = "\n" + "".join(parts[name] for name in sorted(parts))
+    return page[: written.start()] + body + page[written.end() :]
 
 
 def main_of_tool() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="directory with PyG's test folder")
     parser.add_argument("--data", choices=["memory", "disk"], help="run once, with data there")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results to this page")
     parser.add_argument("-k", default="", help="run the tests whose names fit, as in pytest")
     parser.add_argument("-v", action="store_true", help="show pytest's output")
     given = parser.parse_args()
     files = [given.checkout / name for name in TESTS if (given.checkout / name).exists()]
     if not files:
         parser.error(f"{given.checkout} has none of {', '.join(TESTS)}")
-    failed = 0
+    tag = None
+    if given.write:
+        if given.data or given.k:
+            parser.error("--write needs all tests: leave out --data and -k")
+        package = given.checkout / "torch_geometric/__init__.py"
+        tag = re.search(
+            r'(?m)^__version__ = "(.*)"', package.read_text().replace("'", '"') if package.exists() else ""
+        )
+        if tag is None:
+            parser.error(f"{package} has no __version__, which --write needs")
+    results = {}
     for data in ("memory", "disk"):
-        if given.data not in (None, data):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            plugin = AgainstGids(Path(folder) if data == "disk" else None)
-            quiet = [] if given.v else ["-q", "--tb=short", "--no-header", "--no-summary"]
-            options = [
-                "--rootdir",
-                str(given.checkout),
-                "-c",
-                "/dev/null",
-                "-p",
-                "no:cacheprovider",
-                "-n",
-                "0",
-            ]
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said) if not given.v else contextlib.nullcontext():
-                status = pytest.main([*options, *quiet, "-k", given.k, *map(str, files)], plugins=[plugin])
-        for name, module in list(sys.modules.items()):  # the next run imports the tests anew
-            if given.checkout.resolve() in Path(getattr(module, "__file__", None) or "/").parents:
-                del sys.modules[name]
-        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            print(said.getvalue())
-            return 2
-        for failure in plugin.failures:
-            print(failure)
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(plugin.results.items()))
-        print(f"data in memory: {counts}" if data == "memory" else f"data on disk: {counts}")
-        failed += plugin.results["failed"]
-    return 1 if failed else 0
+        if given.data in (None, data):
+            plugin = run(given.checkout, files, data, select=given.k, shown=given.v)
+            where = "in memory" if data == "memory" else "on disk"
+            results[where] = plugin
+            for test, message in plugin.failures:
+                print(f"{test}: {message}")
+            print(f"data {where}: {plugin.counts}")
+    if tag is not None:
+        given.write.write_text(with_results(given.write.read_text(), tag[1], results))
+    return 1 if any(plugin.failures for plugin in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -95,12 +95,14 @@ def check_sampling(
     time_attr: str | None,
     sample_direction: str = "forward",
 ) -> SubgraphType:
-    """The type of subgraph. Raises ValueError for values that PyG does not have or gids does not support."""
+    """The type of subgraph. Raises ValueError for values that PyG does not have, and NotImplementedError for
+    sample_direction="backward".
+    """
     if not directed:
         warnings.warn("directed=False is deprecated: use subgraph_type='induced'", stacklevel=4)
         subgraph_type = "induced"
     if sample_direction != "forward":
-        raise ValueError(
+        raise NotImplementedError(
             f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is stored "
             "by destination; sample from a graph with reversed edges instead"
         )

@@ -62,8 +62,9 @@ def NeighborLoader(
             that `gids convert` stores. Nodes or edges that are later than the seed's time are left out. Makes
             minibatches disjoint.
         weight_attr: PyG's name of a table of edges with one number per edge. Neighbors are drawn in
-            proportion to it. The numbers are held in memory (4 bytes per edge), on a GPU next to the
-            topology. Relations without such a table are drawn uniformly.
+            proportion to it; as in pyg-lib, edges of weight 0 are sampled if a node has no more edges than
+            the fanout, or no others are left. The numbers are held in memory (4 bytes per edge), on a GPU
+            next to the topology. Relations without such a table are drawn uniformly.
         transform: called with each Data.
         transform_sampler_output: called with each SamplerOutput, before features are read.
         is_sorted: the edges of data in memory are sorted by destination. Those of a dataset always are.
@@ -89,9 +90,9 @@ def NeighborLoader(
     sampling uses native threads, and reading is asynchronous.
 
     Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
-    ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
-    ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and edges are in the order
-    of pyg-lib: seeds first, then hop by hop.
+    ``num_nodes`` of types without tables, ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``,
+    ``num_sampled_nodes``, ``num_sampled_edges``; ``batch`` if disjoint, ``seed_time`` with times. Nodes and
+    edges are in the order of pyg-lib: seeds first, then hop by hop.
 
     Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
     resume an epoch, as in gids.NodeLoader. ``loader(positions)`` is the minibatch of these seeds.

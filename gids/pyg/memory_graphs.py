@@ -14,6 +14,7 @@ from torch_geometric.data import FeatureStore as PygFeatureStore
 from torch_geometric.data import GraphStore as PygGraphStore
 
 from gids.cuda import on_host
+from gids.pyg.sampling_attributes import STORED
 from gids.store import Graph
 from gids.store.names import NODE, RELATION, Relation, describe_type
 
@@ -65,11 +66,15 @@ def attribute_in_memory(data: Any, type_: Type, name: str) -> Any:
         return data[name] if (of_nodes if isinstance(type_, str) else of_edges or not of_nodes) else None
     if isinstance(data, HeteroData):
         return data[type_].get(name)
-    features = data[0]
-    group = type_ if is_typed(data) else None
-    if not any(a.attr_name == name and a.group_name == group for a in features.get_all_tensor_attrs()):
-        return None
-    return features.get_tensor(TensorAttr(group, name, None))
+    features, typed = data[0], is_typed(data)
+    if not typed and isinstance(type_, str) != (name == STORED):
+        return None  # as in PyG, "time" is of nodes and any other name of edges, whatever the group
+    groups = [a.group_name for a in features.get_all_tensor_attrs() if a.attr_name == name]
+    if typed:
+        groups = [group for group in groups if group == type_]
+    if len(groups) > 1:
+        raise ValueError(f"{len(groups)} groups {groups} have {name!r}, and the edges have no type: give one")
+    return features.get_tensor(TensorAttr(groups[0], name, None)) if groups else None
 
 
 def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int, is_sorted: bool) -> Graph:
@@ -109,8 +114,9 @@ def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
     for edge_type, colptr in colptrs.items():
         src, _, dst = _relation(edge_type)
         sizes += [(src, _after_last(rows[edge_type])), (dst, len(colptr) - 1)]
-    for attr in features.get_all_tensor_attrs():
-        if attr.group_name is None or isinstance(attr.group_name, str):
+    sized = any(attr.size is not None and attr.edge_type is None for attr in attrs)
+    for attr in features.get_all_tensor_attrs():  # without a group also of edges
+        if isinstance(attr.group_name, str) or (attr.group_name is None and not sized):
             size = features.get_tensor_size(attr)
             sizes += [(attr.group_name or NODE, size[0])] if size else []
     counts = _largest(sizes)

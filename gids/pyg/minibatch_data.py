@@ -17,6 +17,7 @@ _OWN = frozenset(
     (
         "edge_index",
         "n_id",
+        "num_nodes",
         "e_id",
         "batch",
         "num_sampled_nodes",
@@ -67,7 +68,7 @@ class MinibatchData:
                     f"a table would have the name {name!r} of {describe_type(type_)}, which minibatches have "
                     "already: give another name, tables={'a': …}"
                 )
-        self._attributes = attributes
+        self._attributes, self._with_rows = attributes, {type_ for type_, _ in names}
         self._input_type = input_type
         self._made = made or (Data if input_type is None else HeteroData)
 
@@ -89,6 +90,8 @@ class MinibatchData:
             storage(relation).edge_index = sampled.index
         for ntype, ids in nodes.items():
             storage(ntype).n_id = ids
+            if ntype not in self._with_rows:
+                storage(ntype).num_nodes = len(ids)
         for relation, sampled in edges.items():
             storage(relation).e_id = sampled.ids
         for ntype, trees in minibatch.by_type(minibatch.batch).items():

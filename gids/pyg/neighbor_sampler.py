@@ -50,8 +50,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
     num_neighbors, for edges that are not sorted as is_sorted says, and for an argument of PyG that is not
-    supported; KeyError and FormatError for a dataset without topology. While sampling: IndexError for a seed
-    out of range.
+    supported; NotImplementedError for sample_direction="backward"; KeyError and FormatError for a dataset
+    without topology. While sampling: IndexError for a seed out of range.
     """
 
     def __init__(

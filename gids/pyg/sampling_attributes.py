@@ -20,6 +20,9 @@ STORED = "time"
 """PyG's name of the times that `gids convert` stores."""
 Weights = dict[Relation, np.ndarray]
 """By relation, if it has weights: float32[num_edges] in the order of graph.indices."""
+_LEAST_WEIGHT = np.finfo(np.float32).tiny
+"""In place of 0: PyG, unlike gids.sampler.Neighbor, samples edges of weight 0 if a node has no more edges
+than the fanout, or no others are left. -ln(u) is in 2**-54 to 38, so weights above 1e-20 come first."""
 
 
 def with_times(
@@ -29,35 +32,39 @@ def with_times(
 
     find: returns an attribute of a type of nodes or edges, or None. A graph that is not in the order of
     these times is copied: about 24 bytes per edge. Raises KeyError if nothing has such times, ValueError if
-    both nodes and edges have, TypeError for times that are not one integer each.
+    both nodes and edges have or if there is not one time each, TypeError for times that are not integers.
     """
     kinds: list[By] = ["edges", "nodes"]
     stored = [by for by in kinds if any(times_of(g, by) is not None for g in graphs)]
     if attribute == STORED and len(stored) == 1:
         return [_sorted(g, stored[0]) for g in graphs], stored[0]
-    types = dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2]))
-    of_nodes = {t: _numbers(find(t, attribute), t, attribute) for t in types}
-    of_edges = {g.relation: _numbers(find(g.relation, attribute), g.relation, attribute) for g in graphs}
-    nodes_have, edges_have = (any(t is not None for t in times.values()) for times in (of_nodes, of_edges))
+    counts: dict[str | Relation, int] = {}
+    for graph in graphs:
+        src, _, dst = graph.relation
+        counts |= {src: graph.num_src, dst: graph.num_dst, graph.relation: graph.num_edges}
+    times = {t: _times(find(t, attribute), count, t, attribute) for t, count in counts.items()}
+    nodes_have, edges_have = (
+        any(values is not None and isinstance(t, kind) for t, values in times.items())
+        for kind in (str, tuple)
+    )
     if nodes_have == edges_have:
         which, error = ("both", ValueError) if nodes_have else ("neither", MissingError)
         joint = "and" if nodes_have else "nor"
         raise error(
             f"time_attr={attribute!r}: {which} nodes {joint} edges of {name} have an attribute of that name"
         )
-    if nodes_have:
-        timed = [
-            replace(g, src_times=of_nodes[g.relation[0]], dst_times=of_nodes[g.relation[2]], sorted_by=None)
-            for g in graphs
-        ]
-        return [_sorted(g, "nodes") for g in timed], "nodes"
     timed = []
     for graph in graphs:
-        times = of_edges[graph.relation]
-        if times is not None and graph.edge_ids is not None:
-            times = times[graph.edge_ids]
-        timed.append(_sorted(replace(graph, edge_times=times, sorted_by=None), "edges"))
-    return timed, "edges"
+        src, _, dst = graph.relation
+        if nodes_have:
+            timed.append(replace(graph, src_times=times[src], dst_times=times[dst], sorted_by=None))
+        else:
+            of_edges = times[graph.relation]
+            if of_edges is not None and graph.edge_ids is not None:
+                of_edges = of_edges[graph.edge_ids]
+            timed.append(replace(graph, edge_times=of_edges, sorted_by=None))
+    by: By = "nodes" if nodes_have else "edges"
+    return [_sorted(graph, by) for graph in timed], by
 
 
 def node_times(graphs: Sequence[Graph]) -> dict[str, torch.Tensor]:
@@ -91,14 +98,14 @@ def _sorted(graph: Graph, by: By) -> Graph:
     return graph if times_of(graph, by) is None else sort_by_time(graph, by)
 
 
-def _numbers(values: Any, type_: str | Relation, attribute: str) -> np.ndarray | None:
+def _times(values: Any, count: int, type_: str | Relation, attribute: str) -> np.ndarray | None:
+    """int64[count] on the host. Raises TypeError, ValueError."""
     if values is None:
         return None
     times = on_host(torch.as_tensor(values).detach())
     if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         raise TypeError(f"{attribute!r} of {describe_type(type_)} is {times.dtype}; times must be integers")
-    if times.numel() != len(times):
-        raise TypeError(f"{attribute!r} of {describe_type(type_)} has shape {list(times.shape)}; give [n]")
+    _check_count(times, count, type_, attribute)
     return times.reshape(-1).to(torch.int64).numpy()
 
 
@@ -109,10 +116,15 @@ def _in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
         raise TypeError(f"{what} is bool; weights must be numbers: give 1 and 0 (`gids convert --dtype`)")
     if not isinstance(weights, torch.Tensor) or weights.is_complex():
         raise TypeError(f"{what} is not a tensor of numbers; weight_attr must name the weights of edges")
-    if weights.numel() != graph.num_edges or len(weights) != graph.num_edges:
-        raise ValueError(
-            f"{what} has shape {list(weights.shape)}; weight_attr must name one number for each of the "
-            f"{graph.num_edges} edges"
-        )
+    _check_count(weights, graph.num_edges, graph.relation, attribute)
     by_id = on_host(weights.detach()).reshape(-1).to(torch.float32).numpy()
-    return by_id if graph.edge_ids is None else by_id[graph.edge_ids]
+    in_order = by_id if graph.edge_ids is None else by_id[graph.edge_ids]
+    return in_order if in_order.all() else np.where(in_order == 0, _LEAST_WEIGHT, in_order)
+
+
+def _check_count(values: torch.Tensor, count: int, type_: str | Relation, attribute: str) -> None:
+    if values.shape[:1] != (count,) or values.numel() != count:
+        raise ValueError(
+            f"{attribute!r} of {describe_type(type_)} has shape {list(values.shape)}; it must have one "
+            f"number for each of the {count} {'nodes' if isinstance(type_, str) else 'edges'}"
+        )

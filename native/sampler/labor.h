@@ -1,5 +1,5 @@
 // LABOR on the host: layer-neighbor sampling, where destinations share the random numbers of their neighbors.
-// Called by the bindings. See docs/internals/sampling.md for the formulas.
+// Called by the bindings. See docs/internals/sampling-methods.md for the formulas.
 #pragma once
 
 #include "sampler/host_sampler.h"

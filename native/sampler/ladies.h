@@ -1,5 +1,5 @@
 // LADIES on the host: the sources of a layer are drawn together, in proportion to their weight for the layer's
-// destinations. Called by the bindings. See docs/internals/sampling.md for the formulas.
+// destinations. Called by the bindings. See docs/internals/sampling-methods.md for the formulas.
 #pragma once
 
 #include "sampler/neighborhood.h"

@@ -1,5 +1,5 @@
 // Random walks with restart on the host: a node's neighbors are those that short walks from it visit most (PinSAGE).
-// Called by the bindings. See docs/internals/sampling.md.
+// Called by the bindings. See docs/internals/sampling-methods.md.
 #pragma once
 
 #include "sampler/host_sampler.h"

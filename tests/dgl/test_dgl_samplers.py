@@ -1,9 +1,16 @@
 """Every DGL sampler: the very minibatches of stock DGL over features in memory, from a store."""
 
 import dgl_model as model
+import labor_model
 import pytest
+import torch
 
+import gids.dgl
 from gids.loader import pack_switch, sampled_ahead
+from gids.sampler import Neighbor
+
+import dgl  # isort: skip  (importable once gids.dgl is)
+from dgl.dataloading import NeighborSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
 
@@ -54,3 +61,45 @@ def test_leaving_an_epoch_of_packs_ends_the_workers_and_the_next_one_is_whole(ho
                 break
     assert len(list(loader)) == len(loader)
     loader.close()
+
+
+def test_edges_of_weight_0_are_never_sampled(homogeneous):
+    """The meaning of DGL, and of gids.sampler.Neighbor. In gids.pyg they may be, as in PyG."""
+    graph, stored = homogeneous.graph.clone(), homogeneous.store.graph()
+    weights = (torch.arange(graph.num_edges()) % 3).float()  # by edge id
+    graph.edata["w"] = weights
+    in_order = weights[torch.tensor(stored.edge_ids)]
+    nodes = torch.arange(graph.num_nodes())
+    positive = torch.bincount(graph.edges()[1][weights > 0], minlength=len(nodes))
+    for fanout in (-1, 2, 50):
+        sampler = NeighborSampler([fanout], prob="w", prefetch_node_feats=["feat"])
+        with gids.open(homogeneous.path) as source:
+            [(_, _, [block])] = gids.dgl.DataLoader(graph, nodes, sampler, gids=source, batch_size=len(nodes))
+        ours = Neighbor([fanout], weights=in_order).sample(stored, nodes).blocks[0]
+        expected = positive if fanout == -1 else positive.clamp(max=fanout)
+        for degrees, edges in (
+            (block.in_degrees(), block.edata[dgl.EID]),
+            (ours.indptr.diff(), ours.edge_ids),
+        ):
+            assert torch.equal(degrees, expected)
+            assert (weights[edges] > 0).all()
+
+
+@pytest.mark.parametrize("example", [0, 1])
+def test_labor_of_dgl_differs_where_degrees_are_below_the_fanout(example):
+    """As docs/internals/sampling-methods.md says. tests/sampler has gids' numbers."""
+    fanout, sources, _ = labor_model.EXAMPLES[example]
+    copies = 5000
+    stored = labor_model.copies_of(sources, copies)
+    ends = (
+        torch.from_numpy(stored.indices),
+        torch.arange(stored.num_dst).repeat_interleave(torch.from_numpy(stored.indptr).diff()),
+    )
+    graph = dgl.heterograph({stored.relation: ends}, {"a": stored.num_src, "b": stored.num_dst})
+    model.seed_everything()
+    for rounds, expected in labor_model.DGL_EXAMPLES[example].items():
+        drawn, _ = dgl.sampling.sample_labors(
+            graph, {"b": torch.arange(stored.num_dst)}, fanout, importance_sampling=rounds
+        )
+        shares = labor_model.frequencies(drawn.edata[dgl.EID].numpy(), sources, copies)
+        assert shares == pytest.approx(expected, abs=0.03)

@@ -151,3 +151,9 @@ def assert_on(device: torch.device, batch: Data | HeteroData) -> None:
         for name, value in storage.items():
             if isinstance(value, torch.Tensor) and name != "input_id":
                 assert value.device == device, name
+
+
+def assert_drawn_by_weight(edges: torch.Tensor, weights: torch.Tensor, destinations: torch.Tensor) -> None:
+    """edges: ids of drawn edges. Those of weight 0 lead to nodes that have no others."""
+    totals = torch.zeros(int(destinations.max()) + 1).index_add(0, destinations, weights.float())
+    assert ((weights[edges] > 0) | (totals[destinations[edges]] == 0)).all()

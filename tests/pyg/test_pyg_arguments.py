@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_part_of, assert_same
+from pyg_model import (
+    AUTHORS,
+    CITES,
+    PAPERS,
+    WRITES,
+    WRITTEN,
+    assert_drawn_by_weight,
+    assert_part_of,
+    assert_same,
+)
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader, NodeLoader, ZipLoader
@@ -205,7 +214,7 @@ def test_a_given_sampler_keeps_its_own_order_of_edges(one: Data, one_path: Path)
     sampler = ById(data, [1, 1], weight_attr="w")
     with gids.pyg.NeighborLoader(one_path, None, neighbor_sampler=sampler, batch_size=100) as loader:
         for batch in loader:
-            assert (batch.e_id % 2 == 1).all()
+            assert_drawn_by_weight(batch.e_id, torch.arange(one.num_edges) % 2, one.edge_index[1])
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
             assert torch.equal(batch.edge_attr, one.edge_attr[batch.e_id])
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from open_options import take_options
-from pyg_model import CITES, PAPERS, WRITES, heterogeneous, homogeneous, write
+from pyg_model import CITES, PAPERS, WRITES, assert_drawn_by_weight, heterogeneous, homogeneous, write
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.sampler import NodeSamplerInput
 
 import gids.pyg
 from gids.cuda import Device
@@ -56,7 +57,7 @@ def assert_in_proportion(data: Data, drawn: list[torch.Tensor], epochs: int) -> 
     counts = np.bincount(torch.cat(drawn).numpy(), minlength=data.w.numel())
     ends, weights = data.edge_index[1].numpy(), data.w.numpy().astype(float)
     totals = np.bincount(ends, weights, PAPERS)[ends]
-    assert (counts[weights == 0] == 0).all()
+    assert_drawn_by_weight(torch.cat(drawn), data.w, data.edge_index[1])
     free = (weights > 0) & (weights < totals)
     expected = epochs * weights[free] / totals[free]
     statistic = ((counts[free] - expected) ** 2 / expected).sum()
@@ -103,27 +104,64 @@ def test_pygs_node_loader_draws_by_weight_too(data: Data, path: Path) -> None:
 def test_with_replacement_every_node_draws_as_many(data: Data, path: Path) -> None:
     degrees = np.bincount(data.edge_index[1], minlength=PAPERS)
     for options in ({}, {"weight_attr": "w"}):
-        possible = np.bincount(data.edge_index[1], data.w > 0, PAPERS) if options else degrees
         given = {"tables": [], "batch_size": PAPERS, **options}
         (batch,) = gids.pyg.NeighborLoader(path, [7], None, replace=True, **given)
         drawn = np.bincount(batch.edge_index[1], minlength=PAPERS)[:PAPERS]
-        assert drawn.tolist() == np.where(possible > 0, 7, 0).tolist()
+        assert drawn.tolist() == np.where(degrees > 0, 7, 0).tolist()
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+        if options:
+            assert_drawn_by_weight(batch.e_id, data.w, data.edge_index[1])
+
+
+def star(path: Path, weights: list[float]) -> tuple[Data, Path]:
+    """Node 0 with an edge of each weight, in memory and as a dataset."""
+    count = len(weights)
+    row, col = torch.arange(1, count + 1), torch.zeros(count, dtype=torch.int64)
+    data = Data(x=torch.zeros(count + 1, 1), edge_index=torch.stack([row, col]), w=torch.tensor(weights))
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", data.x)
+        writer.write_table("edge", CITES, "w", data.w[:, None])
+        writer.write_edges(CITES, edge_list(row, col, num_src=count + 1, num_dst=count + 1))
+    return data, path
+
+
+def drawn_of_star(source: Data | Path, fanout: int, times: int, *, replace: bool = False) -> list[set[int]]:
+    """The edges drawn, so many times."""
+    sampler = gids.pyg.NeighborSampler(source, [fanout], replace=replace, weight_attr="w", threads=1)
+    node = NodeSamplerInput(None, torch.tensor([0]))
+    return [set(sampler.sample_from_nodes(node).edge.tolist()) for _ in range(times)]
+
+
+def test_edges_of_weight_0_are_taken_where_pyg_lib_takes_them(tmp_path: Path) -> None:
+    """pyg-lib: all edges if they are no more than the fanout, else torch.multinomial of the weights."""
+    torch.manual_seed(0)
+    for source in star(tmp_path / "star.gids", [0, 0, 1, 0, 0.5]):
+        for fanout in (-1, 5, 9):
+            assert drawn_of_star(source, fanout, 1) == [{0, 1, 2, 3, 4}]
+        several = drawn_of_star(source, 3, 40)
+        assert all(len(edges) == 3 and {2, 4} < edges for edges in several)
+        assert set.union(*several) == {0, 1, 2, 3, 4}
+        assert drawn_of_star(source, 2, 40) == [{2, 4}] * 40
+        assert set.union(*drawn_of_star(source, 9, 9, replace=True)) == {2, 4}
+    for source in star(tmp_path / "zero.gids", [0, 0, 0]):  # pyg-lib raises RuntimeError
+        for replace in (False, True):
+            assert set.union(*drawn_of_star(source, 1, 40, replace=replace)) == {0, 1, 2}
 
 
 def test_relations_without_weights_are_drawn_from_uniformly(tmp_path: Path) -> None:
     data = heterogeneous()
     data[WRITES].edge_attr = torch.arange(data[WRITES].edge_index.shape[1]).remainder(2).float()[:, None]
     path = write(tmp_path / "several.gids", data)
-    sampler = gids.pyg.NeighborSampler(data, [4], weight_attr="edge_attr", threads=1)
+    sampler = gids.pyg.NeighborSampler(data, [1], weight_attr="edge_attr", threads=1)
     torch.manual_seed(0)
     for loader in (
-        gids.pyg.NeighborLoader(path, [4], "paper", weight_attr="edge_attr", batch_size=PAPERS),
+        gids.pyg.NeighborLoader(path, [1], "paper", weight_attr="edge_attr", batch_size=PAPERS),
         PygNodeLoader(data, sampler, input_nodes="paper", batch_size=PAPERS),
     ):
         (batch,) = loader
         assert isinstance(batch, HeteroData)
-        assert (batch[WRITES].e_id % 2 == 1).all()
+        writes = data[WRITES]
+        assert_drawn_by_weight(batch[WRITES].e_id, writes.edge_attr.view(-1), writes.edge_index[1])
         assert set((batch[CITES].e_id % 2).tolist()) == {0, 1}
 
 

@@ -13,7 +13,18 @@ import pytest
 import torch
 from datasets import has_open
 from open_options import take_options, tuned
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, sample_all, write
+from pyg_model import (
+    AUTHORS,
+    CITES,
+    PAPERS,
+    WRITES,
+    WRITTEN,
+    assert_on,
+    assert_same,
+    sample_all,
+    stores,
+    write,
+)
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader as PygNodeLoader
@@ -24,7 +35,7 @@ import gids.pyg
 from gids.cuda import Device
 from gids.loader import pack_switch, sampled_ahead
 from gids.loader.epoch_loader import EpochLoader
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter, create_table, edge_list
 
 
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
@@ -393,3 +404,30 @@ def test_packs_yield_the_same_minibatches(
                 assert by_packs == (0 if reads == "random" else 2 * len(loader))
     for batch, same in zip(*epochs, strict=True):
         assert_same(batch, same)
+
+
+def test_an_explicit_number_of_nodes_stays_in_minibatches(several: HeteroData, tmp_path: Path) -> None:
+    """Of a type without features, as of Data with num_nodes= in memory."""
+    edges = several[CITES].edge_index
+    one = Data(edge_index=edges, num_nodes=PAPERS)
+    typed = HeteroData({"paper": {"x": several["paper"].x}, "author": {"num_nodes": AUTHORS}})
+    for relation in (CITES, WRITES, WRITTEN):
+        typed[relation].edge_index = several[relation].edge_index
+    counts = {"paper": PAPERS, "author": AUTHORS}
+    for name, data, relations in (("one", one, [CITES]), ("typed", typed, [CITES, WRITES, WRITTEN])):
+        path = tmp_path / f"{name}.gids"
+        with DatasetWriter(path) as writer:
+            if data is typed:
+                writer.write_table("node", "paper", "feat", several["paper"].x)
+            for relation in relations:
+                src, _, dst = relation
+                row, col = several[relation].edge_index
+                writer.write_edges(relation, edge_list(row, col, num_src=counts[src], num_dst=counts[dst]))
+        options: dict[str, Any] = {"batch_size": 100}
+        seeds = None if data is one else "author"
+        theirs = gids.pyg.NeighborLoader(data, [-1], seeds, **options)
+        with gids.pyg.NeighborLoader(path, [-1], seeds, **options) as loader:
+            for batch, expected in zip(loader, theirs, strict=True):
+                assert_same(batch, expected)
+            called = loader([3, 1])
+            assert stores(called)[seeds].num_nodes == len(stores(called)[seeds].n_id)

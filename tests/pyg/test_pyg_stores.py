@@ -265,7 +265,6 @@ def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data) -> None:
         sampler = gids.pyg.NeighborSampler(data, [3], directed=False)
     assert sampler.subgraph_type.value == "induced"
     for name, value, said in (
-        ("sample_direction", "backward", "sample_direction='backward' is not supported, only 'forward'"),
         ("subgraph_type", "both", r"subgraph_type='both' must be one of \('directional'"),
         ("temporal_strategy", "first", r"temporal_strategy='first' must be one of \('uniform', 'last'\)"),
         ("temporal_strategy", "last", "temporal_strategy='last' needs time_attr="),
@@ -273,6 +272,9 @@ def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data) -> None:
     ):
         with pytest.raises((ValueError, KeyError), match=said):
             gids.pyg.NeighborSampler(data, [3], **{name: value})
+    for options in ({}, {"time_attr": "t"}):
+        with pytest.raises(NotImplementedError, match="sample_direction='backward' is not supported, only"):
+            gids.pyg.NeighborSampler(data, [3], sample_direction="backward", **options)
     with pytest.raises(ValueError, match=r"is_sorted=True: edge_index of .* is not sorted by destination"):
         gids.pyg.NeighborSampler(one, [3], is_sorted=True)
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from open_options import tuned
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, stores
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, assert_on, assert_same, random_edges, stores
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import gids.pyg
 from gids.cuda import Device
@@ -157,6 +159,48 @@ def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
                 assert (when[drawn][late] == when.min()).all()  # no node was early enough
                 assert late.sum() < 10
                 assert len(drawn.unique()) > 60
+
+
+@pytest.mark.parametrize("group", [None, "default"])
+@pytest.mark.parametrize("name", ["time", "since"])
+def test_times_in_other_peoples_stores_of_one_type(group: str | None, name: str) -> None:
+    """As in PyG, the group says nothing: "time" is of nodes, another name of edges."""
+    edges, count = random_edges(50, 50, 3), 50
+    times = torch.arange(count if name == "time" else edges.shape[1]).flip(0)
+    edges = edges[:, edges[1].argsort()]
+    features, graphs = MyFeatureStore(), MyGraphStore()
+    graphs.put_edge_index(edges, edge_type=None, layout="coo", is_sorted=True, size=(count, count))
+    features.put_tensor(torch.zeros(count, 2), group_name=group, attr_name="x", index=None)
+    features.put_tensor(times, group_name=group, attr_name=name, index=None)
+    data = Data(torch.zeros(count, 2), edges, **{name: times})
+    inputs = NodeSamplerInput(None, torch.arange(count), torch.arange(count) * (len(times) // count))
+    drawn = []
+    for source in (data, (features, graphs)):
+        torch.manual_seed(0)
+        sampler = gids.pyg.NeighborSampler(source, [3, -1], time_attr=name)
+        assert sampler.topology(False).node_counts == [count]
+        drawn.append(sampler.sample_from_nodes(inputs))
+    assert str(drawn[0]) == str(drawn[1])
+    limits = inputs.time[drawn[0].batch[drawn[0].row]]
+    sampled = drawn[0].node[drawn[0].row] if name == "time" else drawn[0].edge
+    assert len(sampled) > 20
+    assert (times[sampled] <= limits).all()
+    features.put_tensor(times, group_name="other", attr_name=name, index=None)
+    with pytest.raises(ValueError, match=f"2 groups .* have '{name}', and the edges have no type: give one"):
+        gids.pyg.NeighborSampler((features, graphs), [3], time_attr=name)
+
+
+def test_times_of_another_number_are_refused(one: Data) -> None:
+    several = HeteroData({"a": {"x": one.x, "t": torch.arange(PAPERS + 1)}})
+    several["a", "to", "a"].edge_index = one.edge_index
+    with pytest.raises(
+        ValueError, match=r"'t' of 'a' has shape \[601\]; it must have one number for each of the 600 nodes"
+    ):
+        gids.pyg.NeighborSampler(several, [2], time_attr="t")
+    del several["a"].t
+    several["a", "to", "a"].t = torch.arange(one.num_edges + 1)
+    with pytest.raises(ValueError, match="one number for each of the 2400 edges"):
+        gids.pyg.NeighborSampler(several, [2], time_attr="t")
 
 
 def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch_geometric
 
 TOOL = Path(__file__).parents[2] / "tools/pyg_tests.py"
 
@@ -40,18 +42,51 @@ def test_that_fails():
 def test_passes_and_failures_are_counted_and_data_is_where_it_should_be(tmp_path: Path) -> None:
     (tmp_path / "test/loader").mkdir(parents=True)
     (tmp_path / "test/loader/test_zip_loader.py").write_text(TESTS)
-    command = [sys.executable, TOOL, tmp_path]
+    (tmp_path / "torch_geometric").mkdir()
+    (tmp_path / "torch_geometric/__init__.py").write_text("__version__ = '2.7.0'\n")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- by tools/pyg_tests.py -->\n\nNot yet run.\n\n<!-- end -->\nb\n")
+    command = [sys.executable, TOOL, tmp_path, "--write", page]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stderr
-    failed = "test/loader/test_zip_loader.py::test_that_fails: AssertionError: assert '{}' == ''"
+    name = "test/loader/test_zip_loader.py::test_that_fails"
+    failed = f"{name}: AssertionError: assert '{{}}' == ''"
     assert run.stdout.splitlines() == [
         failed.format("torch_geometric"),
         "data in memory: 1 failed, 1 passed",
         failed.format("gids"),
         "data on disk: 1 failed, 1 passed",
     ]
+    part = f"""### PyG 2.7.0
+
+With PyG {torch_geometric.__version__} installed:
+
+* data in memory: 1 failed, 1 passed
+* data on disk: 1 failed, 1 passed
+* failed in memory and on disk: `{name}`
+"""
+    assert page.read_text() == f"a\n<!-- by tools/pyg_tests.py -->\n\n{part}\n<!-- end -->\nb\n"
     run = subprocess.run(
         [sys.executable, TOOL, tmp_path / "test"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 2
     assert "has none of test/loader/test_neighbor_loader.py" in run.stderr
+
+
+def test_results_of_other_tags_stay_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("pyg_tests", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = (TOOL.parents[1] / "docs/pyg.md").read_text()
+    old, new = tool.AgainstGids(None), tool.AgainstGids(None)
+    old.results["failed"] = 1
+    old.failures = [("test_a", "error")]
+    new.results["passed"] = 2
+    for tag, plugin in (("2.7.0", old), ("2.6.1", old), ("2.7.0", new)):
+        page = tool.with_results(page, tag, {"in memory": plugin})
+    assert page.count("Not yet run") == 0
+    assert page.count("failed in memory: `test_a`") == 1
+    assert page.index("### PyG 2.6.1") < page.index("failed in memory") < page.index("### PyG 2.7.0")
+    assert page.index("* data in memory: 2 passed") > page.index("### PyG 2.7.0")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import distinct_graph, make_graph
 from friendship import friendship
+from labor_model import EXAMPLES, copies_of, frequencies
 from scipy import stats
 
 from gids.sampler import Block, Labor, Neighbor, Sampler
@@ -73,6 +74,24 @@ def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
     free = first[p[first] < 1]
     z = (counts[free] - steps * p[free]) / np.sqrt(steps * p[free] * (1 - p[free]))
     assert_p(float(stats.chi2.sf((z**2).sum(), len(free))))
+
+
+@pytest.mark.parametrize("example", [0, 1])
+def test_edges_are_taken_with_the_probabilities_of_the_derivation(example: int) -> None:
+    """Of a node with many neighbors, which share some with nodes of fewer neighbors than the fanout."""
+    fanout, sources, by_rounds = EXAMPLES[example]
+    copies = 20_000
+    graph = copies_of(sources, copies)
+    for rounds, expected in by_rounds.items():
+        block = one_block(Labor([fanout], importance_sampling=rounds), graph, 0, graph.num_dst)
+        p = np.array(expected)
+        shares = frequencies(block.positions.numpy(), sources, copies)
+        assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / copies) + 1e-4).all(), (rounds, shares)
+        assert block.weights is not None
+        per_copy = np.ones(graph.indptr[len(sources)])
+        per_copy[-len(p) :] = 1 / p
+        expected_weights = per_copy[block.positions % len(per_copy)]
+        np.testing.assert_allclose(block.weights, expected_weights, rtol=1e-3 if rounds < 0 else 1e-6)
 
 
 def dense(nodes: int = 3000, degree: int = 60) -> Graph:
