@@ -347,6 +347,11 @@ class _Conversion:
         stored = table.stored
         if rounded is not None and (stored is None or (stored.dtype, stored.scale) != (dtype, scale)):
             self.say(f"{table.name}: {describe_rounding(*rounded)}")
+        elif rounded is not None and rounded[1].error:
+            raise FormatError(
+                f"values of table {table.name!r} would change, because gids scales its int8 in another way: "
+                f"convert it with --dtype {table.key}=float32"
+            )
 
     def _index_dtype(self, relation: Relation) -> str:
         chosen, stored = self.options.index_dtype, self.source.stored
@@ -373,7 +378,9 @@ class _Conversion:
     def _layout(self, table: TableSource, shard_count: int) -> Geometry:
         dtype, scale = self._dtype(table), self._scale(table)
         row_bytes = stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale)
-        page_bytes = self.pages.of(table.kind, row_bytes, table.stored if self._keeps_order else None)
+        page_bytes = self.pages.of(
+            table.kind, row_bytes, table.stored, keeps_order=self.options.order is None
+        )
         try:
             dtype_name(dtype)
             return stored_geometry(
@@ -381,10 +388,6 @@ class _Conversion:
             )
         except FormatError as error:
             raise FormatError(f"table {table.name!r}: {error}") from None
-
-    @property
-    def _keeps_order(self) -> bool:
-        return self.options.order is None
 
     def work_bytes(self) -> int:
         """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""

@@ -80,6 +80,6 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
     source = reader.read(path, scratch, choices)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
-    if not source.tables and not source.graphs:
+    if source.stored is None and not source.tables and not source.graphs:
         raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source

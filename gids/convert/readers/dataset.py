@@ -89,9 +89,11 @@ def _by_id(times: Rows, ids: Rows, scratch: Path) -> Rows:
 
 
 def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
-    """A table. Rows with a scale are its float32 values: int8 of these with such a scale has the same bytes.
+    """A table. Rows with a scale are its float32 values, which run.py quantizes again.
 
-    A scale is the largest magnitude divided by 127, and 127 times a scale is a magnitude with that scale.
+    With a scale that gids wrote, int8 of these has the same values, and the same bytes unless all of them are
+    0: then the scale becomes 0. A scale is the largest magnitude divided by 127, and 127 times a scale is a
+    magnitude with that scale. Other scales, such as those below 2^-126, are refused if a value would change.
     """
     table = store.tables[entry.name]
     stored = _StoredRows(table, entry, store)
