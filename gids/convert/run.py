@@ -22,7 +22,7 @@ from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import HEAT_ROLES, Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
-from gids.store.rows import blocks
+from gids.store.rows import Rows, blocks
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import EdgeSource
@@ -257,6 +257,9 @@ class _Conversion:
             writer.add_nodes(ntype, count)
         for ntype, times in source.node_times.items():
             writer.write_times(ntype, times)
+        for ntype, arrays in source.ids.items():
+            for role, rows in arrays.items():
+                self._write_node_array(ntype, role, rows)
         for relation in source.graphs:
             self._write_graph(relation)
         for ntype in source.labels:
@@ -321,9 +324,12 @@ class _Conversion:
             return
         for ntype, methods in stored.heat.items():
             for method, heat in methods.items():
-                pieces = (block.numpy() for _, block in blocks(heat, BLOCK_BYTES))
-                # There is no public method yet: write_heat changes datasets that exist.
-                self.writer._write_node_array(ntype, HEAT_ROLES[method], "float32", heat.shape, pieces)
+                self._write_node_array(ntype, HEAT_ROLES[method], heat)
+
+    def _write_node_array(self, ntype: str, role: str, rows: Rows) -> None:
+        """Write an array as it is. There is no public method: write_heat changes datasets that exist."""
+        pieces = (block.numpy() for _, block in blocks(rows, BLOCK_BYTES))
+        self.writer._write_node_array(ntype, role, dtype_name(rows.dtype), rows.shape, pieces)
 
     def _write_table(self, table: TableSource, orders: RowOrders) -> None:
         dtype, scale, layout = self._dtype(table), self._scale(table), self._layout(table, 1)
@@ -424,6 +430,8 @@ class _Conversion:
         nodes = sum(source.nodes.values())
         yield main, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
         yield main, 8 * sum(source.nodes[ntype] for ntype in source.node_times)
+        for arrays in source.ids.values():
+            yield main, sum(rows.shape[0] * rows.dtype.itemsize for rows in arrays.values())
 
 
 def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:

@@ -16,6 +16,7 @@ from gids.errors import StorageError
 from gids.store.array_checks import check_ids, file_crc32c
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_rows, read_manifest
+from gids.store.ids import ID_ROLES
 from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
@@ -58,6 +59,8 @@ def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: Stor
             source.add_split(nodes.type, split, arrays[f"{split}_idx"])
     if "time" in arrays:
         source.node_times[nodes.type] = arrays["time"]
+    if "id" in arrays:
+        source.ids[nodes.type] = {role: arrays[role] for role in ID_ROLES if role in arrays}
     for method, role in HEAT_ROLES.items():
         if role in arrays and method != "out-degree":  # which the writer counts
             stored.heat.setdefault(nodes.type, {})[method] = arrays[role]
