@@ -11,11 +11,14 @@ from reader_example import convert, refused
 import gids
 from gids.cli import main
 from gids.convert import node_ids
+from gids.inference import layerwise
 from gids.store import FeatureStore
+from gids.write import DatasetWriter
 from gids.write.partition import partition
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.csv")
 RNG = np.random.default_rng(23)
 N, E = 300, 1500
 TEXTS = [f"ü{i * 7919 % 100_003}" + "x" * (i % 19) for i in range(N)]
@@ -391,3 +394,95 @@ def test_ids_are_asked_for_in_the_right_way(tmp_path):
         ids.find([TEXTS[0], "nobody", "no one"])
     assert ids.find([]).tolist() == []
     assert repr(ids) == f"NodeIds('_N', {N} ids, text)"
+
+
+def read_by_id(path, key):
+    """id -> row, of an exported file."""
+    table = pa.csv.read_csv(path) if path.suffix == ".csv" else pq.read_table(path)
+    columns = [c for c in table.column_names if c != "id"]
+    assert columns in ([key], [f"{key}_{i}" for i in range(len(columns))])
+    rows = zip(*(table.column(c).to_pylist() for c in columns), strict=True)
+    rows = [row[0] if path.suffix == ".parquet" else list(row) for row in rows]
+    return dict(zip(table.column("id").to_pylist(), rows, strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("kind", IDS)
+def test_a_table_is_exported_by_id_and_can_be_converted_again(tmp_path, capsys, kind, suffix):
+    ids, out = IDS[kind], tmp_path / f"nodes{suffix}"
+    convert(write_nodes(tmp_path / "s", ids), tmp_path / "a.gids", "--dtype", "float32")
+    arguments = ["export", str(tmp_path / "a.gids"), "x", str(out), "--memory", "20k"]
+    assert main(arguments) == 0
+    assert f"{out}: the ids of {N} nodes and their x" in capsys.readouterr().out
+    exported = read_by_id(out, "x")
+    assert list(exported) == ids
+    assert np.array_equal(np.array([exported[id_] for id_ in ids], np.float32), FEAT)
+    assert main(arguments) == 2
+    assert "already exists" in capsys.readouterr().err
+    again = convert(out, tmp_path / "b.gids", "--dtype", "float32")
+    assert again.content_crc == FeatureStore(tmp_path / "a.gids").content_crc
+    partition(tmp_path / "a.gids", tmp_path / "parts", 2)
+    found = {}
+    for part in range(2):
+        arguments = ["export", str(tmp_path / f"parts/part-00{part}.gids"), "x", str(out), "--overwrite"]
+        assert main(arguments) == 0
+        found |= read_by_id(out, "x")
+    assert found == exported
+
+
+def test_what_cannot_be_exported_by_id_is_refused(tmp_path, capsys):
+    rows = torch.zeros(4, 2, 2)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "a", "x", rows)
+        writer.write_table("node", "a", "id", rows[:, 0, 0].to(torch.bfloat16))
+        writer.write_table("node", "a", "y", rows[:, 0, 0].to(torch.bfloat16))
+        writer.write_table("edge", ("a", "r", "a"), "w", rows)
+    for table, message, *options in (
+        ("x", "'x' has rows of shape [2, 2], so it cannot be a column beside the ids: export it to .npy"),
+        ("id", "'id' is called id, so it cannot"),
+        ("w", "is a table of edges, which have no ids of their own"),
+        ("y", "--raw is for .npy", "--raw"),
+    ):
+        assert main(["export", str(tmp_path / "a.gids"), table, str(tmp_path / "x.csv"), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("x.csv*"))
+    assert main(["export", str(tmp_path / "a.gids"), "y", str(tmp_path / "y.csv")]) == 0
+    assert (tmp_path / "y.csv").read_text() == '"id","y"\n0,0\n1,0\n2,0\n3,0\n'
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_inference_writes_its_output_by_id(tmp_path, suffix):
+    """Of all nodes, to a table; and of some, in memory, in the order in which they were asked for."""
+    edges = typed(tmp_path / "s")
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--dtype", "float32")
+    model = {id_: FEAT[node] for id_, node in MODEL["paper"].items()}
+    sums = {id_: row.astype(np.float64) for id_, row in model.items()}
+    for source, destination in zip(*edges["paper", "cites", "paper"], strict=True):
+        sums[destination] = sums[destination] + model[source]
+
+    def layer(blocks, h):
+        block = blocks["paper", "cites", "paper"]
+        src, dst = block.coo()
+        total = h["paper"][: block.num_dst].double()
+        return {"paper": total.index_add_(0, dst, h["paper"][src].double())} if block.num_dst else {}
+
+    out, tables = tmp_path / f"out{suffix}", ["paper.x", "author.x"]
+    wanted = [TEXTS[i] for i in (70, 5, 6, 70, 7)]
+    nodes = {"paper": store.ids("paper").find(wanted)}
+    layerwise([layer], store, tables=tables, nodes=nodes).export(out, key="sum")
+    exported = read_by_id(out, "sum")
+    assert list(exported) == list(dict.fromkeys(wanted))
+    for id_, row in exported.items():
+        np.testing.assert_allclose(row, sums[id_], atol=1e-5)
+    result = layerwise([layer], store, tables=tables, output="sum")
+    result.export(out, ntype="paper", overwrite=True)
+    exported = read_by_id(out, "output")
+    assert list(exported) == TEXTS
+    for id_, row in exported.items():
+        np.testing.assert_allclose(row, sums[id_], atol=1e-4)
+    with pytest.raises(KeyError, match="no output of 'author' nodes: there is output of 'paper'"):
+        result.export(out, ntype="author")
+    with pytest.raises(FileExistsError):
+        result.export(out)
+    with pytest.raises(ValueError, match=r"must be called NAME.parquet or NAME.csv"):
+        result.export(tmp_path / "out.txt")
