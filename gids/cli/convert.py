@@ -40,14 +40,20 @@ If a conversion is interrupted or killed, run the same command again to resume i
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "convert",
-        usage="gids convert SRC DST [option ...]",
+        usage="gids convert SRC [SRC ...] DST [option ...]",
         help="convert graphs and features to a gids dataset",
         description="Convert SRC to a gids dataset, the directory DST (NAME.gids).",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a file or a directory")
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        type=Path,
+        nargs="+",
+        help="a file or a directory; or several files of tables, such as nodes.csv edges.csv",
+    )
     parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
     rare = [
         *_add_input(parser.add_argument_group("input").add_argument),
@@ -78,6 +84,29 @@ def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
         default="feat",
         metavar="[TYPE.]KEY",
         help="table name of a single array (default: feat)",
+    )
+    add(
+        "--id-column",
+        action="append",
+        default=[],
+        metavar="[TYPE=]NAME",
+        help="column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)",
+    )
+    for option, what, names in (
+        ("--src-column", "sources", "src or source"),
+        ("--dst-column", "destinations", "dst, destination or target"),
+    ):
+        add(
+            option,
+            action="append",
+            default=[],
+            metavar="[RELATION=]NAME",
+            help=f"column of {what} in tables of edges (default: {names})",
+        )
+    add(
+        "--drop-unknown",
+        action="store_true",
+        help="leave out edges with an id that no node has, and print their number",
     )
     return [
         add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
@@ -187,10 +216,11 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     order, _, trace = (args.order or "").partition(":")
     read_rows = _read_rows(order, trace)
-    restore(args.source)  # which a killed conversion in place had moved away
-    reader = find_reader(args.source, args.reader)
+    path, *others = args.source
+    restore(path)  # which a killed conversion in place had moved away
+    reader = find_reader(path, args.reader, others)
     casts = _casts(args.dtype)
-    is_raw = args.shape or reader.is_raw(args.source)
+    is_raw = args.shape or reader.is_raw(path)
     choices = Choices(
         table=args.table,
         dtype=casts.pop("", None) if is_raw else None,
@@ -200,6 +230,11 @@ def run(args: argparse.Namespace) -> int:
         skip=tuple(args.skip),
         allow_dirs=tuple(args.allow_dir),
         load_graphs=load_graphs,
+        others=tuple(others),
+        id_column=_casts(args.id_column),
+        src_column=_casts(args.src_column),
+        dst_column=_casts(args.dst_column),
+        drop_unknown=args.drop_unknown,
         memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
     )
     options = Options(
@@ -225,8 +260,8 @@ def run(args: argparse.Namespace) -> int:
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
         convert(
-            [*reader.files(args.source), *([Path(trace)] if trace else [])],
-            lambda scratch: open_source(reader, args.source, scratch, choices),
+            [*(f for p in args.source for f in reader.files(p)), *([Path(trace)] if trace else [])],
+            lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
             options,
             key={
@@ -237,6 +272,10 @@ def run(args: argparse.Namespace) -> int:
                 "--labels": args.labels,
                 "--num-nodes": args.num_nodes,
                 "--skip": args.skip,
+                "--id-column": choices.id_column,
+                "--src-column": choices.src_column,
+                "--dst-column": choices.dst_column,
+                "--drop-unknown": choices.drop_unknown,
             },
             say=(lambda _: None) if args.quiet else progress.say,
             warn=progress.say,

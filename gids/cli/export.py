@@ -1,29 +1,33 @@
-"""`gids export DATASET TABLE OUT.npy`: write a table as an array that NumPy opens."""
+"""`gids export DATASET TABLE OUT`: write a table as an array that NumPy opens, or beside the ids of nodes."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gids.bench.arguments import add_allow_dir
 from gids.cli.arguments import add_memory, add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from gids.store import FeatureStore, Table
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "export",
-        help="write a table of a dataset as a .npy file",
-        description="Write TABLE of DATASET to the file OUT, with rows in order of their ids. bfloat16 "
-        "(which NumPy lacks) and int8 with a scale are written as float32. A part of a "
-        "partitioned dataset writes only the rows that it holds.",
+        help="write a table of a dataset as a .npy, .parquet or .csv file",
+        description="Write TABLE of DATASET to the file OUT, with rows in the order of the nodes or edges. "
+        "NAME.npy is an array. NAME.parquet and NAME.csv, for tables of nodes, have the ids of the nodes in "
+        "the column id, and the values beside them. bfloat16 (which NumPy lacks) and int8 with a scale are "
+        "written as float32. A part of a partitioned dataset writes only the rows that it holds.",
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", type=Path, help="a dataset")
     add("table", metavar="TABLE", help="TYPE.KEY, or KEY if only one table has it")
-    add("path", metavar="OUT", type=Path, help="the file to make, NAME.npy")
+    add("path", metavar="OUT", type=Path, help="the file to make: NAME.npy, NAME.parquet or NAME.csv")
     add_allow_dir(parser)
     add(
         "--raw",
@@ -37,9 +41,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
+    from gids.write.id_export import ID_SUFFIXES
     from gids.write.npy_export import export, exported_arrays
 
-    table = FeatureStore(args.dataset, allow_dirs=args.allow_dir).table(args.table)
+    store = FeatureStore(args.dataset, allow_dirs=args.allow_dir)
+    table = store.table(args.table)
+    if args.path.suffix in ID_SUFFIXES:
+        return _export_by_id(args, store, table)
     arrays = exported_arrays(table, args.path, raw=args.raw)
     with Progress("export", quiet=args.quiet) as progress:
         export(
@@ -51,10 +59,36 @@ def run(args: argparse.Namespace) -> int:
             on_bytes=progress.add,
         )
     if not args.quiet:
-        if table.held is not None:
-            print(
-                f"{args.dataset} is a part: these are the rows of {table.row_count} of {table.id_count} ids"
-            )
+        _report_part(args, table)
         for array in arrays:
             print(f"{array.path}: {array.dtype}{list(array.shape)}, {format_bytes(array.nbytes)}")
     return 0
+
+
+def _export_by_id(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
+    from gids.write.id_export import export_by_id, table_rows
+
+    if args.raw:
+        raise ValueError(f"--raw is for .npy, not for {args.path}: leave it out")
+    rows = table_rows(table, args.memory)
+    with Progress("export", quiet=args.quiet) as progress:
+        progress.total(table.row_count * table.row_bytes)
+        export_by_id(
+            args.path,
+            store.ids(str(table.type)),
+            table.key,
+            table.shape,
+            rows,
+            overwrite=args.overwrite,
+            on_rows=lambda n: progress.add(n * table.row_bytes),
+        )
+    if not args.quiet:
+        _report_part(args, table)
+        size = format_bytes(args.path.stat().st_size)
+        print(f"{args.path}: the ids of {table.row_count} nodes and their {table.key}, {size}")
+    return 0
+
+
+def _report_part(args: argparse.Namespace, table: Table) -> None:
+    if table.held is not None:
+        print(f"{args.dataset} is a part: these are the rows of {table.row_count} of {table.id_count} ids")

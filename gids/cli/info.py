@@ -97,6 +97,7 @@ def _nodes(nodes: NodesEntry) -> dict[str, Any]:
         "labels": None if labels is None else labels.describe(),
         "splits": {s: nodes.arrays[f"{s}_idx"].shape[0] for s in SPLITS if f"{s}_idx" in nodes.arrays},
         "times": nodes.arrays["time"].dtype if "time" in nodes.arrays else None,
+        "ids": None if "id" not in nodes.arrays else "text" if "id_offset" in nodes.arrays else "int64",
         "heat": [method for method, role in HEAT_ROLES.items() if role in nodes.arrays],
     }
 
@@ -141,7 +142,9 @@ def _lines(contents: dict[str, Any]) -> list[str]:
         heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
         times = f"times {n['times']}" if n["times"] else ""
         held = f", {n['held']} held" if "held" in n else ""
-        parts = [f"{n['count']}{held}", f"labels {n['labels']}" if n["labels"] else "", splits, times, heat]
+        labels = f"labels {n['labels']}" if n["labels"] else ""
+        ids = f"ids {n['ids']}" if n["ids"] else ""
+        parts = [f"{n['count']}{held}", ids, labels, splits, times, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
     lines.append("relations" if contents["relations"] else "relations: none")
     for r in contents["relations"]:

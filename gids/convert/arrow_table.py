@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files as Rows, decoded batch by batch. Called by readers/parquet.py.
+"""Columns of Parquet and Arrow files as Rows, decoded batch by batch. Called by readers/tables.py.
 
 A table is one file or several in order. Reading can start at a row group (Parquet) or a record batch (Arrow);
 batches of about 2 MiB are decoded in order from there.
@@ -29,6 +29,7 @@ from gids.store.geometry import MAX_ROWS
 
 _BATCH_BYTES = 2 << 20
 _MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: about 400,000 columns of row groups
+ID_ROWS = 1 << 16  # of a batch of ids
 _WIDTH_ROWS = 1000  # rows to read at a time when looking for the first list
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
@@ -50,7 +51,7 @@ class ArrowTable:
     """The columns of one or more files. Raises FormatError, and ImportError without pyarrow.
 
     memory_bytes: limit for decoding a batch (None: no limit). Attributes: row_count; types (column -> pyarrow
-    type).
+    type); text_at (column of text of a CSV file -> the row and text of a field that is no number).
     """
 
     def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
@@ -61,7 +62,9 @@ class ArrowTable:
         self._files, self._memory_bytes = files, memory_bytes
         self._chunks: list[_Chunk] = []
         self._last: tuple[Path, Any] | None = None
+        self._file_starts: list[int] = []
         self.types: dict[str, Any] = {}
+        self.text_at: dict[str, tuple[int, str]] = {}
         for file in files:
             with self._decoding(file):
                 schema, chunks = self._open(file)
@@ -73,6 +76,7 @@ class ArrowTable:
             if self.types and types != self.types:
                 raise FormatError(f"{file} has different columns than {files[0]}")
             self.types = types
+            self._file_starts.append(sum(chunk.row_count for chunk in self._chunks))
             for chunk in chunks:
                 if not 0 <= chunk.row_count <= MAX_ROWS:
                     raise FormatError(f"{file} gives {chunk.row_count} rows; a part has 0 to {MAX_ROWS}")
@@ -151,6 +155,41 @@ class ArrowTable:
         """Whether a column of this type has a list in each row."""
         types = self._arrow.types
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+    def ids_are_text(self, column: str) -> bool:
+        """Whether the ids in a column are text, not whole numbers. Raises FormatError if they are neither."""
+        types, kind = self._arrow.types, self.types[column]
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        is_view = getattr(types, "is_string_view", lambda _: False)  # since pyarrow 16
+        if types.is_string(kind) or types.is_large_string(kind) or is_view(kind):
+            return True
+        if not types.is_integer(kind):
+            raise FormatError(
+                f"column {column!r} of {self._files[0]} is of type {self.types[column]}: ids must be text or "
+                "whole numbers; choose another column with --id-column"
+            )
+        return False
+
+    def ids(self, column: str, *, as_text: bool) -> Iterator[Any]:
+        """A column of ids in batches: pyarrow arrays of large_string, or of int64, with nulls.
+
+        Raises FormatError for ids of the other kind, and for 2^63 and more.
+        """
+        if as_text != self.ids_are_text(column):
+            raise FormatError(
+                f"column {column!r} of {self._files[0]} is of type {self.types[column]}, but the ids of "
+                f"its nodes are {'text' if as_text else 'whole numbers'}: make both the same"
+            )
+        for chunk in self._chunks:
+            for batch in chunk.batches([column], ID_ROWS):
+                with parsing(self._files[0], f"has an unusable id in column {column!r}"):
+                    yield batch.column(0).cast(self._arrow.large_string() if as_text else self._arrow.int64())
+
+    def where(self, row: int) -> str:
+        """The file and the row in it, for messages."""
+        number = bisect_right(self._file_starts, row) - 1
+        return f"{self._files[number]}, row {row - self._file_starts[number]} (the first is 0)"
 
     def rows(self, columns: Sequence[str]) -> StreamRows:
         """The rows of one column of numbers or lists, or of several columns of numbers side by side."""

@@ -135,6 +135,11 @@ def end_columns(names: Sequence[str], what: str) -> tuple[int, int]:
     return ends[0], ends[1]
 
 
+def is_end(name: str) -> bool:
+    """Whether a column has a name of sources or of destinations, in any case."""
+    return name.casefold() in (*_SOURCES, *_DESTINATIONS)
+
+
 def _described(rows: Rows) -> str:
     return f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
 

@@ -33,17 +33,20 @@ class PageSizes:
     alignment: int
     ordered: bool
 
-    def of(self, kind: str, row_bytes: int, stored: StoredTable | None = None) -> int:
+    def of(
+        self, kind: str, row_bytes: int, stored: StoredTable | None = None, *, keeps_order: bool = True
+    ) -> int:
         """Bytes of a page for rows of this length.
 
-        kind: of the table, "node" or "edge". stored: of a dataset that is read, whose order is kept, and the
-        page size of rows of the same length.
+        kind: of the table, "node" or "edge". stored: of a dataset that is read: rows of the same length keep
+        their page size. keeps_order: whether they also keep their order.
         """
         if self.given is not None:
             return self.given
         if stored is not None and stored.row_bytes == row_bytes:
             return stored.page_bytes
-        if kind == "node" and (self.ordered or (stored is not None and stored.order is not None)):
+        keeps = keeps_order and stored is not None and stored.order is not None
+        if kind == "node" and (self.ordered or keeps):
             return DEFAULT_PAGE_BYTES
         return best_page_bytes(row_bytes, alignment=self.alignment)
 

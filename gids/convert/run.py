@@ -22,7 +22,7 @@ from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import HEAT_ROLES, Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
-from gids.store.rows import blocks
+from gids.store.rows import Rows, blocks
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import EdgeSource
@@ -256,6 +256,9 @@ class _Conversion:
             writer.add_nodes(ntype, count)
         for ntype, times in source.node_times.items():
             writer.write_times(ntype, times)
+        for ntype, arrays in source.ids.items():
+            for role, rows in arrays.items():
+                self._write_node_array(ntype, role, rows)
         for relation in source.graphs:
             self._write_graph(relation)
         for ntype in source.labels:
@@ -320,9 +323,12 @@ class _Conversion:
             return
         for ntype, methods in stored.heat.items():
             for method, heat in methods.items():
-                pieces = (block.numpy() for _, block in blocks(heat, BLOCK_BYTES))
-                # There is no public method yet: write_heat changes datasets that exist.
-                self.writer._write_node_array(ntype, HEAT_ROLES[method], "float32", heat.shape, pieces)
+                self._write_node_array(ntype, HEAT_ROLES[method], heat)
+
+    def _write_node_array(self, ntype: str, role: str, rows: Rows) -> None:
+        """Write an array as it is. There is no public method: write_heat changes datasets that exist."""
+        pieces = (block.numpy() for _, block in blocks(rows, BLOCK_BYTES))
+        self.writer._write_node_array(ntype, role, dtype_name(rows.dtype), rows.shape, pieces)
 
     def _write_table(self, table: TableSource, orders: RowOrders) -> None:
         dtype, scale, layout = self._dtype(table), self._scale(table), self._layout(table, 1)
@@ -346,6 +352,11 @@ class _Conversion:
         stored = table.stored
         if rounded is not None and (stored is None or (stored.dtype, stored.scale) != (dtype, scale)):
             self.say(f"{table.name}: {describe_rounding(*rounded)}")
+        elif rounded is not None and rounded[1].error:
+            raise FormatError(
+                f"values of table {table.name!r} would change, because gids scales its int8 in another way: "
+                f"convert it with --dtype {table.key}=float32"
+            )
 
     def _index_dtype(self, relation: Relation) -> str:
         chosen, stored = self.options.index_dtype, self.source.stored
@@ -372,7 +383,9 @@ class _Conversion:
     def _layout(self, table: TableSource, shard_count: int) -> Geometry:
         dtype, scale = self._dtype(table), self._scale(table)
         row_bytes = stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale)
-        page_bytes = self.pages.of(table.kind, row_bytes, table.stored if self._keeps_order else None)
+        page_bytes = self.pages.of(
+            table.kind, row_bytes, table.stored, keeps_order=self.options.order is None
+        )
         try:
             dtype_name(dtype)
             return stored_geometry(
@@ -380,10 +393,6 @@ class _Conversion:
             )
         except FormatError as error:
             raise FormatError(f"table {table.name!r}: {error}") from None
-
-    @property
-    def _keeps_order(self) -> bool:
-        return self.options.order is None
 
     def work_bytes(self) -> int:
         """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""
@@ -420,6 +429,8 @@ class _Conversion:
         nodes = sum(source.nodes.values())
         yield main, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
         yield main, 8 * sum(source.nodes[ntype] for ntype in source.node_times)
+        for arrays in source.ids.values():
+            yield main, sum(rows.shape[0] * rows.dtype.itemsize for rows in arrays.values())
 
 
 def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:

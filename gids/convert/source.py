@@ -94,7 +94,8 @@ class Source:
 
     nodes: number of nodes per type, as far as known. splits: node type -> "train", "val" or "test" -> node
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
-    node type and relation, edges in the order of their ids. notes: sentences about what was found;
+    node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
+    role. notes: sentences about what was found;
     warnings: sentences that --quiet prints too, such as about what was left out. skip: names of arrays to
     leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no option
     changes.
@@ -108,6 +109,7 @@ class Source:
     masks: dict[str, dict[str, Mask]] = field(default_factory=dict)
     node_times: dict[str, Rows] = field(default_factory=dict)
     edge_times: dict[Relation, Rows] = field(default_factory=dict)
+    ids: dict[str, dict[str, Rows]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     skip: tuple[str, ...] = ()

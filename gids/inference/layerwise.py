@@ -5,11 +5,13 @@ The user's entry. It checks the arguments and makes the outputs; run.py computes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from gids.cuda import on_host
@@ -26,7 +28,11 @@ from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation, describe_type, table_name
+from gids.write.id_export import export_by_id, table_rows
 from gids.write.table_writer import publish_tables
+
+_EXPORT_BYTES = 64 << 20
+_EXPORT_ROWS = 1 << 16
 
 
 @dataclass
@@ -36,12 +42,51 @@ class LayerwiseResult:
     values: the last layer's output, [n, …] on the CPU, in the order of `nodes`, or a dictionary by node type;
     None if it was written to tables. store: the dataset with the new tables. tables: the new tables, by node
     type. layers: for each layer the number of nodes and blocks, seconds, and the FeatureLoader's stats.
+    nodes: the nodes of each type (None: all).
     """
 
     values: PerType | None
     store: FeatureStore
     tables: dict[str, Table] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
+    nodes: dict[str, torch.Tensor | None] = field(default_factory=dict)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ntype: str | None = None,
+        key: str = "output",
+        overwrite: bool = False,
+    ) -> None:
+        """Write the output of a node type, or of the only type, beside the ids of its nodes.
+
+        path: NAME.parquet or NAME.csv. It gets the columns `id` (see `FeatureStore.ids`) and key; in CSV,
+        rows of several numbers are columns key_0, key_1, …. The order is that of `nodes`. Needs pyarrow.
+        Raises FileExistsError unless overwrite, KeyError for a type without an output, FormatError for rows
+        of several dimensions.
+        """
+        outputs: Mapping[str, Table | torch.Tensor] = self.tables
+        if self.values is not None:
+            values = self.values
+            outputs = values if isinstance(values, dict) else {next(iter(self.nodes)): values}
+        if ntype is None and len(outputs) == 1:
+            ntype = next(iter(outputs))
+        if ntype is None or ntype not in outputs:
+            what = "choose ntype" if ntype is None else f"no output of {ntype!r} nodes"
+            raise MissingError(f"{what}: there is output of {', '.join(map(repr, outputs))}")
+        output = outputs[ntype]
+        if isinstance(output, Table):
+            shape, rows = output.shape, table_rows(output, _EXPORT_BYTES)
+        else:
+            shape, rows = tuple(output.shape[1:]), self._rows_of(ntype, output)
+        export_by_id(path, self.store.ids(ntype), key, shape, rows, overwrite=overwrite)
+
+    def _rows_of(self, ntype: str, values: torch.Tensor) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        nodes = self.nodes[ntype]
+        numbers = np.arange(len(values)) if nodes is None else on_host(nodes).numpy()
+        for start in range(0, max(1, len(values)), _EXPORT_ROWS):
+            yield numbers[start : start + _EXPORT_ROWS], values[start : start + _EXPORT_ROWS]
 
 
 @explain_names("layerwise")
@@ -135,13 +180,13 @@ def layerwise(
         if output is None:
             tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
             values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
-            return LayerwiseResult(asked.in_order(values), opened, layers=run.stats)
+            return LayerwiseResult(asked.in_order(values), opened, layers=run.stats, nodes=asked.given)
         written = run.layer(index, inputs, last, table_sinks(last, output))
         writers = {t: sink.writer for t, sink in written.items()}
         inputs.discard()  # before publishing, so that a kill afterwards leaves nothing
         reopened = publish_tables(list(writers.values()))
         named = {t: reopened.table(writer.name) for t, writer in writers.items()}
-        return LayerwiseResult(None, reopened, named, run.stats)
+        return LayerwiseResult(None, reopened, named, run.stats, asked.given)
 
 
 def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:
@@ -209,6 +254,8 @@ class _Asked:
             if isinstance(nodes, Mapping)
             else {topology.node_types[0]: nodes}
         )
+        self.given = dict(given)
+        """As the user gave them."""
         self.nodes: dict[str, Nodes] = {}
         self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))

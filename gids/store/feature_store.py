@@ -17,6 +17,7 @@ import torch
 from gids.errors import FormatError, MissingError
 from gids.store.files import load_array, map_array, open_dataset
 from gids.store.graph import Graph
+from gids.store.ids import ID_ROLES, NodeIds
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
 from gids.store.part import Held
@@ -188,6 +189,21 @@ class FeatureStore:
         """
         entry = self._nodes_entry(ntype).arrays.get("time")
         return None if entry is None else map_array(self.locate.array(entry), entry)
+
+    def ids(self, ntype: str | None = None) -> NodeIds:
+        """The ids that the source of the dataset gave the nodes of a type, or of the only type.
+
+        ids[7] is the id of node 7: a str if ids are text, else an int. ids[5:9], and ids[nodes] for an array
+        or tensor of nodes, is a list of str, or int64[n]; only these ids are read. ids.find(["a", "b"]) is
+        the nodes of ids. Nodes without ids of their own have their numbers as ids. A part has all ids.
+        """
+        entry = self._nodes_entry(ntype)
+        arrays = {role: entry.arrays[role] for role in ID_ROLES if role in entry.arrays}
+        return NodeIds(
+            entry.type,
+            entry.count,
+            {role: partial(map_array, self.locate.array(array), array) for role, array in arrays.items()},
+        )
 
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.

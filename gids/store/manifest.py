@@ -22,6 +22,7 @@ from gids import _core
 from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
+from gids.store.ids import ID_ROLES
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
 from gids.store.quantize import check_scale, stored_row_bytes
 
@@ -32,7 +33,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 MAX_PARTS = 4096
 OWNER = "owner"
 """The array of a node type that names the part of each node."""
-NODE_ARRAYS = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), "time", OWNER)
+NODE_ARRAYS = ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values(), "time", *ID_ROLES, OWNER)
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
 _CRC_TEXT = re.compile(r"crc32c:[0-9a-f]{8}\Z")
 _BLANK = b"00000000"
@@ -72,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True)
 class NodesEntry:
-    """One node type: its number of nodes and its arrays by role (label, train_idx, …, heat and time).
+    """One node type: its number of nodes and its arrays by role (label, train_idx, …, heat, time and ids).
 
     held: in a part, the number of nodes that it owns; count is that of the whole dataset.
     """
@@ -314,7 +315,10 @@ def position_dtype(row_count: int) -> str:
 def _check_nodes(nodes: NodesEntry, where: str, part: Part | None) -> None:
     _check_part(nodes, where, part, OWNER)
     count = nodes.count
+    _check_ids(nodes, where)
     for role, entry in nodes.arrays.items():
+        if role in ID_ROLES:
+            continue
         if role == "label":
             if entry.dtype == "uint16":
                 raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
@@ -329,6 +333,22 @@ def _check_nodes(nodes: NodesEntry, where: str, part: Part | None) -> None:
             _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
         else:
             _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
+
+
+def _check_ids(nodes: NodesEntry, where: str) -> None:
+    stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
+    if not stored:
+        return
+    if missing := {"id", "id_key", "id_node"} - stored.keys():
+        raise FormatError(f"{where} has only {', '.join(stored)}; ids need {', '.join(sorted(missing))} too")
+    if "id_offset" in stored:
+        text = stored["id"]
+        _expect(len(text.shape) == 1 and text.dtype == "uint8", where, "uint8 text of ids", text)
+        _expect_array(stored["id_offset"], where, "offsets of ids", (nodes.count + 1,), "int64")
+    else:
+        _expect_array(stored["id"], where, "ids", (nodes.count,), "int64")
+    _expect_array(stored["id_key"], where, "keys of ids", (nodes.count,), "int64")
+    _expect_array(stored["id_node"], where, "nodes of ids", (nodes.count,), position_dtype(nodes.count))
 
 
 def _check_relation(

@@ -24,6 +24,7 @@ from gids.store.files import (
     shard_files,
 )
 from gids.store.graph import Graph, first_out_of_order
+from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import directory_faults, edge_faults, owner_faults, part_paths
@@ -52,12 +53,12 @@ def verify(
 
     First checks the checksum of the manifest and the size and header of every file, and stops if one is
     wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
-    number of edges, that ids are in range, that edges are in the order of their times, that heat is finite
-    and that bool is 0 or 1. Reads everything once (the graph twice, and with times three times), in bounded
-    memory, and leaves nothing in the page cache. If the dataset, or a table, is replaced meanwhile, begins
-    again; raises StorageError if there was a fault before. Stops early if most of a sample of 64 pages of a
-    large table are wrong. Prints up to 100 faulty pages per table and the number of others. on_total(bytes),
-    on_bytes(n): progress.
+    number of edges, that numbers of nodes and edges are in range, that edges are in the order of their times,
+    that the ids of nodes are sorted by key, that heat is finite and that bool is 0 or 1. Reads everything
+    once (the graph twice, and with times three times), in bounded memory, and leaves nothing in the page
+    cache. If the dataset, or a table, is replaced meanwhile, begins again; raises StorageError if there was a
+    fault before. Stops early if most of a sample of 64 pages of a large table are wrong. Prints up to 100
+    faulty pages per table and the number of others. on_total(bytes), on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     if (parts := part_paths(root)) and not (root / MANIFEST).exists():
@@ -160,6 +161,12 @@ def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Itera
             yield from _raised(checked_ids, *_rows(entry, locate), nodes.count, role)
         elif role in HEAT_ROLES.values() and entry.dtype == "float32":
             yield from _raised(_checked, *_rows(entry, locate), "heat", _is_wrong_weight)
+        elif role == "id_offset":
+            yield from _raised(checked_indptr, *_rows(entry, locate), nodes.arrays["id"].shape[0])
+        elif role == "id_key":
+            yield from _raised(checked_keys, *_rows(entry, locate))
+        elif role == "id_node":
+            yield from _raised(checked_order, *_rows(entry, locate))
         elif role == "label" and entry.dtype == "bool":
             flat = array_rows(path, entry, torch.uint8).reshaped((math.prod(entry.shape),))
             yield from _raised(_checked, path, flat, "byte", _is_no_bool)

@@ -75,7 +75,7 @@ def export(
     out_row_bytes = size_bytes // max(1, table.row_count)
     widest = max(table.row_bytes, out_row_bytes, table.page_bytes // table.rows_per_page)
     with ExitStack() as stack:
-        files = [stack.enter_context(_replacing(array.path)) for array in arrays]
+        files = [stack.enter_context(replacing(array.path)) for array in arrays]
         on_total(size_bytes)
         for file, array in zip(files, arrays, strict=True):
             file.write(npy_header(array.dtype, array.shape))
@@ -96,7 +96,7 @@ def _row_scales(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file that replaces path on success and is removed otherwise."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

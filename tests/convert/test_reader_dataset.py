@@ -126,6 +126,38 @@ def test_rows_with_a_scale_are_not_rounded_again(tmp_path, scale, magnitude):
         assert old.content_crc == new.content_crc
 
 
+def test_scales_of_another_writer_are_refused_if_a_value_would_change(tmp_path, capsys, monkeypatch):
+    """int8 100, -50 and 3 with a scale of 1e-39 cannot be quantized again: the least scale is 2^-126."""
+    monkeypatch.setattr("gids.store.quantize.scales_of", lambda maxima: torch.full_like(maxima, 1e-39))
+    rows = torch.tensor([[100.0, -50.0, 3.0]]) * 1e-39
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "x", rows, dtype=torch.int8, scale="row")
+    monkeypatch.undo()
+    assert main(["convert", str(tmp_path / "a.gids"), str(tmp_path / "b.gids")]) == 2
+    assert "values of table '_N.x' would change" in capsys.readouterr().err
+    convert(tmp_path / "a.gids", tmp_path / "c.gids", "--dtype", "x=float32")
+    old, new = (FeatureStore(tmp_path / name).table("x") for name in ("a.gids", "c.gids"))
+    assert same_bits(old.read_rows([0]), new.read_rows([0]))
+
+
+def test_page_sizes_stay_as_they_are_when_rows_get_an_order(full, tmp_path):
+    convert(full, tmp_path / "new.gids", "--order", "degree")
+    old, new = FeatureStore(full), FeatureStore(tmp_path / "new.gids")
+    assert {n: t.page_bytes for n, t in old.tables.items()} == {
+        n: t.page_bytes for n, t in new.tables.items()
+    }
+    assert new.table("a.float").order is not None
+
+
+def test_a_dataset_of_labels_alone_is_converted(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_labels("_N", np.arange(50) % 3)
+        writer.write_split("_N", "train", np.arange(9))
+    convert(tmp_path / "a.gids", tmp_path / "b.gids")
+    assert_equal(FeatureStore(tmp_path / "a.gids"), FeatureStore(tmp_path / "b.gids"))
+    assert FeatureStore(tmp_path / "b.gids").split("train").tolist() == list(range(9))
+
+
 def test_changed_edges_have_no_heat_and_a_split_is_drawn_only_if_asked_for(full, tmp_path, capsys):
     with DatasetWriter(tmp_path / "old.gids") as writer:
         writer.write_table("node", "_N", "x", torch.rand(NODES, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gids.convert.readers import (
@@ -14,8 +15,8 @@ from gids.convert.readers import (
     mag240m,
     matlab,
     ogb,
-    parquet,
     pyg,
+    tables,
 )
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.convert.source import Source
@@ -32,7 +33,8 @@ READERS = (
     dgl_graph.READER,
     pyg.READER,
     graphbolt.READER,
-    parquet.READER,
+    tables.PARQUET,
+    tables.CSV,
     matlab.READER,
     edge_list.READER,
     arrays.NPY,
@@ -43,13 +45,16 @@ READERS = (
 _GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
-def find_reader(path: Path, name: str | None = None) -> Reader:
-    """The reader with that name, or the only one that recognises the path.
+def find_reader(path: Path, name: str | None = None, others: Sequence[Path] = ()) -> Reader:
+    """The reader with that name, or the only one that recognises the path. others: more files of tables.
 
     Raises FileNotFoundError, and FormatError for an unknown name or a path that several readers recognise.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"no source at {path}")
+    for source in (path, *others):
+        if not source.exists():
+            raise FileNotFoundError(f"no source at {source}")
+    if others and name is None:
+        return tables.PARQUET
     if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
         return dataset.READER
     if name is not None:
@@ -80,6 +85,6 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
     source = reader.read(path, scratch, choices)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
-    if not source.tables and not source.graphs:
+    if source.stored is None and not source.tables and not source.graphs:
         raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source

@@ -16,6 +16,7 @@ from gids.errors import StorageError
 from gids.store.array_checks import check_ids, file_crc32c
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_rows, read_manifest
+from gids.store.ids import ID_ROLES
 from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
@@ -58,6 +59,8 @@ def _read_nodes(nodes: NodesEntry, locate: Locator, source: Source, stored: Stor
             source.add_split(nodes.type, split, arrays[f"{split}_idx"])
     if "time" in arrays:
         source.node_times[nodes.type] = arrays["time"]
+    if "id" in arrays:
+        source.ids[nodes.type] = {role: arrays[role] for role in ID_ROLES if role in arrays}
     for method, role in HEAT_ROLES.items():
         if role in arrays and method != "out-degree":  # which the writer counts
             stored.heat.setdefault(nodes.type, {})[method] = arrays[role]
@@ -89,9 +92,11 @@ def _by_id(times: Rows, ids: Rows, scratch: Path) -> Rows:
 
 
 def _table(store: FeatureStore, entry: TableEntry) -> TableSource:
-    """A table. Rows with a scale are its float32 values: int8 of these with such a scale has the same bytes.
+    """A table. Rows with a scale are its float32 values, which run.py quantizes again.
 
-    A scale is the largest magnitude divided by 127, and 127 times a scale is a magnitude with that scale.
+    With a scale that gids wrote, int8 of these has the same values, and the same bytes unless all of them are
+    0: then the scale becomes 0. A scale is the largest magnitude divided by 127, and 127 times a scale is a
+    magnitude with that scale. Other scales, such as those below 2^-126, are refused if a value would change.
     """
     table = store.tables[entry.name]
     stored = _StoredRows(table, entry, store)

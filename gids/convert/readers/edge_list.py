@@ -11,6 +11,7 @@ from gids.convert.array_files import open_numbers, open_raw
 from gids.convert.edges import check_edge_array, edge_pairs, edge_rows, end_columns, largest_id
 from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
+from gids.convert.readers.tables import has_node_tables, is_node_csv
 from gids.convert.source import Source
 from gids.convert.text_table import header_of, read_columns
 from gids.convert.untrusted import shown, starts_with
@@ -41,8 +42,9 @@ def _edge_file(path: Path) -> Path | None:
 
 def _recognises(path: Path) -> bool:
     if not path.is_file():
-        return _edge_file(path) is not None
-    return _is_text(path) or path.name == "edges.bin" or _may_be_edges(path)
+        file = _edge_file(path)
+        return file is not None and not (_is_text(file) and has_node_tables(path))
+    return (_is_text(path) and not is_node_csv(path)) or path.name == "edges.bin" or _may_be_edges(path)
 
 
 def _may_be_edges(path: Path) -> bool:

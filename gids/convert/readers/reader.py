@@ -5,8 +5,8 @@ A reader looks at names, headers and sizes. It returns a Source whose arrays are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ class Choices:
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: name of the label array, if
     there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
     allow_dirs: directories outside a gids dataset that may contain its shards. load_graphs:
-    dgl.load_graphs, if DGL is installed. memory_bytes: limit for a library that decodes or loads
+    dgl.load_graphs, if DGL is installed. others: further files of tables, beside the path. id_column,
+    src_column, dst_column: node type or relation ("" for all others) -> column. drop_unknown: leave out edges
+    whose ends no node has as its id. memory_bytes: limit for a library that decodes or loads
     a file (None: no limit).
     """
 
@@ -34,6 +36,11 @@ class Choices:
     skip: tuple[str, ...] = ()
     allow_dirs: tuple[str, ...] = ()
     load_graphs: Callable[[str], Any] | None = None
+    others: tuple[Path, ...] = ()
+    id_column: Mapping[str, str] = field(default_factory=dict)
+    src_column: Mapping[str, str] = field(default_factory=dict)
+    dst_column: Mapping[str, str] = field(default_factory=dict)
+    drop_unknown: bool = False
     memory_bytes: int | None = None
 
     def given(self) -> list[str]:
@@ -45,6 +52,11 @@ class Choices:
             "--num-nodes": self.num_nodes is not None,
             "--skip": bool(self.skip),
             "--allow-dir": bool(self.allow_dirs),
+            "several SRC": bool(self.others),
+            "--id-column": bool(self.id_column),
+            "--src-column": bool(self.src_column),
+            "--dst-column": bool(self.dst_column),
+            "--drop-unknown": self.drop_unknown,
         }
         return [option for option, is_given in options.items() if is_given]
 

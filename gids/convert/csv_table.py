@@ -1,0 +1,244 @@
+"""CsvTable: the columns of CSV files, parsed once to Parquet files in scratch. Called by readers/tables.py.
+
+pyarrow parses. A first pass finds the type of every column, over all files of a table; a second one writes
+the columns that are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gids.convert.arrow_table import ID_ROWS, ArrowTable
+from gids.convert.text_table import MAX_LINE_CHARS, open_text
+from gids.convert.untrusted import at_most, open_file, parsing, shown
+from gids.errors import FormatError
+
+CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_BLOCK_BYTES = 8 << 20  # longer than a line of MAX_LINE_CHARS may be
+_FAULT = "cannot be parsed as CSV"
+_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
+"""A whole number as an id: as it would be printed, so that equal numbers are equal text."""
+_MOST = str((1 << 63) - 1)
+_UNNAMED = "(unnamed)"
+_LONG = r"^[+-]?[0-9]{16,}$"  # a whole number that float64 may not hold
+_NUMBERED = re.compile(r"(.+)_\d+")
+
+
+def is_csv(path: Path) -> bool:
+    return path.name.endswith(CSV_SUFFIXES) and path.is_file()
+
+
+def csv_header(path: Path) -> list[str]:
+    """The names in the first line that is not empty. Raises FormatError."""
+    return _header(path)[0]
+
+
+def _header(path: Path) -> tuple[list[str], int]:
+    """The names, and the number of lines up to them. A column without a name gets one."""
+    with open_text(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARS), ""), 1):
+            if line.strip():
+                names = next(csv.reader([line], delimiter=_delimiter(path)))
+                names = [name.strip() or f"{_UNNAMED} {i}" for i, name in enumerate(names, 1)]
+                if len(set(names)) < len(names):
+                    twice = next(name for i, name in enumerate(names) if name in names[:i])
+                    raise FormatError(f"{path} has two columns {shown(twice)}")
+                return names, number
+    raise FormatError(f"{path} is empty; its first line must have the names of the columns")
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if ".tsv" in path.suffixes else ","
+
+
+class CsvTable(ArrowTable):
+    """The columns of CSV files with a header.
+
+    A column is of whole numbers (int64), numbers (float64; an empty field is NaN), True and False, or text.
+    texts: columns that are kept as text; other text is not.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], texts: Collection[str], scratch: Path, memory_bytes: int | None
+    ) -> None:
+        try:
+            self._csv: Any = importlib.import_module("pyarrow.csv")
+            self._compute: Any = importlib.import_module("pyarrow.compute")
+            self._parquet: Any = importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
+        self._pa: Any = importlib.import_module("pyarrow")
+        self._sources, self._limit = files, memory_bytes
+        self._texts = frozenset(texts)
+        self._whole = set(texts)  # those in which all fields are whole numbers
+        self._gaps: set[str] = set()  # columns with an empty field
+        self._not_numbers: dict[str, tuple[int, str]] = {}
+        self._names = csv_header(files[0])
+        kinds = self._kinds()
+        scratch.mkdir()
+        parsed = [scratch / f"{number}.parquet" for number in range(len(files))]
+        for file, target in zip(files, parsed, strict=True):
+            self._write(file, target, kinds)
+        super().__init__(parsed, memory_bytes)
+        self.types |= {name: self._pa.string() for name, kind in kinds.items() if kind == "text"}
+        self.text_at, self._files = self._not_numbers, files
+
+    def ids_are_text(self, column: str) -> bool:
+        """See ArrowTable: of texts, whether one field is no whole number."""
+        return column not in self._whole
+
+    def ids(self, column: str, *, as_text: bool) -> Iterator[Any]:
+        """One of the columns of texts as ids; see ArrowTable. As numbers, other fields are null."""
+        for chunk in self._chunks:
+            for batch in chunk.batches([column], ID_ROWS):
+                ids = batch.column(0)
+                if not as_text:
+                    no_id = self._pa.scalar(None, self._pa.large_string())
+                    ids = self._compute.if_else(self._are_whole(ids), ids, no_id).cast(self._pa.int64())
+                yield ids
+
+    def where(self, row: int) -> str:
+        """The file and the line in it, for messages. Reads the file up to this line."""
+        number = sum(start <= row for start in self._file_starts) - 1
+        path, row = self._sources[number], row - self._file_starts[number]
+        limit = csv.field_size_limit(_BLOCK_BYTES)
+        try:
+            with open_text(path) as file, contextlib.suppress(csv.Error):
+                lines, line = csv.reader(file, delimiter=_delimiter(path)), 1
+                for fields in lines:
+                    if fields and row < 0:
+                        return f"{path}, line {line}"
+                    row -= bool(fields)
+                    line = lines.line_num + 1
+        finally:
+            csv.field_size_limit(limit)
+        return str(path)
+
+    def _are_whole(self, ids: Any) -> Any:
+        """Whether each text is a whole number that int64 holds."""
+        compute = self._compute
+        digits = compute.utf8_ltrim(ids, "-")
+        fits = compute.or_(
+            compute.less(compute.utf8_length(digits), len(_MOST)), compute.less_equal(digits, _MOST)
+        )
+        return compute.and_(compute.match_substring_regex(ids, _WHOLE), fits)
+
+    def _kinds(self) -> dict[str, str]:
+        """The type of each column with a name: "int", "float", "bool", "text" or "id", over all files."""
+        kinds: dict[str, str] = {}
+        names, row = [name for name in self._names if not name.startswith(_UNNAMED)], 0
+        for file in self._sources:
+            for batch in self._batches(file, names):
+                for name in names:
+                    kinds[name] = self._kind(name, batch.column(name), kinds.get(name, ""), row)
+                row += batch.num_rows
+        for name, kind in kinds.items():
+            if not kind or (kind == "int" and name in self._gaps):
+                kinds[name] = "float"
+        groups: dict[str, list[str]] = {}
+        for name in kinds:
+            if (numbered := _NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):
+                groups.setdefault(numbered[1], []).append(name)
+        for names in groups.values():  # x_0, x_1, … are one table
+            if any(kinds[name] == "float" for name in names):
+                kinds |= dict.fromkeys(names, "float")
+        return kinds
+
+    def _kind(self, name: str, fields: Any, before: str, row: int) -> str:
+        """The type of a column after these fields, from `row` on. before: of the fields before; "": none."""
+        if name in self._texts:
+            if name in self._whole and self._compute.all(self._are_whole(fields)).as_py() is False:
+                self._whole.discard(name)
+            return "id"
+        if fields.null_count:
+            self._gaps.add(name)
+        if before == "text" or fields.null_count == len(fields):
+            return before
+        order = {
+            "": ("int", "float", "bool"),
+            "int": ("int", "float"),
+            "float": ("float",),
+            "bool": ("bool",),
+        }
+        for kind in order[before]:
+            if self._parsed(fields, kind) is not None:
+                return kind
+        known = order[before][-1] if before else "float"
+        at = next(
+            i for i, f in enumerate(fields) if f.is_valid and self._parsed(fields.slice(i, 1), known) is None
+        )
+        self._not_numbers[name] = (row + at, fields[at].as_py())
+        return "text"
+
+    def _parsed(self, fields: Any, kind: str) -> Any | None:
+        """Fields as a type, or None if one is not of it."""
+        target = {"int": self._pa.int64, "float": self._pa.float64, "bool": self._pa.bool_}[kind]()
+        if (
+            kind == "bool"
+            and self._compute.any(self._compute.equal(self._compute.utf8_length(fields), 1)).as_py()
+        ):
+            return None  # 0 and 1 are whole numbers
+        try:
+            return fields.cast(target)
+        except self._pa.ArrowInvalid:
+            return None
+
+    def _write(self, file: Path, target: Path, kinds: dict[str, str]) -> None:
+        """Parse the columns that are used to a Parquet file."""
+        types = {"int": self._pa.int64(), "float": self._pa.float64(), "bool": self._pa.bool_()}
+        used = {
+            name: types.get(kind, self._pa.large_string()) for name, kind in kinds.items() if kind != "text"
+        }
+        schema = self._pa.schema(list(used.items()))
+        with self._parquet.ParquetWriter(
+            target, schema, compression="NONE", use_dictionary=False, write_statistics=False
+        ) as writer:
+            for batch in self._batches(file, list(used)):
+                for name, kind in kinds.items():
+                    if kind == "float":
+                        self._refuse_rounding(file, name, batch.column(name))
+                columns = [batch.column(name).cast(kind) for name, kind in used.items()]
+                writer.write_batch(self._pa.record_batch(columns, schema=schema))
+
+    def _refuse_rounding(self, file: Path, name: str, fields: Any) -> None:
+        """Raise FormatError for a whole number that is another one as float64."""
+        long = fields.filter(self._compute.match_substring_regex(fields, _LONG))
+        for text in long.to_pylist():
+            if int(float(text)) != int(text):
+                raise FormatError(
+                    f"{file}: {shown(text)} in column {name!r}, which is float64, is another number there"
+                )
+
+    def _batches(self, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+        """All fields of these columns as text, in batches."""
+        names, line_count = _header(file)
+        if names != self._names:
+            raise FormatError(f"{file} has different columns than {self._sources[0]}")
+        with open_file(file) as opened:
+            with parsing(file, _FAULT), at_most(self._limit):
+                packing = "gzip" if file.suffix == ".gz" else None
+                reader = self._csv.open_csv(
+                    self._pa.input_stream(opened, compression=packing),
+                    self._csv.ReadOptions(
+                        use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=line_count
+                    ),
+                    self._csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+                    self._csv.ConvertOptions(
+                        column_types=dict.fromkeys(names, self._pa.large_string()),
+                        include_columns=list(columns),
+                        null_values=[""],
+                        strings_can_be_null=True,
+                    ),
+                )
+            while True:
+                with parsing(file, _FAULT), at_most(self._limit):
+                    batch = next(reader, None)
+                if batch is None:
+                    return
+                yield batch

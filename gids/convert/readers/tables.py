@@ -1,0 +1,490 @@
+"""Reads tables of nodes and of edges in Parquet, Arrow and CSV files. Column names give the meaning. Needs
+pyarrow.
+
+Nodes may have ids, text or whole numbers, in a column of their table; the edges then name nodes by them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import torch
+
+from gids.convert.arrow_table import ArrowTable, is_arrow
+from gids.convert.csv_table import CSV_SUFFIXES, CsvTable, csv_header, is_csv
+from gids.convert.edges import BLOCK_BYTES, count_by_edges, end_columns, is_end
+from gids.convert.node_ids import NodesById, are_positions
+from gids.convert.readers.reader import READER_BYTES, Choices, Reader
+from gids.convert.source import Source, dotted_relation
+from gids.convert.untrusted import shown
+from gids.errors import FormatError
+from gids.store.dtypes import is_whole
+from gids.store.names import NODE, RELATION, Relation, describe_type
+from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
+from gids.write.edges import edge_list
+
+_ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+_IDS = ("id", "node_id", "nid")
+_MIN_MEMORY_BYTES = 64 << 20
+
+# Files
+
+
+def _stem(path: Path) -> str:
+    """The name of a table: of its file without the suffix, or of the directory of its files."""
+    suffix = next((s for s in (*_ARROW_SUFFIXES, *CSV_SUFFIXES) if path.name.endswith(s)), "")
+    return path.name.removesuffix(suffix) if path.is_file() else path.name
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a table: the file itself, or those in the directory."""
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    return [f for f in files if f.name.endswith((*_ARROW_SUFFIXES, *CSV_SUFFIXES))]
+
+
+def _tables(folder: Path) -> dict[str, list[Path]]:
+    """name -> files, of the tables in a directory."""
+    tables: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if files := _files(path):
+            if _stem(path) in tables:
+                raise FormatError(
+                    f"{tables[_stem(path)][0]} and {path} are both the table {_stem(path)!r}: keep one"
+                )
+            tables[_stem(path)] = files
+    return tables
+
+
+@dataclass
+class _Files:
+    """The files of the tables of a source."""
+
+    nodes: dict[str, list[Path]] = field(default_factory=dict)
+    edges: dict[Relation, list[Path]] = field(default_factory=dict)
+
+    def all(self) -> list[Path]:
+        return [file for files in (*self.nodes.values(), *self.edges.values()) for file in files]
+
+
+def _in_directory(path: Path) -> _Files:
+    """Of nodes.* and edges.*, or of nodes/TYPE.* and edges/SOURCE.RELATION.DESTINATION.*."""
+    found = _Files()
+    if typed := _tables(path / "nodes"):
+        found.nodes = {unquote(name): files for name, files in typed.items()}
+    alone = {name: files for name, files in _tables(path).items() if files[0].parent == path}
+    if "nodes" in alone and not typed:
+        found.nodes = {NODE: alone["nodes"]}
+    if "edges" in alone:
+        found.edges = {RELATION: alone["edges"]}
+    else:
+        folder = path / "edges"
+        found.edges = {dotted_relation(n, folder / n): files for n, files in _tables(folder).items()}
+    return found
+
+
+def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
+    """Of tables that are given one by one. Their columns, or else their names, tell nodes from edges."""
+    nodes: dict[str, list[Path]] = {}
+    edges: dict[str, list[Path]] = {}
+    for path in paths:
+        files, stem = _files(path), _stem(path)
+        if not files:
+            raise FormatError(f"{path} is no table: give .parquet, .arrow, .feather, .csv or .tsv files")
+        known = edges if _is_of_edges(stem, files, choices) else nodes
+        if stem in known:
+            raise FormatError(f"{known[stem][0]} and {path} are both the table {stem!r}: rename one")
+        known[stem] = files
+    is_typed = len(nodes) > 1 or len(edges) > 1 or any(name.count(".") == 2 for name in edges)
+    if not is_typed:
+        return _Files(
+            dict(zip([NODE], nodes.values(), strict=False)),
+            dict(zip([RELATION], edges.values(), strict=False)),
+        )
+    return _Files(
+        {unquote(name): files for name, files in nodes.items()},
+        {dotted_relation(name, files[0]): files for name, files in edges.items()},
+    )
+
+
+def _is_of_edges(stem: str, files: Sequence[Path], choices: Choices) -> bool:
+    if stem in ("nodes", "edges") or stem.count(".") == 2:
+        return stem != "nodes"
+    try:
+        _ends(RELATION, _names(files, choices), choices)
+    except FormatError:
+        return False
+    return True
+
+
+def has_node_tables(path: Path) -> bool:
+    """Whether a directory has tables of nodes for this reader."""
+    return path.is_dir() and bool("nodes" in _tables(path) or _tables(path / "nodes"))
+
+
+def is_node_csv(path: Path) -> bool:
+    """Whether a file is a CSV table of nodes: it is called so, or has ids of nodes and no end of edges."""
+    if not is_csv(path) or _stem(path) == "edges":
+        return False
+    if _stem(path) == "nodes":
+        return True
+    try:
+        names = csv_header(path)
+    except FormatError:
+        return False
+    return any(name.casefold() in _IDS for name in names) and not any(map(is_end, names))
+
+
+def _recognises_arrow(path: Path) -> bool:
+    if path.is_file():
+        return is_arrow(path)
+    files = [f for name in ("nodes", "edges") for f in _all_files(path, name)]
+    return bool(files) and not any(map(is_csv, files))
+
+
+def _recognises_csv(path: Path) -> bool:
+    if path.is_file():
+        return is_node_csv(path)
+    files = [f for name in ("nodes", "edges") for f in _all_files(path, name)]
+    return has_node_tables(path) and any(map(is_csv, files))
+
+
+def _all_files(path: Path, name: str) -> list[Path]:
+    """The files of the tables of nodes, or of edges, in a directory."""
+    alone = [f for f in _tables(path).get(name, []) if f.parent == path]
+    return alone + [f for files in _tables(path / name).values() for f in files]
+
+
+# Columns
+
+
+def _names(files: Sequence[Path], choices: Choices) -> list[str]:
+    if is_csv(files[0]):
+        return csv_header(files[0])
+    return list(ArrowTable(files[:1], choices.memory_bytes).types)
+
+
+def _open(files: Sequence[Path], texts: Collection[str], scratch: Path, choices: Choices) -> ArrowTable:
+    """The columns of a table. texts: columns of a CSV file that are kept as text."""
+    if len({is_csv(file) for file in files}) > 1:
+        raise FormatError(
+            f"{files[0].parent} has CSV and other files: the parts of a table must be of one kind"
+        )
+    if is_csv(files[0]):
+        return CsvTable(files, texts, scratch, choices.memory_bytes)
+    return ArrowTable(files, choices.memory_bytes)
+
+
+def _chosen(columns: Mapping[str, str], name: str) -> str | None:
+    """The column that an option chooses for a node type or relation: by its name, or for all."""
+    return columns.get(name, columns.get(""))
+
+
+def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
+    """The column of ids of a table of nodes; None: it has none. Raises FormatError if there are several."""
+    chosen = _chosen(choices.id_column, ntype)
+    if chosen is not None:
+        if chosen not in names:
+            raise FormatError(
+                f"--id-column: {ntype!r} nodes have no column {shown(chosen)}; they have {_listed(names)}"
+            )
+        return chosen
+    ids = [name for name in names if name.casefold() in _IDS]
+    if len(ids) > 1:
+        raise FormatError(
+            f"the table of {ntype!r} nodes has the columns {' and '.join(ids)}: choose the ids with "
+            f"--id-column {ids[0]}"
+        )
+    return ids[0] if ids else None
+
+
+def _ends(relation: Relation, names: Sequence[str], choices: Choices) -> tuple[str, str]:
+    """The columns of sources and of destinations. Raises FormatError."""
+    chosen = [_chosen(columns, ".".join(relation)) for columns in (choices.src_column, choices.dst_column)]
+    for option, column in zip(("--src-column", "--dst-column"), chosen, strict=True):
+        if column is not None and column not in names:
+            raise FormatError(
+                f"{option}: edges {describe_type(relation)} have no column {shown(column)}; they have "
+                f"{_listed(names)}"
+            )
+    if chosen[0] is not None and chosen[1] is not None:
+        return chosen[0], chosen[1]
+    # The other end has a usual name.
+    usual = [name if name not in chosen else "" for name in names]
+    usual += [stand_in for stand_in, column in zip(("src", "dst"), chosen, strict=True) if column is not None]
+    try:
+        ends = [usual[i] for i in end_columns(usual, f"edges {describe_type(relation)}")]
+    except FormatError as error:
+        raise FormatError(f"{error}; or choose columns with --src-column and --dst-column") from None
+    return chosen[0] or ends[0], chosen[1] or ends[1]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(shown, names[:20])) + ", …" * (len(names) > 20)
+
+
+# Reading
+
+
+def _read(path: Path, scratch: Path, choices: Choices) -> Source:
+    source = Source()
+    if choices.others:
+        files = _separate([path, *choices.others], choices)
+    elif path.is_dir():
+        files = _in_directory(path)
+    else:
+        files = _single(path, source, choices)
+    reading = _Reading(source, choices, scratch)
+    for ntype, parts in files.nodes.items():
+        reading.add_nodes(ntype, parts)
+    if choices.num_nodes is not None:
+        source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
+    edges = {relation: reading.open_edges(relation, parts) for relation, parts in files.edges.items()}
+    count_by_edges(
+        source,
+        (
+            (ntype, table.rows([end]))
+            for relation, (table, ends) in edges.items()
+            for ntype, end in zip(relation[::2], ends, strict=True)
+            if ntype not in source.nodes
+        ),
+    )
+    for relation, (table, ends) in edges.items():
+        reading.add_edges(relation, table, ends)
+    return source
+
+
+def _single(path: Path, source: Source, choices: Choices) -> _Files:
+    """Of one file: edges, if it is called edges or has columns of both ends, else nodes."""
+    stem, names = _stem(path), _names([path], choices)
+    if stem == "nodes":
+        return _Files(nodes={NODE: [path]})
+    try:
+        ends = _ends(RELATION, names, choices)
+    except FormatError:
+        if stem == "edges":
+            raise
+        return _Files(nodes={NODE: [path]})
+    if not is_csv(path):
+        table = ArrowTable([path], choices.memory_bytes)
+        if not all((dtype := table.dtype(name)) is not None and is_whole(dtype) for name in ends):
+            raise FormatError(
+                f"{path} may be an edge list or a table of nodes: its columns {' and '.join(ends)} are not "
+                f"whole numbers; if they are ids of nodes, convert it together with the table of nodes, if "
+                f"not, call it nodes{path.suffix}"
+            )
+    source.notes.append(
+        f"{path.name} is an edge list, because it has columns of sources and destinations; to make "
+        f"tables of nodes of them, call it nodes{path.suffix}"
+    )
+    return _Files(edges={RELATION: [path]})
+
+
+class _Reading:
+    """The tables that are read to a source, and the ids of its nodes."""
+
+    def __init__(self, source: Source, choices: Choices, scratch: Path) -> None:
+        self._source, self._choices, self._scratch = source, choices, scratch
+        self._ids: dict[str, NodesById] = {}
+        self._unnamed: set[str] = set()  # node types without a column of ids
+        self._numbered = 0
+
+    def _place(self) -> Path:
+        """A new path in scratch."""
+        self._numbered += 1
+        return self._scratch / f"table-{self._numbered}"
+
+    def add_nodes(self, ntype: str, files: Sequence[Path]) -> None:
+        source, names = self._source, _names(files, self._choices)
+        column = _id_column(ntype, names, self._choices)
+        table = _open(files, [] if column is None else [column], self._place(), self._choices)
+        source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
+        if column is None:
+            self._unnamed.add(ntype)
+        else:
+            self._add_ids(ntype, table, column)
+        for key, columns in _grouped(table, source, [] if column is None else [column]).items():
+            source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
+
+    def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
+        is_text = table.ids_are_text(column)
+        if not is_text and are_positions(table, column):
+            return
+        memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
+        self._ids[ntype] = NodesById(
+            ntype, table, column, is_text=is_text, scratch=self._place(), memory_bytes=memory_bytes
+        )
+        self._source.ids[ntype] = self._ids[ntype].arrays
+
+    def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
+        """The table of a relation, and its columns of sources and destinations."""
+        ends = _ends(relation, _names(files, self._choices), self._choices)
+        ntypes = (relation[0], relation[2])
+        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
+        table = _open(files, named, self._place(), self._choices)
+        for ntype, end in zip(ntypes, ends, strict=True):
+            dtype = table.dtype(end)
+            if end not in named and (dtype is None or not is_whole(dtype)):
+                raise FormatError(
+                    f"column {end!r} of edges {describe_type(relation)} must be of whole numbers: it is "
+                    f"{_not_numbers(table, end)}, and {ntype!r} nodes {self._without_ids(ntype)}"
+                )
+        return table, ends
+
+    def _without_ids(self, ntype: str) -> str:
+        """Why nodes have no ids, for messages."""
+        if ntype not in self._source.nodes:
+            return "have no table: add one with a column of ids"
+        if ntype in self._unnamed:
+            return "have no column of ids: choose it with --id-column"
+        return "have the ids 0, 1, 2, …"
+
+    def add_edges(self, relation: Relation, table: ArrowTable, ends: tuple[str, str]) -> None:
+        source, numbers = self._source, list[Rows]()
+        for ntype, end in zip((relation[0], relation[2]), ends, strict=True):
+            if ntype in self._ids:
+                numbers.append(self._ids[ntype].nodes_of(table, end, self._place()))
+            else:
+                numbers.append(table.rows([end]))
+        kept = self._without_unknown(relation, table, ends, numbers)
+        src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
+        source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
+        for key, columns in _grouped(table, source, ends).items():
+            rows: Rows = table.rows(columns)
+            source.add_edge_table(relation, key, rows if kept is None else _selected(rows, kept))
+
+    def _without_unknown(
+        self, relation: Relation, table: ArrowTable, ends: tuple[str, str], numbers: Sequence[Rows]
+    ) -> Rows | None:
+        """The rows of the edges whose ends are known; None: all.
+
+        Raises FormatError for other edges, unless they are to be dropped.
+        """
+        named = [i for i, ntype in enumerate((relation[0], relation[2])) if ntype in self._ids]
+        target, count, first = self._place(), 0, -1
+        with open(target, "wb") as out:
+            for start in range(0, table.row_count, BLOCK_BYTES // 8):
+                stop = min(start + BLOCK_BYTES // 8, table.row_count)
+                known = np.ones(stop - start, bool)
+                for i in named:
+                    known &= read_range(numbers[i], start, stop).numpy() >= 0
+                if first < 0 and not known.all():
+                    first = start + int(np.flatnonzero(~known)[0])
+                rows = np.flatnonzero(known) + start
+                count += len(rows)
+                out.write(rows.data)
+        if first < 0:
+            target.unlink()
+            return None
+        end = next(i for i in named if int(read_range(numbers[i], first, first + 1)) < 0)
+        where = f"{table.where(first)}: {ends[end]!r} is {_shown_id(table, ends[end], first)}"
+        ntype = relation[2 * end]
+        if not self._choices.drop_unknown:
+            raise FormatError(
+                f"{where}, which no {ntype!r} node has as its id: add the node, or leave out such edges with "
+                "--drop-unknown"
+            )
+        self._source.warnings.append(
+            f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
+            f"ends no nodes have as their ids, such as {where}"
+        )
+        return FileRows(target, (count,), torch.int64)
+
+
+def _not_numbers(table: ArrowTable, column: str) -> str:
+    """Why a column is not of numbers, for messages."""
+    if column not in table.text_at:
+        return f"of type {table.types[column]}, not numbers"
+    row, text = table.text_at[column]
+    return f"{shown(text)} is no number ({table.where(row)})"
+
+
+def _shown_id(table: ArrowTable, column: str, row: int) -> str:
+    """The id in a row, for messages."""
+    for ids in table.ids(column, as_text=table.ids_are_text(column)):
+        if row < len(ids):
+            return shown(ids[row].as_py()) if ids[row].is_valid else "empty"
+        row -= len(ids)
+    raise AssertionError("the row is in the table")
+
+
+def _selected(rows: Rows, kept: Rows) -> Rows:
+    """Some of the rows. kept: their numbers, ascending."""
+    step = max(1, BLOCK_BYTES // max(1, int(np.prod(rows.shape[1:])) * rows.dtype.itemsize))
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        numbers = read_range(kept, start, start + len(out)).numpy()
+        done = 0
+        while done < len(numbers):
+            first = int(numbers[done])
+            stop = int(np.searchsorted(numbers, first + step))
+            block = read_range(rows, first, int(numbers[stop - 1]) + 1).numpy()
+            out.numpy()[done:stop] = block[numbers[done:stop] - first]
+            done = stop
+
+    return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
+
+
+def _grouped(table: ArrowTable, source: Source, ids: Collection[str]) -> dict[str, list[str]]:
+    """key -> columns, without those of ids. x_0, x_1, … of one type are one table x.
+
+    Leaves out columns without numbers.
+    """
+    groups: dict[str, list[str]] = {}
+    for column in table.types:
+        if column in ids:
+            continue
+        if table.dtype(column) is None:
+            source.leave_out(f"column {column!r}", _not_numbers(table, column))
+        else:
+            numbered = re.fullmatch(r"(.+)_(\d+)", column)
+            groups.setdefault(numbered[1] if numbered else column, []).append(column)
+    tables = {}
+    for stem, columns in groups.items():
+        ordered = [f"{stem}_{i}" for i in range(len(columns))]
+        kinds = {table.types[c] for c in columns}
+        if (
+            len(columns) > 1
+            and set(columns) == set(ordered)
+            and len(kinds) == 1
+            and not table.is_list(*kinds)
+        ):
+            tables[stem] = ordered
+        else:
+            tables |= {column: [column] for column in columns}
+    return tables
+
+
+_LAYOUT = """\
+Needs pyarrow. A file of edges, if it has columns of sources and destinations, else of nodes; or several
+files, nodes.parquet edges.parquet; or a directory with nodes.parquet and edges.parquet, or
+nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
+nodes: id | node_id | nid, or --id-column (optional; text or whole numbers, by which edges name nodes);
+label | labels | y; train_mask, val_mask, test_mask; any other column of numbers, or of lists of one
+length, is a table; x_0, x_1, ... are one table x. Columns of edges: src | source, dst | destination |
+target, or --src-column and --dst-column; the rest are tables of edges."""
+
+_CSV_LAYOUT = """\
+Needs pyarrow. As parquet, in .csv and .tsv files (.gz too) whose first line has the names of the columns. A
+table in a directory may be a CSV file and another one a Parquet file. Ids that are all whole numbers as
+printed (7, not 007) are numbers, other ids are text. An empty field is NaN among numbers."""
+
+PARQUET = Reader(
+    "parquet",
+    "tables of nodes and edges in Parquet or Arrow files (.parquet, .arrow, .feather)",
+    _LAYOUT,
+    _recognises_arrow,
+    _read,
+    takes=("--num-nodes", "several SRC", "--id-column", "--src-column", "--dst-column", "--drop-unknown"),
+)
+CSV = replace(
+    PARQUET,
+    name="csv",
+    summary="tables of nodes and edges in CSV files with names of columns (.csv, .tsv, .gz too)",
+    layout=_CSV_LAYOUT,
+    recognises=_recognises_csv,
+)
