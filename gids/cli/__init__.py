@@ -87,6 +87,11 @@ def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse
 
 def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Print the usage of a command and the words that it does not know, and exit."""
+    if not unknown[0].startswith("-"):
+        takes = [f"{a.metavar or a.dest} ({a.help})" for a in parser._actions if not a.option_strings]
+        parser.error(
+            f"one argument too many: {unknown[0]!r}; it takes {' and '.join(takes) or 'options only'}"
+        )
     options = [option for action in parser._actions for option in action.option_strings]
     first = unknown[0].partition("=")[0]
     similar = _did_you_mean(first, options) if first.startswith("--") else ""

@@ -47,7 +47,9 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a file or a directory")
+    parser.add_argument(
+        "source", metavar="SRC", type=Path, help="a file, or the directory of all files of the graph"
+    )
     parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
     rare = [
         *_add_input(parser.add_argument_group("input").add_argument),

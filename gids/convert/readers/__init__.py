@@ -49,7 +49,9 @@ def find_reader(path: Path, name: str | None = None) -> Reader:
     Raises FileNotFoundError, and FormatError for an unknown name or a path that several readers recognise.
     """
     if not path.exists():
-        raise FileNotFoundError(f"no source at {path}")
+        raise FileNotFoundError(
+            f"no source at {path}: `gids generate {path} --nodes 50000` makes a graph to try gids with"
+        )
     if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
         return dataset.READER
     if name is not None:
