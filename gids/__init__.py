@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(f"gids needs Linux: it reads with direct I/O and io_uring (this is {sys.platform})")
 
 if TYPE_CHECKING:
     from gids import distributed as distributed
@@ -24,8 +28,6 @@ if TYPE_CHECKING:
     from gids.loader.source import open as open
     from gids.store import FeatureStore
 
-    __version__: str
-
 __all__ = [
     "EdgeLoader",
     "FeatureLoader",
@@ -41,6 +43,9 @@ __all__ = [
     "Tuning",
 ]
 
+__version__ = "0.4.0.dev0"
+"""The version of the distribution, gids-loader: pyproject.toml takes it from here."""
+
 _LOADERS = ("EdgeLoader", "FeatureLoader", "NodeLoader", "Source", "Tuning")
 _PARTS = ("distributed", "heat", "inference", "loader", "sampler", "trace", "write")
 """Neither these nor open are in __all__: `from gids import *` must not replace the builtin."""
@@ -48,16 +53,15 @@ _PARTS = ("distributed", "heat", "inference", "loader", "sampler", "trace", "wri
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
     import importlib
-    from importlib.metadata import version
 
-    if name == "__version__":
-        return version("gids")
     if name in _PARTS:
         return importlib.import_module(f"gids.{name}")
     if name == "_core":  # asked for only where it cannot be imported
         try:
             return importlib.import_module("gids._core")
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if error.name != "gids._core":
+                raise
             raise ImportError(
                 f"{__file__} is the source of gids, without its native code, and hides the installed gids: "
                 "start Python in another folder"

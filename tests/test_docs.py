@@ -234,8 +234,22 @@ __all__ = ["Disk", "Shape", "read"]
         "gids/io/disk.py": """
 class _Base:
     def __init__(self, path: str, *, size: int = SIZE): ...
+    def close(self, force): ...
+    @staticmethod
+    def find(name, *, wait=SIZE):
+        \"\"\"Find one.\"\"\"
 class Disk(_Base):
     \"\"\"A disk. It spins.\"\"\"
+    @property
+    def bytes(self):
+        \"\"\"Its size. Constant.\"\"\"
+    @bytes.setter
+    def bytes(self, size): ...
+    def close(self):
+        \"\"\"Stop it.\"\"\"
+    def spin(self):
+        \"\"\"Turn once. Called by Shape.\"\"\"
+    def _turn(self): ...
 class Shape(NamedTuple):
     \"\"\"Rows and columns\"\"\"
     rows: int
@@ -257,6 +271,9 @@ SIZE = 4
 ## gids
 
 * `gids.Disk(path, *, size=4)`: A disk.
+  * `.bytes`: Its size.
+  * `.close()`: Stop it.
+  * `.find(name, *, wait=4)`: Find one.
 * `gids.SIZE`: Bytes of a read.
 
 ## gids.io
@@ -327,6 +344,7 @@ def test_table_of_places_names_what_is_in_the_files() -> None:
 NOT_OUR_MESSAGES = {
     "module 'gids' has no attribute 'FeatureStore'",
     "No module named 'torchdata.datapipes'",
+    "Package 'gids-loader' requires a different Python",
     "Too many open files",
     "import dgl",
     "gids bench bandwidth",

@@ -1,4 +1,5 @@
-"""Writes docs/api.md: every public name of gids, with its signature and the first sentence of its docstring.
+"""Writes docs/api.md: every public name of gids, and every public method, with its signature and the first
+sentence of its docstring.
 
 A package or module is public if the README, docs/*.md or an example mentions it. Its public names are
 those of `__all__`, and those that it imports "as" themselves. The code is read, not imported, so no
@@ -19,8 +20,8 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 For everyone who looks for a name of gids. `python tools/api_page.py` writes this page from the code: each
-name with its signature and the first sentence of its docstring. `help(name)` shows the rest. Other names are
-private.
+name, and each method of a class, with its signature and the first sentence of its docstring. `help(name)`
+shows the rest. Other names are private, and so are methods that say by whom they are called.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
@@ -90,14 +91,14 @@ class Code:
     def arguments(self, place: Place) -> str:
         """As a call is written. Empty for constants, and for classes that do not define their arguments."""
         if isinstance(place.node, ast.FunctionDef):
-            return f"({self._written(place.module, place.node.args, skip=0)})"
+            return self.call(place, skip=0)
         for module, node in self.bases(place):
             if not isinstance(node, ast.ClassDef):
                 continue
             made = {f.name: f for f in node.body if isinstance(f, ast.FunctionDef)}
             for method in ("__init__", "__new__"):
                 if method in made:
-                    return f"({self._written(module, made[method].args, skip=1)})"
+                    return self.call(Place(module, made[method]), skip=1)
             bases = {ast.unparse(base) for base in node.bases}
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             dataclass = next((d for d in decorators if d.startswith("dataclass")), None)
@@ -108,6 +109,33 @@ class Code:
                         fields.append(ast.unparse(field.target) + self._default(module, field.value))
                 return f"({', '.join(fields)})"
         return ""
+
+    def methods(self, place: Place) -> dict[str, str]:
+        """The public methods and properties of a class, with their arguments, -> their first sentences.
+
+        Without those that only gids calls: their docstrings say "Called by".
+        """
+        found: dict[str, str] = {}
+        seen: set[str] = set()
+        for module, node in self.bases(place):
+            for method in node.body if isinstance(node, ast.ClassDef) else ():
+                if not isinstance(method, ast.FunctionDef) or method.name.startswith("_"):
+                    continue
+                if method.name in seen:  # a nearer class has its own, or it is a property's setter
+                    continue
+                seen.add(method.name)
+                if "Called by" not in (ast.get_docstring(method) or ""):
+                    decorators = {ast.unparse(d).rpartition(".")[2] for d in method.decorator_list}
+                    is_property = decorators & {"property", "cached_property"}
+                    at = Place(module, method)
+                    call = "" if is_property else self.call(at, skip="staticmethod" not in decorators)
+                    found[method.name + call] = self.sentence(at)
+        return dict(sorted(found.items()))
+
+    def call(self, place: Place, *, skip: int) -> str:
+        """The arguments of a function, in parentheses, without the first `skip`."""
+        assert isinstance(place.node, ast.FunctionDef)
+        return f"({self._written(place.module, place.node.args, skip=skip)})"
 
     def _written(self, module: str, arguments: ast.arguments, *, skip: int) -> str:
         """Arguments with defaults, without types, and without the first `skip`."""
@@ -138,7 +166,10 @@ class Code:
         place = self.find(module, name)
         if place is None:
             return bullet(f"`{module}.{name}`")
-        return bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+        text = bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+        for method, sentence in self.methods(place).items():
+            text += textwrap.indent(bullet(f"`.{method}`: {sentence}".rstrip(": "), 118), "  ")
+        return text
 
     def sentence(self, place: Place) -> str:
         """The first of the docstring, or of the text below a constant."""
@@ -190,10 +221,10 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
                 yield node.module, alias
 
 
-def bullet(text: str) -> str:
+def bullet(text: str, width: int = 120) -> str:
     return (
         textwrap.fill(
-            f"* {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            f"* {text}", width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
         + "\n"
     )

@@ -224,7 +224,7 @@ def build_commands(check: Check) -> list[list[str]]:
     if packed.is_dir():  # made by --pack
         missing = f"[n for n, m in {gpu_pack.NEEDED}.items() if not importlib.util.find_spec(m)]"
         names = output_of([*PYTHON, "-c", f"import importlib.util; print(*{missing})"]).split()
-        return [[*pip, "--no-index", "--find-links", str(packed), "gids", *names]]
+        return [[*pip, "--no-index", "--find-links", str(packed), "gids-loader", *names]]
     commands = []
     wheels = sorted(str(path) for path in check.wheels.glob("*.whl")) if check.wheels else []
     if wheels:

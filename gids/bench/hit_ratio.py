@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gids
 from gids.bench import arguments, text
 from gids.bench.report import Report
 from gids.bench.session import Session
@@ -288,7 +288,7 @@ def _check_recorded(trace: Trace, table: int, session: Session, report: Report) 
             f"{recorded.get('hits', 0):,} pages"
         )
     elif any(recorded.get(key, value) != value for key, value in replayed.items()):
-        if trace.gids_version == version("gids"):
+        if trace.gids_version == gids.__version__:
             raise FormatError(
                 f"{trace.path} is damaged: its replay counts {replayed}, the recorded run counted {recorded}"
             )

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
+import gids
 from gids.cli.arguments import printable
 
 # A new subcommand adds its module.
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gids", description="Train graph neural networks on node features that are stored on SSDs."
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("--version", action="version", version=f"gids {gids.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     modules = {name: importlib.import_module(f"gids.cli.{name}") for name in COMMANDS}
     for module in modules.values():
@@ -80,6 +81,11 @@ def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse
 
 def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Print the usage of a command and the words that it does not know, and exit."""
+    if not unknown[0].startswith("-"):
+        takes = [f"{a.metavar or a.dest} ({a.help})" for a in parser._actions if not a.option_strings]
+        parser.error(
+            f"one argument too many: {unknown[0]!r}; it takes {' and '.join(takes) or 'options only'}"
+        )
     options = [option for action in parser._actions for option in action.option_strings]
     first = unknown[0].partition("=")[0]
     similar = _did_you_mean(first, options) if first.startswith("--") else ""
@@ -119,16 +125,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, (OSError, ValueError, KeyError, ImportError, NoDeviceError)) and text:
         return text
     return f"{type(error).__name__}: {text} (GIDS_TRACEBACK=1 shows where)"
-
-
-class _Version(argparse.Action):
-    """--version. Looks the version up only when used."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"gids {version('gids')}")
-        parser.exit()

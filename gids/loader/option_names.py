@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from gids.loader.options import Options, Tuning
 
+_TUNING = "gids.Tuning"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,6 +29,8 @@ def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None
     for name in given:
         if name in known:
             continue
+        if name in OPTIONS and caller == _TUNING:
+            raise TypeError(f"{caller} has no argument {name!r}: write gids.open(PATH, {name}=...)")
         if name in TUNING:
             raise TypeError(
                 f"{caller} has no argument {name!r}: write gids.open(PATH, tuning=gids.Tuning({name}=...))"
@@ -61,3 +64,6 @@ def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return checked
 
     return decorate
+
+
+Tuning.__init__ = explain_names(_TUNING)(Tuning.__init__)  # type: ignore[method-assign]  # a dataclass made it

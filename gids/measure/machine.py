@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import gids
 from gids.cuda.driver import Driver, ask_driver
 
 PACKAGES = {
-    "gids": ("gids",),
     "numpy": ("numpy",),
     "torch": ("torch",),
     "dgl": ("dgl",),
@@ -84,7 +84,7 @@ def package_version(name: str) -> str | None:
 def versions() -> dict[str, str]:
     """The versions of Python and of the installed packages."""
     installed = {name: number for name in PACKAGES if (number := package_version(name))}
-    return {"python": platform.python_version(), **installed}
+    return {"python": platform.python_version(), "gids": gids.__version__, **installed}
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -78,7 +78,10 @@ def _open_directory(root: Path) -> Directory:
                 f"no dataset at {root}: a conversion was killed while it replaced the dataset. "
                 f"Run the same command again, or rename {aside} to {root}"
             ) from None
-        raise FileNotFoundError(f"no dataset at {root}: make one with `gids convert SOURCE {root}`") from None
+        raise FileNotFoundError(
+            f"no dataset at {root}: make one with `gids convert SOURCE {root}` "
+            "(`gids generate SOURCE` makes data to try it with)"
+        ) from None
 
 
 class Locator:

@@ -26,13 +26,13 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import gids
 from gids.closing import Closing
 from gids.errors import FormatError, MissingError
 
@@ -265,7 +265,7 @@ class TraceWriter:
         self._buffered_pages = 0
         header = {
             "version": VERSION,
-            "gids": version("gids"),
+            "gids": gids.__version__,
             "tables": [vars(t) | {"heat": t.heat is not None} for t in tables],
             "policy": policy,
             "window_batches": window_batches,

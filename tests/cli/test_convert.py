@@ -341,7 +341,7 @@ BAD_DIRECTORIES = {
     "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
 }
 BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
-    "nothing": "no source at",
+    "nothing": "makes a graph to try gids with",
     "text": "is of type <U1, not numbers",
     "objects": "which need unpickling",
     "scalar": "is a single number",
@@ -500,6 +500,7 @@ def test_help_fits_on_a_screen_and_another_shows_all(capsys, monkeypatch):
     ("words", "message"),
     [
         (["convrt"], "unknown command 'convrt' (did you mean convert?)"),
+        (["info", "a.gids", "c.gids"], "one argument too many: 'c.gids'; it takes"),
         (["convert", "a", "b", "--overwite"], "--overwite (did you mean --overwrite?)"),
         (["convert", "a", "b", "--skp", "x"], "(did you mean --skip?)"),
         (["bench", "epoch", "a", "--bach-size", "3"], "(did you mean --batch-size?)"),

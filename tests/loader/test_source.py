@@ -131,6 +131,17 @@ def test_a_misspelled_option_gets_a_suggestion(path: Path) -> None:
         gids.open(path, polcy="lru")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("queue_deph", "did you mean 'queue_depth'?"), ("window", "write gids.open(PATH, window=...)")],
+)
+def test_a_misspelled_field_of_tuning_gets_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        gids.Tuning(**{name: 1})
+    assert str(caught.value).startswith(f"gids.Tuning has no argument {name!r}")
+    assert suggestion in str(caught.value)
+
+
 def test_loaders_with_the_same_tables_share_one_cache(opened: gids.Source) -> None:
     with node_loader(opened) as train, node_loader(opened, shuffle=True) as val:
         assert train.feature_loader is val.feature_loader

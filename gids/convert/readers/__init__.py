@@ -52,7 +52,9 @@ def find_reader(path: Path, name: str | None = None, others: Sequence[Path] = ()
     """
     for source in (path, *others):
         if not source.exists():
-            raise FileNotFoundError(f"no source at {source}")
+            raise FileNotFoundError(
+                f"no source at {source}: `gids generate {source} --nodes 50000` makes a graph to try gids with"
+            )
     if others and name is None:
         return tables.PARQUET
     if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
