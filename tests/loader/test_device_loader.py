@@ -11,7 +11,7 @@ import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice
 from engines import URING
-from late_device import LateDevice
+from late_device import LateDevice, LateEvent
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 from open_options import tuned
 from torch.overrides import TorchFunctionMode
@@ -249,6 +249,60 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
     device.close()
     assert runs[0] == runs[1]
     assert len(runs[0]) == 10
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
+    tmp_path: Path,
+    cuda_is: Callable[[Device], None],
+    monkeypatch: pytest.MonkeyPatch,
+    window: int,
+) -> None:
+    """The sampling of a later minibatch never ends, and those that are due meanwhile are complete."""
+    rows, (indptr, sources) = torch.randn(600, 32), random_in_edges(600, 600, 1)
+    weights = torch.randn(len(sources), 8)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", rows)
+        writer.write_graph(("paper", "cites", "paper"), indptr, sources, num_src=600)
+        writer.write_table("edge", ("paper", "cites", "paper"), "weight", weights)
+        writer.write_labels("paper", torch.arange(600))
+    device = LateDevice(0)
+    cuda_is(device)
+    sampled, endless = LateEvent(device), 4 + window
+    start = gids.sampler.Neighbor.start
+
+    def never_end(sampler: Any, *args: Any, step: int, epoch: int, **options: Any) -> Any:
+        if (epoch, step) == (0, endless):
+            device.current_stream().wait_event(sampled)
+        return start(sampler, *args, step=step, epoch=epoch, **options)
+
+    monkeypatch.setattr(gids.sampler.Neighbor, "start", never_end)
+    options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": window} | STAGING
+    training = device.new_stream()
+    with (
+        gids.NodeLoader(
+            gids.open(tmp_path / "one.gids", **tuned(options)),
+            torch.arange(600),
+            [5, 5],
+            tables=["paper.feat", "paper.cites.paper.weight"],
+            labels=True,
+            batch_size=60,
+            device="cuda",
+        ) as loader,
+        device.use(training),
+    ):
+        epoch = iter(loader)
+        for number in range(4):
+            minibatch = next(epoch)
+            training.synchronize()
+            assert minibatch.seeds.tolist() == list(range(60 * number, 60 * number + 60))
+            assert torch.equal(minibatch.labels, minibatch.seeds)
+            assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
+            edges = torch.cat([block.positions for block in minibatch.blocks])
+            assert torch.equal(minibatch.features["paper.cites.paper.weight"], weights[edges])
+        sampled.passed = True
+        del minibatch, edges
+    device.close()
 
 
 class Blocking(TorchFunctionMode):

@@ -538,7 +538,10 @@ class DeviceFeatureCache:
         with self._device.use(made_on):
             moved = {name: t.contiguous() for name, t in ids.items()}
         if made_on != self.stream and any(t.device == here for t in moved.values()):
-            self.stream.wait_stream(made_on)
+            if isinstance(ids, MadeOn) and all(moved[name] is t for name, t in ids.items()):
+                self.stream.wait_event(ids.made)  # not for what was enqueued after them
+            else:
+                self.stream.wait_stream(made_on)
         for name, tensor in moved.items():
             if tensor.device == here:
                 self._device.hand_over(tensor, made_on, self.stream)
