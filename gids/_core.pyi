@@ -20,6 +20,10 @@ Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 Index = Int32 | Int64
 
+# native/bind/cuda.cpp
+def enqueue(functions: list[int], context: int, stream: int, commands: UInt64) -> tuple[int, int]:
+    """native/cuda/commands.h"""
+
 # native/bind/store.cpp
 def map_file(fd: int, nbytes: int, path: str) -> tuple[UInt8, int]:
     """The first bytes of a file, mapped for reading: uint8[nbytes], and a duplicate of fd.

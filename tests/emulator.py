@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -207,32 +208,87 @@ def _builder() -> Builder:
 
 
 class EmulatedEvent:
+    """passed: whether the work before it is done. stream: that may hold it until its next flush."""
+
     passed = True
+    stream: EmulatedStream | None = None
+    flushes = 0
+
+    def held_by(self, stream: EmulatedStream) -> None:
+        """It is recorded there next."""
+        self.passed, self.stream, self.flushes = False, stream, stream.flushes
+
+    def enqueue(self) -> None:
+        """See to it that it is enqueued."""
+        if self.stream is not None and self.stream.flushes == self.flushes:
+            self.stream.flush()
 
     def synchronize(self) -> None:
-        pass
+        self.enqueue()
+        if self.stream is not None:
+            self.stream.waits += 1
 
     def query(self) -> bool:
+        self.enqueue()
         return True
 
 
-class EmulatedStream:
-    """A stream that does all work when it is enqueued."""
+def _now() -> bool:
+    return True
 
-    def put(self, work: Callable[[], object]) -> None:
+
+class EmulatedStream:
+    """A stream that does all work when it is enqueued. Batches hold it.
+
+    entries, waits: settable; how often the host entered the driver to enqueue something on it, and to wait
+    for it. batches: number of those that are open. flushes: how often what was held was enqueued.
+    """
+
+    entries = 0
+    waits = 0
+    batches = 0
+    flushes = 0
+
+    def __init__(self) -> None:
+        self.held: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
+
+    def put(
+        self, work: Callable[[], object], may_run: Callable[[], bool] = _now, *, counts: bool = True
+    ) -> None:
+        """counts: whether the host enters the driver for it. Else it may wait for what is held."""
+        self.held.append((work, may_run))
+        if not self.batches and (counts or len(self.held) == 1):
+            self.flush(counts=counts)
+
+    def flush(self, *, counts: bool = True) -> None:
+        """Enqueue what is held."""
+        if self.held:
+            self.entries += counts
+            self.flushes += 1
+        while self.held:
+            self.enqueue(*self.held.popleft())
+
+    def enqueue(self, work: Callable[[], object], may_run: Callable[[], bool]) -> None:
         work()
 
     def wait_stream(self, stream: Stream) -> None:
         assert isinstance(stream, EmulatedStream)
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
+        event.enqueue()
+        self.put(lambda: None, lambda: event.passed)
 
-    def record_event(self) -> EmulatedEvent:
-        return EmulatedEvent()
+    def record_event(self, *, counts: bool = True) -> EmulatedEvent:
+        event = EmulatedEvent()
+        event.held_by(self)
+        self.put(partial(setattr, event, "passed", True), counts=counts)
+        return event
 
     def synchronize(self) -> None:
-        pass
+        self.waits += 1
+        self.flush()
 
 
 class EmulatedDevice(Device):
@@ -293,6 +349,35 @@ class EmulatedDevice(Device):
         stream.put(partial(_run_kernel, run, self._seed, self.limit_s, kept))
         self.note_written(stream, built.writes(kernel, args))
 
+    @contextlib.contextmanager
+    def batch(self, stream: Stream, *, hold: bool = False) -> Iterator[None]:
+        assert isinstance(stream, EmulatedStream)
+        if stream is self._default:
+            yield
+            return
+        stream.batches += 1
+        try:
+            yield
+        finally:
+            stream.batches -= 1
+            if not hold:
+                stream.flush()
+
+    def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
+        assert isinstance(stream, EmulatedStream)
+        self.check_order("fill", stream, [tensor])
+        kept = None if self.memory.owns(tensor) else tensor
+        stream.put(partial(_fill, tensor.data_ptr(), byte, tensor.nbytes, kept))
+        self.note_written(stream, [tensor])
+
+    def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
+        assert isinstance(stream, EmulatedStream)
+        assert to.nbytes == source.nbytes
+        self.check_order("copy", stream, [to, source])
+        kept = [tensor for tensor in (to, source) if not self.memory.owns(tensor)]
+        stream.put(partial(_copy, to.data_ptr(), source.data_ptr(), to.nbytes, kept))
+        self.note_written(stream, [to])
+
     def check_order(self, what: str, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
         """Called before work of a stream uses these tensors. Here all work before it is done."""
 
@@ -312,6 +397,8 @@ class EmulatedDevice(Device):
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, EmulatedStream)
+        if not stream.batches:
+            stream.flush()  # torch's work comes after it
         before, self._stream = self._stream, stream
         try:
             yield
@@ -331,13 +418,7 @@ class EmulatedDevice(Device):
         if not self.can_wait_value:
             return False
         self.check_mapped("wait_value", address)
-        word, end = ctypes.c_int64.from_address(address), time.monotonic() + self.limit_s
-        while ctypes.c_int64(word.value - value).value < 0:
-            if time.monotonic() > end:
-                raise RuntimeError(
-                    f"the word at {address:#x} is {word.value} after {self.limit_s} s, not {value}"
-                )
-            time.sleep(2e-5)
+        stream.put(partial(_await_word, address, value, self.limit_s))
         return True
 
     def check_mapped(self, what: str, address: int, nbytes: int = 8) -> None:
@@ -356,10 +437,7 @@ class EmulatedDevice(Device):
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, EmulatedEvent]:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        kept = (copy, None if self.memory.owns(tensor) else tensor)
-        self.check_order("to_host", self._stream, [tensor])
-        self._stream.put(partial(_copy, copy.data_ptr(), tensor.data_ptr(), tensor.nbytes, kept))
-        self.note_written(self._stream, [copy])
+        self.copy(self._stream, copy, tensor)
         return copy, self._stream.record_event()
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
@@ -371,6 +449,7 @@ class EmulatedDevice(Device):
         return self._tensor(shape, dtype, zeroed=False)
 
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        assert not self._stream.batches, "torch works on a stream inside a batch, before what the batch holds"
         return self._tensor(shape, dtype, zeroed=True)
 
     def _tensor(self, shape: int | Sequence[int], dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
@@ -395,6 +474,18 @@ class EmulatedDevice(Device):
 
 def _copy(to: int, source: int, nbytes: int, kept: object) -> None:
     ctypes.memmove(to, source, nbytes)
+
+
+def _await_word(address: int, value: int, limit_s: float) -> None:
+    word, end = ctypes.c_int64.from_address(address), time.monotonic() + limit_s
+    while ctypes.c_int64(word.value - value).value < 0:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the word at {address:#x} is {word.value} after {limit_s} s, not {value}")
+        time.sleep(2e-5)
+
+
+def _fill(to: int, byte: int, nbytes: int, kept: object) -> None:
+    ctypes.memset(to, byte, nbytes)
 
 
 def _run_kernel(

@@ -37,7 +37,7 @@ class Allocation:
 
     def fill(self, byte: int) -> None:
         """Enqueue on its stream."""
-        self.stream.put(partial(ctypes.memset, self.address, byte, self.nbytes))
+        self.stream.put(partial(ctypes.memset, self.address, byte, self.nbytes), counts=False)
 
 
 class EmulatedMemory:
@@ -103,7 +103,7 @@ class EmulatedMemory:
                     del self._tensors[one.address]
                     self.tensor_bytes -= one.nbytes
                     self.waiting_bytes += one.nbytes
-                    one.events = [stream.record_event() for stream in one.users]
+                    one.events = [stream.record_event(counts=False) for stream in one.users]
                     self._waiting.append(one)
                 for one in [a for a in self._waiting if all(event.passed for event in a.events)]:
                     self._waiting.remove(one)
@@ -148,7 +148,7 @@ class EmulatedMemory:
 
     def _unmap(self, one: Allocation) -> None:
         self.kept_bytes -= one.nbytes
-        one.stream.put(partial(self._free, one.address))
+        one.stream.put(partial(self._free, one.address), counts=False)
 
 
 def _release(memory: weakref.ref[EmulatedMemory], free: Callable[[int], object], one: Allocation) -> None:

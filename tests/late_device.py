@@ -38,9 +38,9 @@ PATIENCE_S = 0.03
 """Seconds without work until slow streams go on: longer than a read of the request queue."""
 
 # What torch does without reading or writing a tensor's memory.
-_WITHOUT_MEMORY = {"__get__", "__len__", "data_ptr", "dim", "element_size", "empty", "is_contiguous", "numel"}
-_WITHOUT_MEMORY |= {"size", "storage_offset", "stride", "unbind", "untyped_storage", "view"}
-_WITHOUT_MEMORY |= {"_record_function_enter_new", "_record_function_exit._RecordFunction"}
+WITHOUT_MEMORY = {"__get__", "__len__", "data_ptr", "dim", "element_size", "empty", "is_contiguous", "numel"}
+WITHOUT_MEMORY |= {"size", "storage_offset", "stride", "unbind", "untyped_storage", "view"}
+WITHOUT_MEMORY |= {"_record_function_enter_new", "_record_function_exit._RecordFunction"}
 
 _BLOCKING = {"cpu", "tolist", "item", "numpy", "equal", "nonzero", "unique"}
 _BLOCKING |= {"__bool__", "__int__", "__float__", "__index__", "__array__"}
@@ -59,10 +59,12 @@ class LateEvent(EmulatedEvent):
         self.after: Clock = {}
 
     def synchronize(self) -> None:
+        super().synchronize()
         self._device.run_until(lambda: self.passed)
         merge(self._device.seen, self.after)
 
     def query(self) -> bool:
+        self.enqueue()
         self._device.progress()
         if self.passed:
             merge(self._device.seen, self.after)
@@ -75,16 +77,22 @@ class LateStream(EmulatedStream):
     slow = False
 
     def __init__(self, device: LateDevice) -> None:
+        super().__init__()
         self._device = device
         self.queue: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
         """The work, and whether it may be done now."""
         self.after: Clock = {self: 0}
         """What comes before its next work."""
 
-    def put(self, work: Callable[[], object], may_run: Callable[[], bool] = lambda: True) -> None:
+    def put(
+        self, work: Callable[[], object], may_run: Callable[[], bool] = lambda: True, *, counts: bool = True
+    ) -> None:
         self._device.memory.collect()
         merge(self.after, self._device.seen)
         self.after[self] += 1
+        super().put(work, may_run, counts=counts)
+
+    def enqueue(self, work: Callable[[], object], may_run: Callable[[], bool]) -> None:
         self.queue.append((work, may_run))
         self._device.progress()
 
@@ -93,14 +101,14 @@ class LateStream(EmulatedStream):
             self.wait_event(stream.record_event())
 
     def wait_event(self, event: Event) -> None:
-        assert isinstance(event, EmulatedEvent)
-        self.put(lambda: None, lambda: event.passed)
+        super().wait_event(event)
         if isinstance(event, LateEvent):
             merge(self.after, event.after)
 
-    def record_event(self) -> LateEvent:
+    def record_event(self, *, counts: bool = True) -> LateEvent:
         event = LateEvent(self._device)
-        self.put(partial(setattr, event, "passed", True))
+        event.held_by(self)
+        self.put(partial(setattr, event, "passed", True), counts=counts)
         event.after = dict(self.after)
         return event
 
@@ -109,6 +117,8 @@ class LateStream(EmulatedStream):
 
     def run(self) -> None:
         """Do its work so far, so that torch can work. It does not count as waited for by the host."""
+        if self.batches:
+            raise RuntimeError("torch works on a stream inside a batch, before what the batch holds")
         event = self.record_event()
         self._device.run_until(lambda: event.passed)
 
@@ -117,6 +127,7 @@ class CpuStream(EmulatedStream):
     """torch's: work there is done when it is enqueued, after what it waits for."""
 
     def __init__(self, device: LateDevice) -> None:
+        super().__init__()
         self._device = device
 
     @property
@@ -128,6 +139,7 @@ class CpuStream(EmulatedStream):
         stream.synchronize()
 
     def wait_event(self, event: Event) -> None:
+        self.entries += 1
         event.synchronize()
 
 
@@ -188,6 +200,8 @@ class LateDevice(EmulatedDevice):
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, EmulatedStream)
+        if not stream.batches:
+            stream.flush()  # torch's work comes after it
         before, self._stream = self._stream, stream
         try:
             with _InOrder(self, stream):
@@ -221,6 +235,8 @@ class LateDevice(EmulatedDevice):
 
     def close(self) -> None:
         self._checks.__exit__(None, None, None)
+        for stream in self._streams:
+            stream.flush()
         self.run_until(lambda: not any(stream.queue for stream in self._streams))
         assert not self._errors, self._errors
 
@@ -255,7 +271,7 @@ class _InOrder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        none = name in _WITHOUT_MEMORY
+        none = name in WITHOUT_MEMORY
         none |= name == "__getitem__" and not isinstance(args[1], torch.Tensor)
         none |= name == "contiguous" and args[0].is_contiguous()
         # Inside a nested use() of another stream, that stream's mode comes first.

@@ -91,6 +91,7 @@ class Channel(EmulatedStream):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._work: deque[Callable[[], bool]] = deque()  # each returns False until it is done
 
     def add(self, work: Callable[[], bool]) -> None:
@@ -105,7 +106,7 @@ class Channel(EmulatedStream):
     def synchronize(self) -> None:
         assert self.run(), "the host waits for a word that it has not written"
 
-    def record_event(self) -> EmulatedEvent:
+    def record_event(self, *, counts: bool = True) -> EmulatedEvent:
         event, passed = EmulatedEvent(), []
         self.add(lambda: passed.append(True) is None)
         event.query = lambda: self.run() or bool(passed)  # type: ignore[method-assign]

@@ -19,5 +19,10 @@ class Waits(EmulatedDevice):
         number = len(self.copies)
         self.copies.append(copy)
         self.said.append(("copy", number))
-        event.synchronize = lambda: self.said.append(("wait", number))  # type: ignore[method-assign]
+
+        def synchronize() -> None:
+            self.said.append(("wait", number))
+            event.enqueue()
+
+        event.synchronize = synchronize  # type: ignore[method-assign]
         return copy, event

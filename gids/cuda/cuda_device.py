@@ -10,12 +10,15 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from gids import _core
 from gids.cuda import driver as libcuda
 from gids.cuda.compiler import Compiler, installed_sources, open_compiler
 from gids.cuda.device import (
@@ -33,6 +36,9 @@ from gids.cuda.driver import CudaError, Driver, Libcuda, ask_driver
 from gids.cuda.numa import numa_node
 from gids.errors import NoDeviceError
 
+_LAUNCH, _RECORD, _WAIT_EVENT, _WAIT_VALUE, _FILL, _COPY = range(6)
+"""The operations of native/cuda/commands.h."""
+
 _lock = threading.Lock()
 _open: dict[int, CudaDevice] = {}
 
@@ -44,14 +50,100 @@ class _Kernel:
         self.handle, self.sizes = handle, sizes
 
 
+class CudaEvent:
+    """An event of a CudaStream, whose commands may still be held. torch's streams wait for it, too."""
+
+    def __init__(self, device: CudaDevice, stream: CudaStream) -> None:
+        self._device, self._stream, self._passed = device, stream, False
+        self._flushes = stream.flushes
+        self.cuda_event = device.take_event()
+        weakref.finalize(self, device.idle_events.append, self.cuda_event).atexit = False
+
+    def _enqueue(self) -> None:
+        if self._stream.flushes == self._flushes:
+            self._stream.flush()
+
+    def synchronize(self) -> None:
+        if not self._passed:
+            self._enqueue()
+            self._device.driver.call("cuEventSynchronize", self.cuda_event)
+            self._passed = True
+
+    def query(self) -> bool:
+        self._enqueue()
+        self._passed = self._passed or self._device.driver.ready("cuEventQuery", self.cuda_event)
+        return self._passed
+
+    def wait(self, stream: Stream) -> None:
+        """torch's Stream.wait_event() calls it."""
+        self._enqueue()  # a wait for an event that is not recorded yet waits for nothing
+        self._device._put(stream, _WAIT_EVENT, self.cuda_event, kept=[self])
+
+
+class CudaStream:
+    """A stream of new_stream(), with the commands that a batch holds. external: the same stream for torch.
+
+    batches: number of batches that are open. flushes: how often what was held was enqueued.
+    """
+
+    def __init__(self, device: CudaDevice, handle: int) -> None:
+        made: Any = torch.cuda.ExternalStream  # has no annotations
+        self.external: torch.cuda.Stream = made(handle, device=device.torch_device)
+        self.cuda_stream, self._device = handle, device
+        self.batches = self.flushes = 0
+        self._words: array[int] = array("Q")
+        self._kept: list[object] = []
+        self._flushing = threading.RLock()
+
+    def put(self, words: Sequence[int], kept: Sequence[object]) -> None:
+        """Add a command. kept: alive until it is enqueued."""
+        self._kept.extend(kept)
+        self._words.extend(words)
+        if not self.batches:
+            self.flush()
+
+    def flush(self) -> None:
+        """Enqueue what is held, in the order in which it was added."""
+        if self._words:
+            with self._flushing:
+                kept, self._kept = self._kept, []
+                words, self._words = self._words, array("Q")
+                self.flushes += 1
+                if words:
+                    self._device.enqueue(self.cuda_stream, words)
+                kept.clear()
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def wait_event(self, event: Event) -> None:
+        if isinstance(event, CudaEvent):
+            event.wait(self)
+        else:
+            of_torch: Any = event
+            self.put((_WAIT_EVENT, of_torch.cuda_event), [event])
+
+    def record_event(self) -> CudaEvent:
+        event = CudaEvent(self._device, self)
+        self.put((_RECORD, event.cuda_event), [event])
+        return event
+
+    def synchronize(self) -> None:
+        self.flush()
+        self.external.synchronize()
+
+
 class CudaDevice(Device):
     """The device of one index. driver: initialized."""
 
     def __init__(self, index: int, driver: Libcuda, compiler: Compiler) -> None:
-        self._driver, self._compiler = driver, compiler
+        self.driver, self._compiler = driver, compiler
         self._lock = threading.Lock()  # of _units
         self._units: dict[str, dict[str, _Kernel]] = {}
         self._idle_streams: dict[int, list[int]] = {}  # handles by priority
+        self._own_streams: weakref.WeakValueDictionary[int, CudaStream] = weakref.WeakValueDictionary()
+        self.idle_events: list[int] = []
+        self._enqueueing = driver.addresses(libcuda.ENQUEUEING)
         handle = ctypes.c_int()
         driver.call("cuDeviceGet", ctypes.byref(handle), index)
         name = ctypes.create_string_buffer(256)
@@ -87,14 +179,44 @@ class CudaDevice(Device):
             raise RuntimeError(f"{kernel}: arguments must have {loaded.sizes} bytes (got {sizes})")
         if blocks == 0:
             return
-        values = (ctypes.c_uint64 * len(words))(*(bits for bits, _ in words))
-        first = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
-        grid, shared_bytes = (blocks, 1, 1, threads, 1, 1), 0
-        with self._in_context():
-            self._driver.call(
-                "cuLaunchKernel", loaded.handle, *grid, shared_bytes, _handle(stream), pointers, None
-            )
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        bits = [word for word, _ in words]
+        self._put(stream, _LAUNCH, loaded.handle, blocks, threads, len(bits), *bits, kept=tensors)
+
+    @contextlib.contextmanager
+    def batch(self, stream: Stream, *, hold: bool = False) -> Iterator[None]:
+        if not isinstance(stream, CudaStream):
+            yield
+            return
+        stream.batches += 1
+        try:
+            yield
+        finally:
+            stream.batches -= 1
+            if not hold:
+                stream.flush()
+
+    def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
+        if tensor.nbytes:
+            self._put(stream, _FILL, tensor.data_ptr(), byte, tensor.nbytes, kept=[tensor])
+
+    def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
+        if to.nbytes:
+            addresses = to.data_ptr(), source.data_ptr()
+            self._put(stream, _COPY, *addresses, to.nbytes, kept=[to, source])
+
+    def _put(self, stream: Stream, *words: int, kept: Sequence[object] = ()) -> None:
+        """Enqueue a command, of native/cuda/commands.h. kept: alive until it is enqueued."""
+        if isinstance(stream, CudaStream):
+            stream.put(words, kept)
+        else:
+            self.enqueue(_handle(stream), array("Q", words))
+
+    def enqueue(self, stream: int, words: array[int]) -> None:
+        """Enqueue commands on a stream of this handle."""
+        assert self._context.value is not None
+        status, function = _core.enqueue(self._enqueueing, self._context.value, stream, np.asarray(words))
+        self.driver.check(libcuda.ENQUEUEING[function], status)
 
     def preload(self, *units: str) -> None:
         for unit in units:
@@ -108,21 +230,32 @@ class CudaDevice(Device):
             handle = idle.pop()
         except IndexError:
             handle = self._create_stream(priority)
-        made: Any = torch.cuda.ExternalStream  # has no annotations
-        stream: Stream = made(handle, device=self.torch_device)
+        stream = CudaStream(self, handle)
+        self._own_streams[handle] = stream
         # Never destroyed, because torch's allocator remembers it; the next owner gets its cached memory too.
         weakref.finalize(stream, idle.append, handle).atexit = False
         return stream
 
     def current_stream(self) -> Stream:
         stream: Any = torch.cuda.current_stream(self.torch_device)
-        current: Stream = stream
+        current: Stream = self._own_streams.get(stream.cuda_stream, stream)
         return current
+
+    def take_event(self) -> int:
+        """The handle of an event that nobody has."""
+        try:
+            return self.idle_events.pop()
+        except IndexError:
+            made = ctypes.c_void_p()
+            with self._in_context():
+                self.driver.call("cuEventCreate", ctypes.byref(made), libcuda.EVENT_DISABLE_TIMING)
+            assert made.value is not None
+            return made.value
 
     def _create_stream(self, priority: int) -> int:
         made = ctypes.c_void_p()
         with self._in_context():
-            self._driver.call(
+            self.driver.call(
                 "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
             )
         assert made.value is not None
@@ -130,7 +263,9 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(stream):  # type: ignore[arg-type]
+        if isinstance(stream, CudaStream) and not stream.batches:
+            stream.flush()  # torch's work comes after it
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(_of_torch(stream)):
             yield
 
     def map_host(self, address: int, nbytes: int, *, memory: object, read_only: bool = False) -> Mapping:
@@ -140,39 +275,35 @@ class CudaDevice(Device):
             flags |= libcuda.REGISTER_READ_ONLY
         with self._in_context():
             try:
-                self._driver.call("cuMemHostRegister_v2", address, nbytes, flags)
+                self.driver.call("cuMemHostRegister_v2", address, nbytes, flags)
             except CudaError as error:
                 raise RuntimeError(_why_not_mapped(address, nbytes, error)) from error
             mapped = ctypes.c_uint64()
             try:
-                self._driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(mapped), address, 0)
+                self.driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(mapped), address, 0)
             except CudaError:
-                self._driver.call("cuMemHostUnregister", address)
+                self.driver.call("cuMemHostUnregister", address)
                 raise
         return Mapping(mapped.value, memory, partial(self._unmap, address))
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         if not self._can_wait:
             return False
-        with self._in_context():
-            # No CU_STREAM_WAIT_VALUE_FLUSH: the host, not another device, wrote the data before the word.
-            self._driver.call(
-                "cuStreamWaitValue64_v2", _handle(stream), address, value & (1 << 64) - 1, libcuda.WAIT_GEQ
-            )
+        self._put(stream, _WAIT_VALUE, address, value & (1 << 64) - 1)
         return True
 
     def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
         if to.nbytes:
-            with self._in_context():
-                self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
+            self._put(stream, _COPY, to.data_ptr(), address, to.nbytes, kept=[to])
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copy.copy_(tensor, non_blocking=True)
-        return copy, self.current_stream().record_event()
+        stream = self.current_stream()
+        self.copy(stream, copy, tensor)
+        return copy, stream.record_event()
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
-        tensor.record_stream(to_stream)  # type: ignore[arg-type]
+        tensor.record_stream(_of_torch(to_stream))
 
     def trim(self) -> None:
         with torch.cuda.device(self.torch_device):
@@ -195,7 +326,7 @@ class CudaDevice(Device):
         """Undo map_host()."""
         try:
             with self._in_context():
-                self._driver.call("cuMemHostUnregister", address)
+                self.driver.call("cuMemHostUnregister", address)
         except CudaError as error:
             if error.status != libcuda.DEINITIALIZED:  # CUDA has ended, and released everything
                 raise
@@ -214,28 +345,28 @@ class CudaDevice(Device):
             code = self._compiler.compile(source, self._target)
             with self._in_context():
                 module = ctypes.c_void_p()  # until the process ends
-                self._driver.call("cuModuleLoadData", ctypes.byref(module), code)
+                self.driver.call("cuModuleLoadData", ctypes.byref(module), code)
                 kernels = {name: self._find(module, name) for name in source.kernels}
             self._units[unit] = kernels
             return kernels
 
     def _find(self, module: ctypes.c_void_p, name: str) -> _Kernel:
         handle = ctypes.c_void_p()
-        self._driver.call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        self.driver.call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         assert handle.value is not None
         # Without it the first launch loads the kernel, and may wait for the whole device.
-        if self._driver.has("cuFuncLoad"):
-            self._driver.call("cuFuncLoad", handle)
+        if self.driver.has("cuFuncLoad"):
+            self.driver.call("cuFuncLoad", handle)
         return _Kernel(handle.value, self._sizes(handle))
 
     def _sizes(self, function: ctypes.c_void_p) -> list[int] | None:
-        if not self._driver.has("cuFuncGetParamInfo"):
+        if not self.driver.has("cuFuncGetParamInfo"):
             return None
         sizes: list[int] = []
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         while True:
             try:
-                self._driver.call(
+                self.driver.call(
                     "cuFuncGetParamInfo", function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
                 )
             except CudaError:  # no such parameter: that was the last
@@ -245,15 +376,20 @@ class CudaDevice(Device):
     @contextlib.contextmanager
     def _in_context(self) -> Iterator[None]:
         current = ctypes.c_void_p()
-        self._driver.call("cuCtxGetCurrent", ctypes.byref(current))
+        self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
         if current.value == self._context.value:
             yield
             return
-        self._driver.call("cuCtxPushCurrent_v2", self._context)
+        self.driver.call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
         finally:
-            self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+            self.driver.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+
+
+def _of_torch(stream: Any) -> Any:
+    """The stream as torch knows it."""
+    return stream.external if isinstance(stream, CudaStream) else stream
 
 
 def _handle(stream: Any) -> int:

@@ -154,6 +154,23 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def batch(self, stream: Stream, *, hold: bool = False) -> AbstractContextManager[object]:
+        """A context: what is enqueued on a stream of new_stream() is enqueued at its end, by one native call.
+
+        That call does not hold the GIL. hold: wait for the next work outside of a batch, the end of a batch
+        without hold, or a wait for one of its events. A batch in a batch is part of it. Inside, torch may
+        allocate on this stream, but not work on it. On torch's own streams a batch does nothing.
+        """
+
+    @abstractmethod
+    def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
+        """Enqueue that every byte of a contiguous tensor on the device becomes `byte`. Does not block."""
+
+    @abstractmethod
+    def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy between contiguous tensors of the same size on the device. Does not block."""
+
+    @abstractmethod
     def preload(self, *units: str) -> None:
         """Compile and load units now instead of at their first launch. Blocks."""
 
@@ -206,7 +223,8 @@ class Device(ABC):
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
         """Enqueue a copy to pinned host memory on torch's current stream. Does not block.
 
-        tensor: contiguous, on the device. Returns the copy, and the event after which it is complete.
+        tensor: contiguous, on the device. Returns the copy, and the event after which it is complete. The
+        caller keeps both until then.
         """
 
     @abstractmethod

@@ -8,8 +8,8 @@ allocates nothing on a device.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,12 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 HOST_NATIVE_ATOMICS = 86
 READ_ONLY_HOST_REGISTER = 113
 CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
-# Flags of cuStreamCreateWithPriority, cuMemHostRegister and cuStreamWaitValue64
+# Flags of cuStreamCreateWithPriority, cuEventCreate and cuMemHostRegister
 STREAM_NON_BLOCKING = 0x1
+EVENT_DISABLE_TIMING = 0x2
 REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
-WAIT_GEQ = 0
 # CUresult
-OUT_OF_MEMORY, DEINITIALIZED, ALREADY_REGISTERED = 2, 4, 712
+OUT_OF_MEMORY, DEINITIALIZED, NOT_READY, ALREADY_REGISTERED = 2, 4, 600, 712
 
 _SIGNATURES: dict[str, list[Any]] = {
     "cuInit": [c_uint],
@@ -41,7 +41,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
-    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuEventCreate": [POINTER(c_void_p), c_uint],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventQuery": [c_void_p],
+    "cuEventSynchronize": [c_void_p],
+    "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
+    "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],
@@ -51,6 +57,17 @@ _NEWER: dict[str, list[Any]] = {
     "cuFuncLoad": [c_void_p],  # 12.4
     "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],  # 12.4
 }
+ENQUEUEING = (
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuLaunchKernel",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuMemsetD8Async",
+    "cuMemcpyAsync",
+    "cuStreamWaitValue64_v2",
+)
+"""The functions that native code calls, in the order of native/cuda/commands.h."""
 
 
 class CudaError(RuntimeError):
@@ -81,10 +98,26 @@ class Libcuda:
 
     def call(self, function: str, *args: object) -> None:
         """Call a function. Raises CudaError if it fails."""
-        if status := self._functions[function](*args):
+        self.check(function, self._functions[function](*args))
+
+    def addresses(self, functions: Sequence[str]) -> list[int]:
+        """Where functions are, for native code; 0 for one that this driver does not have."""
+        found = [self._functions.get(name) for name in functions]
+        return [0 if f is None else ctypes.cast(f, c_void_p).value or 0 for f in found]
+
+    def check(self, function: str, status: int) -> None:
+        """Raise CudaError unless the status that a function returned is 0."""
+        if status:
             text = c_char_p()
             self._functions["cuGetErrorString"](status, ctypes.byref(text))
             raise CudaError(function, status, (text.value or b"unknown error").decode(errors="replace"))
+
+    def ready(self, function: str, *args: object) -> bool:
+        """False if the function says that something is not ready yet. Raises CudaError if it fails."""
+        status: int = self._functions[function](*args)
+        if status != NOT_READY:
+            self.check(function, status)
+        return status != NOT_READY
 
     def attribute(self, device: int, number: int) -> int:
         """A device's attribute; 0 if this driver does not know it."""

@@ -6,9 +6,10 @@ and EdgeLoader have a subclass each. Knows nothing of caches.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import torch
 
-from gids.cuda import Device, MadeOn
+from gids.cuda import Device, Event, MadeOn
 from gids.cuda.device import SAMPLING_PRIORITY
 from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed
@@ -27,6 +28,8 @@ from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import LayeredSampler
 from gids.store import Table
 from gids.store.names import Relation
+
+IdsOf = Callable[[Minibatch], Mapping[str, torch.Tensor]]
 
 
 @runtime_checkable
@@ -44,6 +47,8 @@ class SampleStream:
     def __init__(self, device: Device | None) -> None:
         self._device = device
         self._stream = device.new_stream(SAMPLING_PRIORITY) if device is not None else None
+        self._finished: dict[int, MadeOn] = {}  # the ids of each minibatch that exists, by id()
+        self._last: Event | None = None  # after the minibatch that was finished last
 
     def use(self) -> AbstractContextManager[object]:
         """A context: everything inside is made on this stream."""
@@ -51,18 +56,40 @@ class SampleStream:
             return nullcontext()
         return self._device.use(self._stream)
 
-    def made_here(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Ids that were made on this stream, so that their reader waits for no other stream."""
+    def finished(self, minibatches: Iterable[Minibatch], ids: IdsOf) -> None:
+        """All work that makes these minibatches is enqueued, and that of the next one is not.
+
+        ids: returns the ids that a minibatch reads, and enqueues what makes them.
+        """
         if self._device is None or self._stream is None:
-            return ids
-        return MadeOn(ids, self._device, self._stream)
+            return
+        with self._device.use(self._stream):
+            for minibatch in minibatches:
+                made = MadeOn(ids(minibatch), self._device, self._stream)
+                self._finished[id(minibatch)], self._last = made, made.made
+                weakref.finalize(minibatch, self._finished.pop, id(minibatch), None).atexit = False
+
+    def ids(self, minibatch: Minibatch, ids: IdsOf) -> Mapping[str, torch.Tensor]:
+        """The ids that a minibatch reads. On a device their reader waits for what makes them only.
+
+        A copy of a minibatch, such as the spool's, is not known here: its ids also wait for what is sampled
+        ahead.
+        """
+        if self._device is None or self._stream is None:
+            return ids(minibatch)
+        if (made := self._finished.get(id(minibatch))) is not None:
+            return made
+        with self._device.use(self._stream):
+            return MadeOn(ids(minibatch), self._device, self._stream)
 
     def hand_over(self, minibatch: Minibatch) -> None:
-        """Make a minibatch ready for torch's current stream."""
+        """Make a minibatch ready for torch's current stream. What is sampled ahead is not waited for."""
         if self._device is None or self._stream is None:
             return
         current = self._device.current_stream()
-        current.wait_stream(self._stream)
+        made = self._finished.pop(id(minibatch), None)
+        if (event := self._last if made is None else made.made) is not None:
+            current.wait_event(event)
         for tensor in minibatch.tensors():
             self._device.hand_over(tensor, self._stream, current)
 
@@ -123,10 +150,11 @@ class EpochSampling(ABC):
 
     def ids(self, minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
         """The rows of each table that a minibatch reads."""
-        with self.epoch.stream.use():
-            of_types = {type_: _rows(minibatch, type_) for type_ in self._types}
-            ids = {name: of_types[table.type] for name, table in self.epoch.tables.items()}
-        return self.epoch.stream.made_here(ids)
+        return self.epoch.stream.ids(minibatch, self._ids)
+
+    def _ids(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        of_types = {type_: _rows(minibatch, type_) for type_ in self._types}
+        return {name: of_types[table.type] for name, table in self.epoch.tables.items()}
 
     def __iter__(self) -> Iterator[Minibatch]:
         """A generator: an error that it raises keeps no frame of the caller alive.
@@ -143,6 +171,7 @@ class EpochSampling(ABC):
             try:
                 with self.epoch.stream.use():
                     minibatch = started.pop()()
+                self.epoch.stream.finished([minibatch], self._ids)
             except StorageError as error:
                 minibatch = cast(Minibatch, Failed(error.with_traceback(None)))
             started += [self._start(step) for step in islice(steps, 1)]
@@ -168,6 +197,8 @@ class EpochSampling(ABC):
             try:
                 with self.epoch.stream.use():
                     made = deque(self.sample(steps[:count]))
+                for minibatch in made:
+                    self.epoch.stream.finished([minibatch], self._ids)
             except Exception as error:
                 if count > 1:
                     count, one_by_one = 1, True  # minibatches before the error come first, then the error

@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   gids::bind_parts(m);
   gids::bind_io(m);
   gids::bind_queue(m);
+  gids::bind_cuda(m);
   gids::bind_cache(m);
   gids::bind_bench(m);
   gids::bind_packs(m);

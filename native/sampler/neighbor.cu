@@ -28,10 +28,42 @@ __device__ u64 at_of(const u64* slots, u32 slot, u32 in_trees) {
   return in_trees ? slots[pair_map::slot_words * u64{slot} + 1] : id_map::at_of(slots[slot]);
 }
 
+// int64 values if wide, else int32.
+__device__ i64 read(const void* values, u32 wide, u64 i) {
+  return wide ? static_cast<const i64*>(values)[i] : static_cast<const int*>(values)[i];
+}
+__device__ void write(void* values, u32 wide, u64 i, i64 value) {
+  if (wide) static_cast<i64*>(values)[i] = value;
+  else static_cast<int*>(values)[i] = static_cast<int>(value);
+}
+
+// The sum up to and including the thread's own value, and the sum of the block. All threads call.
+__device__ i64 scan_block(i64 value, i64& sum) {
+  __shared__ i64 of_warps[warp_lanes];
+  const u32 lane = threadIdx.x % warp_lanes, warp = threadIdx.x / warp_lanes;
+  for (u32 step = 1; step < warp_lanes; step *= 2) {
+    const i64 before = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += before;
+  }
+  if (lane == warp_lanes - 1) of_warps[warp] = value;
+  __syncthreads();
+  sum = 0;
+  for (u32 w = 0; w < blockDim.x / warp_lanes; ++w) {
+    if (w == warp) value += sum;
+    sum += of_warps[w];
+  }
+  __syncthreads();  // before the next call writes
+  return value;
+}
+
+// The values of this block: one part of each array, of whole blocks of threads.
+__device__ u64 part_size(u64 n) { return gids::align_up(gids::div_ceil(n, gridDim.x), blockDim.x); }
+
 }  // namespace
 
-// fault: the first position of a seed that is no node.
-extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault) {
+// fault: the first position of a seed that is no node. count: gets n.
+extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault, u64* count) {
+  if (thread_index() == 0) *count = n;
   for (u64 i = thread_index(); i < n; i += thread_count())
     if (static_cast<u64>(seeds[i]) >= node_count) note_fault(fault, i);
 }
@@ -284,5 +316,46 @@ extern "C" __global__ void gids_relabel(const i64* edge_count, u64 known, u64 ba
       nodes[local] = in_trees ? static_cast<i64>(slots[pair_map::slot_words * u64{slot_of[place]}]) : sources[place];
     indices[e] = static_cast<i64>(local);
     positions[e] = from_positions[place];
+  }
+}
+
+// The sum of each block's part of values[skip, skip + n).
+extern "C" __global__ void gids_sum_parts(const void* values, u32 wide, u64 skip, u64 n, i64* sums) {
+  const u64 part = part_size(n), begin = blockIdx.x * part, end = begin + part < n ? begin + part : n;
+  i64 mine = 0, sum;
+  for (u64 i = begin + threadIdx.x; i < end; i += blockDim.x) mine += read(values, wide, skip + i);
+  scan_block(mine, sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// Replaces values[skip, skip + n) by their running sums; those before become 0. sums: of gids_sum_parts in the same
+// grid; one block needs none. total: gets the sum of all, added to *base unless that is null.
+extern "C" __global__ void gids_scan_parts(void* values, u32 wide, u64 skip, u64 n, const i64* sums, const i64* base,
+                                           i64* total) {
+  const u64 part = part_size(n), begin = blockIdx.x * part, end = begin + part < n ? begin + part : n;
+  i64 mine = 0, before;
+  for (u32 block = threadIdx.x; block < blockIdx.x; block += blockDim.x) mine += sums[block];
+  scan_block(mine, before);
+  for (u64 first = begin; first < end; first += blockDim.x) {
+    const u64 i = first + threadIdx.x;
+    i64 sum;
+    const i64 through = before + scan_block(i < end ? read(values, wide, skip + i) : 0, sum);
+    if (i < end) write(values, wide, skip + i, through);
+    before += sum;
+  }
+  if (threadIdx.x) return;
+  if (blockIdx.x == 0)
+    for (u64 i = 0; i < skip; ++i) write(values, wide, i, 0);
+  if (blockIdx.x + 1 == gridDim.x) *total = before + (base ? *base : 0);
+}
+
+// The weight of each edge where a source has one number for all its edges; 1 with a fanout of -1. A warp takes a
+// destination.
+extern "C" __global__ void gids_weigh_edges(u64 n, const u64* degrees, const i64* indptr, int fanout, float* weights) {
+  const u32 lane = threadIdx.x % warp_lanes;
+  for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
+    const double weight = static_cast<double>(degrees[v]) / fanout;
+    for (i64 e = indptr[v] + lane; e < indptr[v + 1]; e += warp_lanes)
+      weights[e] = weight > 1 ? static_cast<float>(weight) : 1.0f;
   }
 }

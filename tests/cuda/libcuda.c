@@ -8,13 +8,12 @@
 #include <cuda.h>
 #else
 typedef int CUresult, CUdevice, CUdevice_attribute;
-typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;
+typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent;
 typedef unsigned long long CUdeviceptr, cuuint64_t;
 #define CUDAAPI
 #define CUDA_SUCCESS 0
 #define cuCtxPushCurrent cuCtxPushCurrent_v2
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
-#define cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
 #define cuMemHostRegister cuMemHostRegister_v2
 #define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
 #define cuStreamWaitValue64 cuStreamWaitValue64_v2
@@ -146,10 +145,36 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int gx, unsigned i
   }
   return extra ? (CUresult)1 : note(line);
 }
-CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   char line[200];
   return NOTE("copy %zu from %zx to %zx stream %zx in %zx", bytes, (size_t)from, (size_t)to, (size_t)stream,
               (size_t)current);
+}
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream) {
+  char line[200];
+  return NOTE("fill %zu of %zx with %x stream %zx in %zx", bytes, (size_t)to, byte, (size_t)stream, (size_t)current);
+}
+CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned int flags) {
+  static size_t events = 0xe00;
+  char line[200];
+  *event = (CUevent)++events;
+  return NOTE("event flags %u in %zx", flags, (size_t)current);
+}
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
+  char line[200];
+  return NOTE("record %zx stream %zx in %zx", (size_t)event & 0xf, (size_t)stream, (size_t)current);
+}
+CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+  char line[200];
+  return NOTE("wait stream %zx for %zx flags %u in %zx", (size_t)stream, (size_t)event & 0xf, flags, (size_t)current);
+}
+CUresult CUDAAPI cuEventQuery(CUevent event) {
+  char line[200];
+  return NOTE("query %zx", (size_t)event & 0xf);
+}
+CUresult CUDAAPI cuEventSynchronize(CUevent event) {
+  char line[200];
+  return NOTE("await %zx", (size_t)event & 0xf);
 }
 CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytes, unsigned int flags) {
   char line[200];

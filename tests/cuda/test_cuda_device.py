@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+from array import array
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -244,12 +245,108 @@ def test_no_two_owners_have_the_same_stream(
     streams: list[Any] = [made.new_stream(priority) for priority in (-3, -2, -1, -1) for _ in range(40)]
     assert len({stream.cuda_stream for stream in streams}) == 160
     assert record()[::40] == [f"stream flags 1 priority {p} in {CONTEXT}" for p in (-3, -2, -1, -1)]
-    assert streams[0].device == torch.device("cuda:0")
+    assert streams[0].external.device == torch.device("cuda:0")
     freed = streams.pop(0).cuda_stream
     other: Any = made.new_stream(-2)
     again: Any = made.new_stream(-3)
     assert again.cuda_stream == freed != other.cuda_stream, "a stream without an owner is used again"
     assert len(record()) == 1
+
+
+def test_a_batch_is_enqueued_by_one_call_in_order(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    monkeypatch.setattr(made, "torch_device", torch.device("cpu"))
+    calls, enqueue = [], made.enqueue
+
+    def count(stream: int, words: Any) -> None:
+        calls.append(stream)
+        enqueue(stream, words)
+
+    monkeypatch.setattr(made, "enqueue", count)
+    stream, other = made.new_stream(), made.new_stream()
+    earlier, words = other.record_event(), torch.zeros(3, dtype=torch.int64)
+    made.preload("noun/unit.cu")
+    record()
+    calls.clear()
+    own, at = stream.cuda_stream, words.data_ptr()  # type: ignore[attr-defined]
+    with made.batch(stream):
+        stream.wait_event(earlier)
+        with made.batch(stream, hold=True):
+            made.launch(stream, "noun/unit.cu", "first", 2, 64, words, np.uint32(7), np.float32(1))
+        made.fill(stream, words, 0xFF)
+        made.copy(stream, words[:1], words[2:])
+        assert made.wait_value(stream, 0x1000000007008, 9)
+        made.copy_from_host(stream, words, 0x7008)
+        done = stream.record_event()
+        assert record() == [f"event flags 2 in {CONTEXT}"]
+    waited, recorded = (event.cuda_event & 0xF for event in (earlier, done))  # type: ignore[attr-defined]
+    assert calls == [own]
+    assert record() == [
+        f"wait stream {own:x} for {waited:x} flags 0 in {CONTEXT}",
+        f"launch first <2 1 1, 64 1 1, 0> stream {own:x} in {CONTEXT}: {at:x} 7 3f800000",
+        f"fill 24 of {at:x} with ff stream {own:x} in {CONTEXT}",
+        f"copy 8 from {at + 16:x} to {at:x} stream {own:x} in {CONTEXT}",
+        f"wait stream {own:x} 1000000007008 >= 9 flags 0 in {CONTEXT}",
+        f"copy 24 from 7008 to {at:x} stream {own:x} in {CONTEXT}",
+        f"record {recorded:x} stream {own:x} in {CONTEXT}",
+    ]
+    done.synchronize()
+    done.synchronize()
+    assert record() == [f"await {recorded:x}"], "what the host has seen once is not asked for again"
+
+
+def test_held_work_is_enqueued_before_somebody_waits_for_it(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    stream, words = made.new_stream(), (0, np.uint32(1), np.float32(0))
+    made.preload("noun/unit.cu")
+    waits: list[Callable[[Any], object]] = [
+        lambda event: event.synchronize(),
+        lambda event: event.query(),
+        lambda event: event.wait(STREAM),  # torch's Stream.wait_event()
+        lambda event: made.new_stream().wait_event(event),
+        lambda event: made.launch(stream, "noun/unit.cu", "second", 1, 32, *words),
+    ]
+    for wait in waits:
+        record()
+        with made.batch(stream, hold=True):
+            made.launch(stream, "noun/unit.cu", "first", 1, 32, *words)
+            event = stream.record_event()
+        assert not any(line.startswith("launch") for line in record())
+        wait(event)
+        said = [line.split()[0] for line in record() if not line.startswith("stream")]
+        assert said[:2] == ["launch", "record"]
+        assert len(said) == 3
+
+
+def test_an_event_is_used_again_once_nobody_has_it(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    stream = made.new_stream()
+    handles = [stream.record_event().cuda_event for _ in range(3)]  # type: ignore[attr-defined]
+    assert len(set(handles)) == 1
+    with made.batch(stream):
+        assert len({stream.record_event().cuda_event for _ in range(3)}) == 3, "held"  # type: ignore[attr-defined]
+
+
+def test_a_failure_in_a_batch_names_the_function(
+    made: CudaDevice, stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    stream = made.new_stream()
+    event = stream.record_event()
+    with made.batch(stream, hold=True):
+        stream.wait_event(event)
+    stub.stub_fail_next(700)
+    with pytest.raises(CudaError, match=r"cuStreamWaitEvent: a failure \(CUDA error 700\)"):
+        stream.synchronize()
+    for words in ([6], [0, 1, 2], [0, 1, 1, 32, 65, *[0] * 65]):
+        with pytest.raises(ValueError, match=r"enqueue: "):
+            made.enqueue(1, array("Q", words))
 
 
 def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

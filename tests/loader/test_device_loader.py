@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import random_in_edges
-from emulator import EmulatedDevice
+from emulator import EmulatedDevice, EmulatedStream
 from engines import URING
-from late_device import LateDevice
+from late_device import WITHOUT_MEMORY, LateDevice, LateEvent
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 from open_options import tuned
 from torch.overrides import TorchFunctionMode
@@ -249,6 +249,121 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
     device.close()
     assert runs[0] == runs[1]
     assert len(runs[0]) == 10
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
+    tmp_path: Path,
+    cuda_is: Callable[[Device], None],
+    monkeypatch: pytest.MonkeyPatch,
+    window: int,
+) -> None:
+    """The sampling of a later minibatch never ends, and those that are due meanwhile are complete."""
+    rows, (indptr, sources) = torch.randn(600, 32), random_in_edges(600, 600, 1)
+    weights = torch.randn(len(sources), 8)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", rows)
+        writer.write_graph(("paper", "cites", "paper"), indptr, sources, num_src=600)
+        writer.write_table("edge", ("paper", "cites", "paper"), "weight", weights)
+        writer.write_labels("paper", torch.arange(600))
+    device = LateDevice(0)
+    cuda_is(device)
+    sampled, endless = LateEvent(device), 4 + window
+    start = gids.sampler.Neighbor.start
+
+    def never_end(sampler: Any, *args: Any, step: int, epoch: int, **options: Any) -> Any:
+        if (epoch, step) == (0, endless):
+            device.current_stream().wait_event(sampled)
+        return start(sampler, *args, step=step, epoch=epoch, **options)
+
+    monkeypatch.setattr(gids.sampler.Neighbor, "start", never_end)
+    options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": window} | STAGING
+    training = device.new_stream()
+    with (
+        gids.NodeLoader(
+            gids.open(tmp_path / "one.gids", **tuned(options)),
+            torch.arange(600),
+            [5, 5],
+            tables=["paper.feat", "paper.cites.paper.weight"],
+            labels=True,
+            batch_size=60,
+            device="cuda",
+        ) as loader,
+        device.use(training),
+    ):
+        epoch = iter(loader)
+        for number in range(4):
+            minibatch = next(epoch)
+            training.synchronize()
+            assert minibatch.seeds.tolist() == list(range(60 * number, 60 * number + 60))
+            assert torch.equal(minibatch.labels, minibatch.seeds)
+            assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
+            edges = torch.cat([block.positions for block in minibatch.blocks])
+            assert torch.equal(minibatch.features["paper.cites.paper.weight"], weights[edges])
+        sampled.passed = True
+        del minibatch, edges
+    device.close()
+
+
+class Working(TorchFunctionMode):
+    """Lists torch's functions that would launch a kernel, copy or wait if their tensors were on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        view = name == "__getitem__" and isinstance(args[1], int | slice)
+        self.calls += [name] * (not view and name not in WITHOUT_MEMORY)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fanouts", [[5, 5], [4, 4, 4]])
+def test_a_minibatch_enters_the_driver_eight_times_to_enqueue_and_four_times_to_wait(
+    tmp_path: Path, cuda_is: Callable[[Device], None], fanouts: list[int]
+) -> None:
+    """Whatever the number of its kernels. torch works on the host only: it reads sizes and takes seeds."""
+    rows, (indptr, sources) = torch.randn(3000, 32), random_in_edges(3000, 3000, 1)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", rows)
+        writer.write_graph(("paper", "cites", "paper"), indptr, sources, num_src=3000)
+    device = EmulatedDevice()
+    cuda_is(device)
+    made: list[EmulatedStream] = [device.current_stream()]
+    new_stream = device.new_stream
+    device.new_stream = lambda *args: made.append(new_stream(*args)) or made[-1]  # type: ignore[method-assign, func-returns-value]
+    options: dict[str, Any] = {"device_memory": 1 << 23, "cache": 200 << 10, "window": 4} | STAGING
+    with gids.NodeLoader(
+        gids.open(tmp_path / "one.gids", **tuned(options)),
+        torch.arange(3000),
+        fanouts,
+        batch_size=50,
+        device="cuda",
+        topology_on="host",
+    ) as loader:
+        epoch, seen = iter(loader), []
+        for number in range(30):
+            launched = len(device.launches)
+            for stream in made:
+                stream.entries = stream.waits = 0
+            queue = loader.feature_loader._cache._queue if number else None  # type: ignore[union-attr]
+            posted = queue.stats()["posted"] if queue else 0
+            with Working() as working:
+                minibatch = next(epoch)
+            assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
+            if queue:
+                entries = sum(stream.entries for stream in made) + queue.stats()["posted"] - posted
+                waits = sum(stream.waits for stream in made)
+                seen.append((entries, waits, working.calls, len(device.launches) - launched))
+    print(seen)
+    for entries, waits, torch_calls, launches in seen[15:]:  # the window is full
+        assert entries <= 8
+        assert waits <= 4
+        assert torch_calls == ["tolist", "__getitem__", "contiguous"]
+        assert launches >= 9 + 9 * len(fanouts)
 
 
 class Blocking(TorchFunctionMode):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
-import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,7 +24,24 @@ INCLUDE = NATIVE / "include"
 OLDEST, NEWEST = 75, 120
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
 KERNELS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.rglob("*.cu"))
+DOCS = NATIVE.parent / "docs/internals/cuda.md"
+MEASURED = (80, 90, 100)
+MOST_SHARED = 4096
+"""Bytes of shared memory of a block. 8 blocks on a multiprocessor have less than its 100 KB."""
 TRIALS = Path(__file__).parents[1] / "cuda" / "kernels.cu"
+
+_USAGE = re.compile(
+    r"Function properties for '?(gids_\w+?)'?\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads\n"
+    r".*?Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?"
+)
+
+
+class Usage(NamedTuple):
+    """Registers of a thread, shared memory of a block, and bytes that a thread spills."""
+
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
 
 
 class Nvrtc:
@@ -37,18 +57,38 @@ class Nvrtc:
 
     def compile(self, source: str, arch: int, *, ptx: bool = False, optimize: bool = True) -> bytes:
         """A cubin for sm_`arch`, or PTX; fails the test with the compiler's log."""
+        return self._compile(source, arch, "PTX" if ptx else "CUBIN", ptx=ptx, optimize=optimize)
+
+    def usage(self, source: str, arch: int) -> dict[str, Usage]:
+        """What the kernels of a source use on sm_`arch`, as ptxas reports it."""
+        log = self._compile(source, arch, "ProgramLog", more=["--ptxas-options=-v"]).decode()
+        return {
+            kernel: Usage(int(registers), int(shared or 0), int(stores) + int(loads))
+            for kernel, stores, loads, registers, shared in _USAGE.findall(log)
+        }
+
+    def _compile(
+        self,
+        source: str,
+        arch: int,
+        wanted: str,
+        *,
+        ptx: bool = False,
+        optimize: bool = True,
+        more: Sequence[str] = (),
+    ) -> bytes:
         program = ctypes.c_void_p()
         self._check(
             self._lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None)
         )
-        options = compile_options(f"{'compute' if ptx else 'sm'}_{arch}", self._include)
+        options = [*compile_options(f"{'compute' if ptx else 'sm'}_{arch}", self._include), *more]
         if not optimize and self._version >= (12, 9):
             options.append("--Ofast-compile=max")
         encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         try:
             if self._lib.nvrtcCompileProgram(program, len(options), encoded):
                 pytest.fail(f"sm_{arch}:\n{self._text(program, 'ProgramLog').decode()}", pytrace=False)
-            return self._text(program, "PTX" if ptx else "CUBIN")
+            return self._text(program, wanted)
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -94,17 +134,32 @@ def test_headers_and_kernels_compile(nvrtc: Nvrtc, arch: int) -> None:
     assert nvrtc.compile(program, arch, optimize=False).startswith(b"\x7fELF")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_each_kernel_compiles_alone_as_in_the_product(nvrtc: Nvrtc, kernel: str) -> None:
-    """Optimized, which takes most of the time."""
-    assert nvrtc.compile((NATIVE / kernel).read_text(), 90).startswith(b"\x7fELF")
+def stated_registers() -> dict[str, int]:
+    """The registers that docs/internals/cuda.md allows each kernel."""
+    rows = re.findall(r"^\| (\d+) \| \d+ \| (`gids_.*) \|$", DOCS.read_text(), re.MULTILINE)
+    return {kernel: int(most) for most, kernels in rows for kernel in re.findall(r"`(gids_\w+)`", kernels)}
 
 
 @pytest.mark.slow
-def test_kernels_that_poll_fit_blocks_of_1024_threads(nvrtc: Nvrtc) -> None:
-    source = (NATIVE / "io/request_queue.cu").read_text()
-    assert 0 < registers(nvrtc.compile(source, 80), "gids_read_pages") <= 64
+@pytest.mark.parametrize("unit", KERNELS)
+def test_kernels_use_the_registers_that_are_stated_and_spill_none(nvrtc: Nvrtc, unit: str) -> None:
+    """As in the product, which compiles each unit alone. Each is compiled once for each architecture."""
+    source, stated = (NATIVE / unit).read_text(), stated_registers()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        used = list(pool.map(lambda arch: nvrtc.usage(source, arch), MEASURED))
+    kernels = set(re.findall(r"\bvoid\s+(gids_\w+)\(", source))
+    for arch, of_kernels in zip(MEASURED, used, strict=True):
+        print(f"sm_{arch}", of_kernels)
+        assert set(of_kernels) == kernels
+        for kernel, usage in of_kernels.items():
+            assert usage.spilled_bytes == 0, f"{kernel} spills on sm_{arch}: {usage}"
+            assert usage.shared_bytes <= MOST_SHARED, f"{kernel} on sm_{arch}: {usage}"
+            assert usage.registers <= stated[kernel], f"{kernel} on sm_{arch}: {usage}"
+
+
+def test_every_kernel_has_a_stated_number_of_registers() -> None:
+    sources = "".join((NATIVE / unit).read_text() for unit in KERNELS)
+    assert set(re.findall(r"\bvoid\s+(gids_\w+)\(", sources)) == set(stated_registers())
 
 
 @pytest.mark.slow
@@ -116,16 +171,3 @@ def test_a_poll_is_relaxed_and_a_fence_follows_the_last(nvrtc: Nvrtc) -> None:
     said = re.findall(r"\b(?:ld|fence)(?:\.\w+)*\.(?:relaxed|acquire|acq_rel|sc)(?:\.\w+)*", kernel)
     assert said == ["ld.relaxed.sys.b64", "fence.acq_rel.sys"]
     assert re.search(r"selp\.\w+\s+(%\w+), 40000, 4000.*?nanosleep\.u32 \1;", kernel, re.DOTALL)
-
-
-def registers(cubin: bytes, kernel: str) -> int:
-    """Registers of a thread: up to sm_89, the top byte of sh_info of the kernel's section."""
-    sections, count, names = (
-        struct.unpack_from(f, cubin, at)[0] for f, at in (("<Q", 40), ("<H", 60), ("<H", 62))
-    )
-    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, sections + 64 * i) for i in range(count)]
-    for header in headers:
-        name = cubin[headers[names][4] + header[0] :].split(b"\0", 1)[0]
-        if name == f".text.{kernel}".encode():
-            return int(header[7] >> 24)
-    pytest.fail(f"no kernel {kernel}")

@@ -223,11 +223,12 @@ class DeviceFeatureCache:
                     f"at most {_core.USE_BITS} steps may be live: retire one before entering {step}"
                 )
             here = self._on_device(ids)
-            s = _Step(step, here, self._positions(here))
-            self._steps[step] = s
-            self._entered = self.next_step = step + 1
-            for name, tensor in s.rows.items():
-                self._kernels.enter(self._states[name], self._counters.of(s.index, name), tensor, s.bit)
+            with self._device.batch(self.stream, hold=True):  # plan() enqueues it
+                s = _Step(step, here, self._positions(here))
+                self._steps[step] = s
+                self._entered = self.next_step = step + 1
+                for name, tensor in s.rows.items():
+                    self._kernels.enter(self._states[name], self._counters.of(s.index, name), tensor, s.bit)
 
     def plan(self, step: int) -> None:
         """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order.
@@ -240,34 +241,35 @@ class DeviceFeatureCache:
             s = self._live(step)
             if step != self._planned:
                 raise RuntimeError(f"steps must be planned in order: expected {self._planned}, got {step}")
-            self._settle()
-            self._planned += 1
-            self._planned_mask |= s.bit
-            s.planned = True
-            self._flights.append(s)
-            for name, ids in s.rows.items():
-                plan = self._new_plan(s, name, ids)
-                s.plans.append(plan)
-                counters = self._counters.of(s.index, name)
-                self._kernels.choose(
-                    plan.state,
-                    counters,
-                    plan.misses,
-                    ids,
-                    self._planned_mask,
-                    self._planned,
-                    self._counters.shown_at(s.index, name),
-                )
-            s.counted = self.stream.record_event()
-            for plan in s.plans:
-                most = self._reads.rounds_for(plan.most_misses)
-                for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
-                    self._post(plan)
-            # Collect for the next two minibatches only: their rows cross the bus while the consumer computes
-            # and while the pages of later ones are read.
-            soon = min(self._retired + 1, step - 1)
-            while self._flights[0].number <= soon:
-                self._collect()
+            with self._device.batch(self.stream):
+                self._settle()
+                self._planned += 1
+                self._planned_mask |= s.bit
+                s.planned = True
+                self._flights.append(s)
+                for name, ids in s.rows.items():
+                    plan = self._new_plan(s, name, ids)
+                    s.plans.append(plan)
+                    counters = self._counters.of(s.index, name)
+                    self._kernels.choose(
+                        plan.state,
+                        counters,
+                        plan.misses,
+                        ids,
+                        self._planned_mask,
+                        self._planned,
+                        self._counters.shown_at(s.index, name),
+                    )
+                s.counted = self.stream.record_event()
+                for plan in s.plans:
+                    most = self._reads.rounds_for(plan.most_misses)
+                    for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
+                        self._post(plan)
+                # Collect for the next two minibatches only: their rows cross the bus while the consumer
+                # computes and while the pages of later ones are read.
+                soon = min(self._retired + 1, step - 1)
+                while self._flights[0].number <= soon:
+                    self._collect()
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
@@ -280,13 +282,14 @@ class DeviceFeatureCache:
             s = self._live(step)
             if not s.planned:
                 raise RuntimeError(f"step {step} is not planned")
-            done = self._finish(s)
+            with self._device.batch(self.stream, hold=s.done is not None):
+                done = self._finish(s)
         with self._clock("wait_s"):
             done.synchronize()
         with self._clock("gather_s"):
             self._account(s)
             self._consumed.append(self._device.current_stream().record_event())
-            self._hand_over(done, s.outputs)
+            self._hand_over(s.outputs)
             error: Exception | None = self._bad_id(s.index, s.ids)
             lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
             if error is None and lost:  # a read failed: the host repeats it and learns the reason
@@ -305,13 +308,14 @@ class DeviceFeatureCache:
             s = self._live(step)
             if step != self._retired:
                 raise RuntimeError(f"steps must retire in order: expected {self._retired}, got {step}")
-            if s.planned:
-                self._finish(s)
-            else:
-                self._planned = step + 1
-            self._planned_mask &= ~s.bit
-            for name, state in self._states.items():  # of all tables, to zero the counters
-                self._kernels.retire(state, self._counters.of(s.index, name), s.rows.get(name), s.bit)
+            with self._device.batch(self.stream, hold=True):  # the next plan() enqueues it
+                if s.planned:
+                    self._finish(s)
+                else:
+                    self._planned = step + 1
+                self._planned_mask &= ~s.bit
+                for name, state in self._states.items():  # of all tables, to zero the counters
+                    self._kernels.retire(state, self._counters.of(s.index, name), s.rows.get(name), s.bit)
             del self._steps[step]
             self._retired += 1
 
@@ -370,7 +374,8 @@ class DeviceFeatureCache:
                         rows, failure = self._host.read_through({name: on_host(tensor[positions])})
                         outputs[name][positions] = rows[name].to(self._device.torch_device)
                         error = error or failure
-            self._hand_over(self.stream.record_event(), outputs)
+            self._device.current_stream().wait_event(self.stream.record_event())
+            self._hand_over(outputs)
         return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
@@ -535,10 +540,16 @@ class DeviceFeatureCache:
         """Ids on the device, ready for kernels on the cache's stream."""
         here = self._device.torch_device
         made_on = ids.stream if isinstance(ids, MadeOn) else self._device.current_stream()
-        with self._device.use(made_on):
-            moved = {name: t.contiguous() for name, t in ids.items()}
+        moved = dict(ids)
+        if not all(t.is_contiguous() for t in ids.values()):
+            with self._device.use(made_on):
+                moved = {name: t.contiguous() for name, t in ids.items()}
         if made_on != self.stream and any(t.device == here for t in moved.values()):
-            self.stream.wait_stream(made_on)
+            if isinstance(ids, MadeOn) and all(moved[name] is t for name, t in ids.items()):
+                with self._device.batch(self.stream, hold=True):
+                    self.stream.wait_event(ids.made)  # not for what was enqueued after them
+            else:
+                self.stream.wait_stream(made_on)
         for name, tensor in moved.items():
             if tensor.device == here:
                 self._device.hand_over(tensor, made_on, self.stream)
@@ -557,11 +568,10 @@ class DeviceFeatureCache:
                     self._kernels.find_rows(self._states[name], tensor, rows[name])
         return rows
 
-    def _hand_over(self, done: Event, outputs: Mapping[str, torch.Tensor]) -> None:
+    def _hand_over(self, outputs: Mapping[str, torch.Tensor]) -> None:
         current = self._device.current_stream()
         if current == self.stream:
             return
-        current.wait_event(done)
         for out in outputs.values():
             self._device.hand_over(out, self.stream, current)
 

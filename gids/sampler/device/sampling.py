@@ -37,6 +37,8 @@ _LARGEST_ASSUMED = 32
 """Up to this fanout, room for all possible edges is allocated; above it, the host waits for their count."""
 _LARGEST_UNCOUNTED = 1 << 18
 """Up to this many possible edges of a layer, the next one is enqueued before the host knows their number."""
+_SCANNED = 2048
+"""Values of a scan that a block takes at least."""
 _NO_NODE = -1  # also as a key: its id is above all others
 _IDS = (1 << 32) - 1
 _NO_ADDRESS = 0
@@ -115,7 +117,8 @@ class _Draw:
     """One relation in one layer.
 
     capacity: upper bound of its edges. base: its first place (see gids/sampled_edges.h) among the edges from
-    its source type. begins, degrees: of each destination in the graph. indptr: of the sampled edges.
+    its source type. size: where the report has the number of its edges. begins, degrees: of each destination
+    in the graph. indptr: of the sampled edges.
     """
 
     pinned: PinnedGraph
@@ -129,6 +132,7 @@ class _Draw:
     choice: Choice
     rates: Rates | None
     keys: Keys
+    size: int
     capacity: int = 0
     base: int = 0
 
@@ -150,24 +154,39 @@ class _Table:
 class _Drawn:
     """One layer whose edges are drawn and whose sizes are on the device.
 
-    By node type: places, the number of possible edges; known, the length of the nodes before; before,
-    int64[1] on the device, the number of these that exist; new, int64[1], or None without places. By
-    relation: edges, the indices and positions if the layer is relabeled, with room for all possible edges.
+    By node type: places, the number of possible edges; known, the length of the nodes before; before, after:
+    where the report has the number of nodes that exist before and after the layer. By relation: edges, the
+    indices and positions if the layer is relabeled, with room for all possible edges.
     """
 
     draws: list[_Draw]
     tables: list[_Table]
     places: list[int]
     known: list[int]
-    before: list[torch.Tensor]
-    new: list[torch.Tensor | None]
+    before: list[int]
+    after: list[int]
     edges: list[tuple[torch.Tensor, torch.Tensor]]
     in_trees: bool
 
-    def counts(self) -> list[torch.Tensor]:
-        """The numbers that the host needs: edges by relation, nodes before, and new nodes by type."""
-        edges = [draw.indptr[draw.n :] for draw in self.draws]
-        return [*edges, *self.before, *(new for new in self.new if new is not None)]
+
+class _Report:
+    """What the host must know of a minibatch, int64 on the device: faults, then sizes. Kernels write it.
+
+    faults: two by relation after one by node type. words: all of it.
+    """
+
+    def __init__(self, words: torch.Tensor, faults: int) -> None:
+        self.words, self.fault_count = words, faults
+        self._taken = faults
+
+    def take(self) -> int:
+        """The index of another size."""
+        self._taken += 1
+        return self._taken - 1
+
+    def at(self, index: int) -> torch.Tensor:
+        """int64[1] on the device."""
+        return self.words[index : index + 1]
 
 
 class Started:
@@ -185,7 +204,7 @@ class Started:
         topology: Topology,
         seeds: list[torch.Tensor],
         nodes: list[torch.Tensor],
-        faults: torch.Tensor,
+        report: _Report,
         layers: list[list[Block]],
         waiting: list[_Drawn],
         in_trees: bool,
@@ -194,8 +213,8 @@ class Started:
         self._sampler, self._stream, self._topology = sampler, stream, topology
         self.seeds = seeds
         """By node type, on the device."""
-        self._nodes, self._faults, self._layers, self._waiting = nodes, faults, layers, waiting
-        self._sizes = sampler.ask(waiting, faults)
+        self._nodes, self._report, self._layers, self._waiting = nodes, report, layers, waiting
+        sampler.ask(report)
         self._error: Exception | None = None
 
     def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
@@ -213,9 +232,8 @@ class Started:
         """Wait for the sizes, and free the sampler's scratch memory for the next minibatch. Idempotent."""
         if self._waiting:
             try:
-                sizes = self._sizes
                 self._layers += self._sampler.settle(
-                    self._stream, self._waiting, self._topology, self._nodes, self._faults, sizes
+                    self._stream, self._waiting, self._topology, self._nodes, self._report
                 )
             except Exception as error:
                 self._error = error
@@ -230,6 +248,8 @@ class DeviceSampler:
         self._scratch: dict[tuple[str, int], torch.Tensor] = {}
         self._stream: Stream | None = None  # the last stream that used the scratch
         self._started: weakref.ref[Started] | None = None  # uses the scratch until it is settled
+        self._asked: tuple[torch.Tensor, Event] | None = None  # a report on its way to the host
+        self._unwanted: list[tuple[torch.Tensor, Event]] = []  # that nobody will read
         self._rates: DeviceRates | None = None
         self._trees: _Trees | None = None  # of the minibatch that is being started
         device.preload(_UNIT)
@@ -267,6 +287,9 @@ class DeviceSampler:
         topology.check_open()
         if self._started is not None and (before := self._started()) is not None:
             before.settle()
+        if self._asked is not None:  # of a minibatch that was dropped
+            self._unwanted = [asked for asked in (*self._unwanted, self._asked) if not asked[1].query()]
+            self._asked = None
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
@@ -284,12 +307,19 @@ class DeviceSampler:
             self._trees, batch = self._plant(forest)
             nodes = [of << 32 | ids & _IDS for of, ids in zip(batch, seeds, strict=True)]
         types, relations = len(nodes), len(topology.relations)
-        faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
-        for t, ids in enumerate(seeds):
-            self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
+        fault_count = types + 2 * relations
+        words = fault_count + types + len(fanouts) * (types + relations)
+        with self._device.batch(stream, hold=True):
+            report = _Report(self._device.empty(words, torch.int64), fault_count)
+            self._device.fill(stream, report.words[:fault_count], _NO_FAULT & 0xFF)
+            sizes = [report.take() for _ in nodes]
+            for t, ids in enumerate(seeds):
+                places = (report.at(t), report.at(sizes[t]))
+                self._launch(
+                    "gids_check_seeds", max(1, len(ids)), ids, len(ids), topology.node_counts[t], *places
+                )
         layers: list[list[Block]] = []
         waiting: list[_Drawn] = []  # layers whose sizes the host does not know
-        sizes = [self._count_of(len(ids)) for ids in nodes]
         for hop, layer in enumerate(fanouts):
             keys: list[Keys] = []
             for r, (src, _) in enumerate(topology.ends):
@@ -297,22 +327,21 @@ class DeviceSampler:
                 now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
                 keys.append((now, following, np.float64(cos), np.float64(sin)))
             if waiting and any(_is_counted(choice, fanout) for fanout in layer):
-                layers += self.settle(stream, waiting, topology, nodes, faults)
-            drawn = self._layer(topology, nodes, sizes, layer, keys, faults, choice)
+                layers += self.settle(stream, waiting, topology, nodes, report)
+            with self._device.batch(stream, hold=True):
+                drawn = self._layer(topology, nodes, sizes, layer, keys, report, choice)
             waiting.append(drawn)
             may_wait = not choice.rates and not choice.by_source  # their weights need scratch of the layer
             if hop + 1 == len(fanouts):
                 break
             if may_wait and max(drawn.places) <= _LARGEST_UNCOUNTED:
-                self._relabel_ahead(drawn, nodes)
+                with self._device.batch(stream, hold=True):
+                    self._relabel_ahead(drawn, nodes, report)
             else:
-                layers += self.settle(stream, waiting, topology, nodes, faults)
-            sizes = [
-                before if new is None else before + new
-                for before, new in zip(drawn.before, drawn.new, strict=True)
-            ]
+                layers += self.settle(stream, waiting, topology, nodes, report)
+            sizes = drawn.after
         in_trees = self._trees is not None
-        started = Started(self, stream, topology, seeds, nodes, faults, layers, waiting, in_trees)
+        started = Started(self, stream, topology, seeds, nodes, report, layers, waiting, in_trees)
         self._started = weakref.ref(started)
         return started
 
@@ -336,23 +365,23 @@ class DeviceSampler:
         self,
         topology: Topology,
         nodes: list[torch.Tensor],
-        sizes: list[torch.Tensor],
+        sizes: list[int],
         fanouts: list[int],
         keys: list[Keys],
-        faults: torch.Tensor,
+        report: _Report,
         choice: Choice,
     ) -> _Drawn:
-        """Draw one layer. Nodes beyond sizes are _NO_NODE: they have no edges."""
+        """Draw one layer. sizes: where the report has them. Nodes beyond are _NO_NODE: they have no edges."""
         draws = [
-            self._count(topology, r, nodes[dst], fanouts[r], faults, choice, keys[r])
+            self._count(topology, r, nodes[dst], fanouts[r], report, choice, keys[r])
             for r, (_, dst) in enumerate(topology.ends)
         ]
-        places = self._capacities(draws, len(nodes))
+        places = self._capacities(draws, len(nodes), report)
         known = [len(ids) for ids in nodes]
         weighted = {draw.src for draw in draws if draw.rates is not None}
         tables = [self._table(t, ids, places[t], t in weighted) for t, ids in enumerate(nodes)]
         for draw, (_, dst) in zip(draws, topology.ends, strict=True):
-            self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, faults)
+            self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, report)
         for draw in draws:
             table = tables[draw.src]
             self._launch(
@@ -361,24 +390,48 @@ class DeviceSampler:
                 *(table.slots, table.slot_of, draw.indptr[draw.n :], draw.capacity),
                 *(known[draw.src], draw.base, self._in_trees, table.ranks),
             )
-        for table, count in zip(tables, places, strict=True):
-            table.ranks[:count].cumsum_(0)
-        new = [t.ranks[c - 1 : c].long() if c else None for t, c in zip(tables, places, strict=True)]
-        return _Drawn(draws, tables, places, known, sizes, new, [], self._trees is not None)
+        after = list(sizes)
+        for t, (table, count) in enumerate(zip(tables, places, strict=True)):
+            if count:
+                after[t] = report.take()
+                self._scan(table.ranks[:count], report.at(after[t]), base=report.at(sizes[t]))
+        return _Drawn(draws, tables, places, known, sizes, after, [], self._trees is not None)
 
-    def _relabel_ahead(self, drawn: _Drawn, nodes: list[torch.Tensor]) -> None:
+    def _relabel_ahead(self, drawn: _Drawn, nodes: list[torch.Tensor], report: _Report) -> None:
         """Write a layer's edges and nodes into arrays for all that are possible. Does not wait."""
         for t, places in enumerate(drawn.places):
             if places:
-                padding = torch.full((places,), _NO_NODE, dtype=torch.int64, device=nodes[t].device)
-                nodes[t] = torch.cat([nodes[t], padding])
-        drawn.edges = [self._relabel(draw, drawn, draw.capacity, nodes) for draw in drawn.draws]
+                nodes[t] = self._grown(nodes[t], len(nodes[t]), places)
+                self._device.fill(self._on, nodes[t][-places:], _NO_NODE & 0xFF)
+        drawn.edges = [self._relabel(draw, drawn, draw.capacity, nodes, report) for draw in drawn.draws]
 
-    def ask(self, waiting: list[_Drawn], faults: torch.Tensor) -> tuple[torch.Tensor, Event]:
-        """Enqueue a copy of the layers' sizes and of the faults to the host. The event comes after it."""
-        return self._device.to_host(
-            torch.cat([count for drawn in waiting for count in drawn.counts()] + [faults])
-        )
+    def _grown(self, values: torch.Tensor, count: int, more: int = 0) -> torch.Tensor:
+        """The first `count` values in memory of their own, and room for more."""
+        grown = self._device.empty(count + more, values.dtype)
+        self._device.copy(self._on, grown[:count], values[:count])
+        return grown
+
+    def _exactly(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        """The first `count` values, in memory that has no more."""
+        return values if len(values) == count else self._grown(values, count)
+
+    @property
+    def _on(self) -> Stream:
+        assert self._stream is not None
+        return self._stream
+
+    def ask(self, report: _Report) -> None:
+        """Enqueue a copy of the report to the host."""
+        with self._device.batch(self._on):
+            self._asked = self._device.to_host(report.words)
+
+    def _answer(self) -> list[int]:
+        """Wait for the report that was asked for."""
+        assert self._asked is not None
+        (words, copied), self._asked = self._asked, None
+        copied.synchronize()
+        answer: list[int] = words.tolist()
+        return answer
 
     def settle(
         self,
@@ -386,40 +439,42 @@ class DeviceSampler:
         waiting: list[_Drawn],
         topology: Topology,
         nodes: list[torch.Tensor],
-        faults: torch.Tensor,
-        asked: tuple[torch.Tensor, Event] | None = None,
+        report: _Report,
     ) -> list[list[Block]]:
         """Wait for the sizes of layers, and make their blocks. The last one may not be relabeled yet.
 
-        stream: that of start(). asked: from ask(), if it was called.
+        stream: that of start().
         """
         if not waiting:
             return []
-        sizes, copied = asked or self.ask(waiting, faults)
-        copied.synchronize()
-        counts = sizes.tolist()
         with self._device.use(stream):
-            _raise_faults(topology, nodes, counts[-len(faults) :], waiting[0].in_trees)
-            return self._blocks(waiting, topology, nodes, counts)
+            if self._asked is None:
+                self.ask(report)
+            answer = self._answer()
+            _raise_faults(topology, nodes, answer[: report.fault_count], waiting[0].in_trees)
+            with self._device.batch(stream, hold=True):
+                return self._blocks(waiting, topology, nodes, report, answer)
 
     def _blocks(
-        self, waiting: list[_Drawn], topology: Topology, nodes: list[torch.Tensor], counts: list[int]
+        self,
+        waiting: list[_Drawn],
+        topology: Topology,
+        nodes: list[torch.Tensor],
+        report: _Report,
+        answer: list[int],
     ) -> list[list[Block]]:
-        """The blocks of layers, whose sizes are counts. Relabels the last one if it is not yet."""
-        found = iter(counts)
+        """The blocks of layers. Relabels the last one if it is not yet. answer: the report, on the host."""
         layers = []
         for drawn in waiting:
-            edges = [next(found) for _ in drawn.draws]
-            before = [next(found) for _ in drawn.before]
-            after = [
-                b + (0 if new is None else next(found)) for b, new in zip(before, drawn.new, strict=True)
-            ]
+            edges = [answer[draw.size] for draw in drawn.draws]
+            before = [answer[index] for index in drawn.before]
+            after = [answer[index] for index in drawn.after]
             if not drawn.edges:
                 for t, (old, size) in enumerate(zip(before, after, strict=True)):
                     if size > len(nodes[t]) or old < len(nodes[t]):
-                        nodes[t] = torch.cat([nodes[t][:old], self._device.empty(size - old, torch.int64)])
+                        nodes[t] = self._grown(nodes[t], old, size - old)
                 drawn.edges = [
-                    self._relabel(draw, drawn, count, nodes)
+                    self._relabel(draw, drawn, count, nodes, report)
                     for draw, count in zip(drawn.draws, edges, strict=True)
                 ]
             layers.append(
@@ -429,13 +484,9 @@ class DeviceSampler:
                 ]
             )
         for t, size in enumerate(after):
-            nodes[t] = _exactly(nodes[t], size)
+            nodes[t] = self._exactly(nodes[t], size)
         waiting.clear()
         return layers
-
-    def _count_of(self, n: int) -> torch.Tensor:
-        """int64[1] on the device, without a copy from the host."""
-        return torch.full((1,), n, dtype=torch.int64, device=self._device.torch_device)
 
     def _count(
         self,
@@ -443,20 +494,21 @@ class DeviceSampler:
         number: int,
         nodes: torch.Tensor,
         fanout: int,
-        faults: torch.Tensor,
+        report: _Report,
         choice: Choice,
         keys: Keys,
     ) -> _Draw:
         pinned, graph, n = topology.pinned[number], topology.graphs[number], len(nodes)
         begins = self._take("begins", number, n, torch.int64)
         degrees = self._take("degrees", number, n, torch.int64)
-        indptr = self._device.zeros(n + 1, torch.int64)
+        indptr = self._device.empty(n + 1, torch.int64)
+        fault = len(topology.node_types) + 2 * number
         self._launch(
             "gids_count_neighbors",
             2 * n,
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
             np.uint32(choice.kind == "replaced"),
-            *(self._in_trees, begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
+            *(self._in_trees, begins, degrees, indptr[1:], report.at(fault)),
             over_bus=pinned.indptr_on_host,
         )
         times = self._trees.of_relations[number] if self._trees and self._trees.of_relations else None
@@ -496,20 +548,22 @@ class DeviceSampler:
                 32 * n,
                 *(n, begins, degrees, *keys, np.uint32(fanout)),
                 *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
-                faults[len(topology.node_types) + 2 * number + 1 :],
+                report.at(fault + 1),
                 over_bus=pinned.indices_on_host,
             )
-        indptr.cumsum_(0)
+        size = report.take()
+        self._scan(indptr, report.at(size), skip=1)
         src = topology.ends[number][0]
-        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, rates, keys)
+        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, rates, keys, size)
 
-    def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
+    def _capacities(self, draws: list[_Draw], types: int, report: _Report) -> list[int]:
         """Assign places to every relation. Returns the number of places by source type."""
         counted = [d for d in draws if _is_counted(d.choice, d.fanout)]
         if counted:  # known only from the degrees: wait for them
-            counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
-            for draw, count in zip(counted, counts, strict=True):
-                draw.capacity = count
+            self.ask(report)
+            answer = self._answer()
+            for draw in counted:
+                draw.capacity = answer[draw.size]
         capacities = [0] * types
         for draw in draws:
             if draw not in counted:
@@ -528,7 +582,7 @@ class DeviceSampler:
         log2_slots = max(10, ((len(nodes) + capacity) * 4 // 3).bit_length()) if capacity else 0
         words = 2 if self._trees is not None else 1
         slots = self._take("slots", t, words << log2_slots if capacity else 0, torch.int64)
-        slots.fill_(-1)
+        self._device.fill(self._on, slots, 0xFF)
         if capacity:
             of_map = (slots, np.uint32(log2_slots), self._in_trees)
             self._launch("gids_note_nodes", len(nodes), nodes, len(nodes), *of_map)
@@ -549,7 +603,7 @@ class DeviceSampler:
         table: _Table,
         known: int,
         topology: Topology,
-        faults: torch.Tensor,
+        report: _Report,
     ) -> None:
         graph = topology.graphs[draw.number]
         edges: tuple[Argument, ...] = (
@@ -557,7 +611,7 @@ class DeviceSampler:
             *(known, draw.base, table.slots, np.uint32(table.log2_slots)),
             *(table.sources, table.positions, table.slot_of),
             _NO_ADDRESS if self._trees is None else self._trees.tags,
-            faults[len(topology.node_types) + 2 * draw.number + 1 :],
+            report.at(len(topology.node_types) + 2 * draw.number + 1),
         )
         if draw.rates is not None:
             self._draw_weighted(draw, draw.rates, nodes, table, edges)
@@ -623,7 +677,7 @@ class DeviceSampler:
         return self._take("numbers", draw.src, len(table.positions), torch.int64)
 
     def _relabel(
-        self, draw: _Draw, drawn: _Drawn, count: int, nodes: list[torch.Tensor]
+        self, draw: _Draw, drawn: _Drawn, count: int, nodes: list[torch.Tensor], report: _Report
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The indices and positions of a relation's edges, int64[count] each. Also writes their new nodes."""
         table = drawn.tables[draw.src]
@@ -640,7 +694,7 @@ class DeviceSampler:
                 table.slot_of,
                 table.ranks,
             ),
-            *(drawn.before[draw.src], np.uint32(drawn.in_trees)),
+            *(report.at(drawn.before[draw.src]), np.uint32(drawn.in_trees)),
             *(table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
         return indices, positions
@@ -648,24 +702,45 @@ class DeviceSampler:
     def _block(
         self, draw: _Draw, drawn: _Drawn, num_dst: int, num_src: int, count: int, topology: Topology
     ) -> Block:
-        indptr = _exactly(draw.indptr, num_dst + 1)
-        indices, positions = (_exactly(edges, count) for edges in drawn.edges[draw.number])
+        indptr = self._exactly(draw.indptr, num_dst + 1)
+        indices, positions = (self._exactly(edges, count) for edges in drawn.edges[draw.number])
         weights = None
         if draw.rates is not None:
-            weights = drawn.tables[draw.src].estimates[draw.base : draw.base + count].clone()
+            weights = self._grown(drawn.tables[draw.src].estimates[draw.base :], count)
         elif draw.choice.by_source:
-            each = (draw.degrees[:num_dst].double() / draw.fanout).clamp(min=1).float()
-            weights = each.repeat_interleave(indptr.diff(), output_size=count)
+            weights = self._device.empty(count, torch.float32)
+            of_edges = (num_dst, draw.degrees, indptr, np.int32(draw.fanout), weights)
+            self._launch("gids_weigh_edges", 32 * num_dst if count else 0, *of_edges)
         return Block(indptr, indices, positions, num_src, topology.graphs[draw.number], weights)
+
+    def _scan(
+        self,
+        values: torch.Tensor,
+        total: torch.Tensor,
+        *,
+        base: torch.Tensor | None = None,
+        skip: int = 0,
+    ) -> None:
+        """Replace values, int64 or int32, by their running sums. total: int64[1], gets base plus their sum.
+
+        skip: so many values before them become 0.
+        """
+        n, wide = len(values) - skip, np.uint32(values.dtype == torch.int64)
+        blocks = max(1, min(-(-n // _SCANNED), _BLOCKS_PER_SM * self._device.sm_count))
+        sums = self._take("sums", 0, blocks, torch.int64)
+        part = (values, wide, skip, n, sums)
+        if blocks > 1:
+            self._device.launch(self._on, _UNIT, "gids_sum_parts", blocks, _THREADS, *part)
+        of_values = (*part, 0 if base is None else base, total)
+        self._device.launch(self._on, _UNIT, "gids_scan_parts", blocks, _THREADS, *of_values)
 
     def _launch(
         self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT, over_bus: bool = False
     ) -> None:
         """threads: the number of threads with work. over_bus: whether they read host memory."""
-        assert self._stream is not None
         most = _BLOCKS_PER_SM * self._device.sm_count
         blocks = min(-(-threads // _THREADS), min(most, _BUS_BLOCKS) if over_bus else most)
-        self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
+        self._device.launch(self._on, unit, kernel, blocks, _THREADS, *args)
 
     def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Uninitialized scratch memory."""
@@ -678,11 +753,6 @@ class DeviceSampler:
 def _is_counted(choice: Choice, fanout: int) -> bool:
     """Whether the number of possible edges depends on the degrees."""
     return choice.kind == "labor" or not 0 <= fanout <= _LARGEST_ASSUMED
-
-
-def _exactly(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """The first elements, in memory of their own."""
-    return tensor if len(tensor) == size else tensor[:size].clone()
 
 
 def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[int], in_trees: bool) -> None:
