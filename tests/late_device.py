@@ -59,10 +59,12 @@ class LateEvent(EmulatedEvent):
         self.after: Clock = {}
 
     def synchronize(self) -> None:
+        self._device.check_capture("synchronize")
         self._device.run_until(lambda: self.passed)
         merge(self._device.seen, self.after)
 
     def query(self) -> bool:
+        self._device.check_capture("query")
         self._device.progress()
         if self.passed:
             merge(self._device.seen, self.after)

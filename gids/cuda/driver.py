@@ -24,6 +24,7 @@ CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
 STREAM_NON_BLOCKING = 0x1
 REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
 WAIT_GEQ = 0
+CAPTURE_THREAD_LOCAL = 1  # CUstreamCaptureMode
 # CUresult
 OUT_OF_MEMORY, DEINITIALIZED, ALREADY_REGISTERED = 2, 4, 712
 
@@ -41,6 +42,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
+    "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
+    "cuMemFree_v2": [c_uint64],
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],

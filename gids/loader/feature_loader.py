@@ -192,6 +192,16 @@ class FeatureLoader(Closing):
             device, self._engine, self.tables, options, memory_bytes=memory_bytes, dtype=self.dtype
         )
 
+    def check_device(self) -> None:
+        """Raise RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        if self.cuda_device is not None:
+            self.cuda_device.check_not_capturing()
+
+    @property
+    def cuda_device(self) -> cuda.Device | None:
+        """The device of the cache; None if it is in host memory."""
+        return self._placement.device if isinstance(self._placement, DevicePlacement) else None
+
     def _forget_plan(self) -> None:
         """Use the window and the planned minibatches that the user wants, until memory is shared out."""
         options = self._options
@@ -423,7 +433,9 @@ class FeatureLoader(Closing):
 
         # Together, a stream ends with its superbatch.
         known = count if together is _ALONE else None
-        stream = EpochStream(source, through(), ids_of, count=known, begin=begin, aside=through)
+        stream = EpochStream(
+            source, through(), ids_of, count=known, begin=begin, aside=through, check=self.check_device
+        )
         self._streams.add(stream)
         return stream
 

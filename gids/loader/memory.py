@@ -22,6 +22,7 @@ from gids import cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
 from gids.cache.budget import Sizes, advised_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
+from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
@@ -245,11 +246,11 @@ class DevicePlacement(Placement):
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
         self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
-        buffered = options.wait == "warp" or options.transfer == "copy"
+        buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
         self._budget: DeviceBudget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=options.staging // options.rounds if buffered else 0,
+            bounce_bytes=buffers * options.staging // options.rounds,
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,

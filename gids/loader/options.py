@@ -55,7 +55,7 @@ class Tuning:
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
             or ``"warp"`` (warps poll, as in BaM).
         transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
-            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes 2 x staging / rounds on the device).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
         rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
             round holds staging / rounds bytes of pages of one table; there are at least two per table.
