@@ -8,12 +8,11 @@ from typing import Literal, get_args
 
 from gids import _core
 from gids.cache import POLICIES
-from gids.io import QUEUE_DEPTH
+from gids.io.disks import MOST_DEPTH
 from gids.sizes import parse_bytes
 from gids.store.names import HEAT_ROLES
 
 MAX_PLANNED = 8
-_MAX_DEPTH = 1 << 14
 
 Reads = Literal["auto", "random", "pack"]
 _KNOWN = {
@@ -43,7 +42,7 @@ class Tuning:
             24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight at the device (default 256).
+        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD.
         io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
             of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
             queue_depth; with ``"mmap"``, one per core.
@@ -68,7 +67,7 @@ class Tuning:
     planned: int | None = None
     cache: Size | None = None
     engine: str = "auto"
-    queue_depth: int = QUEUE_DEPTH
+    queue_depth: int | None = None
     io_threads: int | None = None
     reads_per_s: float | None = None
     direct: bool = True
@@ -89,8 +88,8 @@ class Tuning:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
             raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
-        if not 1 <= self.queue_depth <= _MAX_DEPTH:
-            raise ValueError(f"queue_depth must be 1 to {_MAX_DEPTH} (got {self.queue_depth})")
+        if self.queue_depth is not None and not 1 <= self.queue_depth <= MOST_DEPTH:
+            raise ValueError(f"queue_depth must be 1 to {MOST_DEPTH} (got {self.queue_depth})")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
