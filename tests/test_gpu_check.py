@@ -382,7 +382,8 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     """The machine is the real one, without its GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     as_pytest("print('tests/test_a.py: 43')")
-    assert gpu_check.main(["--no-build", "--out", str(tmp_path / "out")]) == 2
+    folders = ["--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch")]
+    assert gpu_check.main(["--no-build", *folders]) == 2
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "out/gpu-check.json").read_text())
     assert content["no_gpu"]
@@ -395,7 +396,9 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
         "machine": "passed",
     }
     assert {"kernel", "cores", "torch", "commit"} <= content["machine"].keys()
-    assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == [], "no scratch is left"
+    assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == []
+    assert list((tmp_path / "scratch").iterdir()) == [], "no scratch is left"
+    assert content["finished"]
 
 
 def test_a_gpu_that_gids_opens_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,8 @@ class Run:
         """Bytes of the bounce pool and the page tables."""
         tables = inputs.tables.values()
         shards = [shard for t in tables for shard in t.shard_paths]
-        depth = self._source.options.queue_depth or queue_depth(shards)
+        options = self._source.options
+        depth = options.queue_depth or queue_depth(shards, options.engine)
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 

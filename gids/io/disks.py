@@ -26,11 +26,6 @@ MOST_DEPTH = 1 << 14
 """Of an engine."""
 
 
-def queue_depth(paths: Iterable[StrPath]) -> int:
-    """The default number of requests in flight for files: DISK_DEPTH per disk, at most MOST_DEPTH."""
-    return min(MOST_DEPTH, DISK_DEPTH * disk_count(paths))
-
-
 def ring_count(paths: Iterable[StrPath], *, reads_per_s: float = 0) -> int:
     """Number of rings for files: one per disk, or one per RING_READS_PER_S of reads_per_s if that is more.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.closing import Closing
-from gids.io.disks import queue_depth, ring_count
+from gids.io.disks import DISK_DEPTH, MOST_DEPTH, disk_count, ring_count
 from gids.stored_file import StoredFile, opened
 
 _log = logging.getLogger("gids")
@@ -139,6 +139,16 @@ class Engine(Closing):
         return f"<gids.io.Engine {self.name}: {self.note}>"
 
 
+def queue_depth(paths: Iterable[str | os.PathLike[str]], kind: str = "auto") -> int:
+    """The default number of requests in flight for files: 256 per disk, at most 16384.
+
+    256 if each takes a thread: with the engine "threads", and with "auto" if io_uring is not available.
+    """
+    if kind == "threads" or (kind == "auto" and _core.why_no_uring()):
+        return DISK_DEPTH
+    return min(MOST_DEPTH, DISK_DEPTH * disk_count(paths))
+
+
 def open_engine(
     paths: Sequence[str | os.PathLike[str]],
     kind: str = "auto",
@@ -155,7 +165,7 @@ def open_engine(
     paths: files, or `Table.shards`, which are then those of the dataset that was opened. kind: "uring"
     (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for comparison) or
     "auto": uring, or threads if io_uring is not available; logger "gids" then reports why, once. depth:
-    number of requests in flight (None: 256 per disk). threads: number of threads (0: 1 ring per disk for
+    number of requests in flight (None: see queue_depth). threads: number of threads (0: 1 ring per disk for
     uring, depth readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks
     together, if you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT,
     past the page cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge
@@ -169,7 +179,7 @@ def open_engine(
         native = _core.open_engine(
             kind,
             [os.fspath(p) for p in paths],
-            depth=queue_depth(paths) if depth is None else depth,
+            depth=queue_depth(paths, kind) if depth is None else depth,
             threads=threads,
             rings=ring_count(paths, reads_per_s=reads_per_s),
             direct=direct,

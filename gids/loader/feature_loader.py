@@ -123,7 +123,7 @@ class FeatureLoader(Closing):
         }
         on_cpu = self.device.type == "cpu"
         shards = [shard for t in self.tables for shard in t.shards]
-        depth = options.queue_depth or queue_depth(shards)
+        depth = options.queue_depth or queue_depth(shards, options.engine)
         self._engine: Engine = open_engine(
             shards,
             kind=options.engine,

@@ -27,6 +27,7 @@ from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.io.device.extents import open_extent_reader
+from gids.io.disks import disk_count
 from gids.loader.readers import Cache
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
@@ -279,9 +280,14 @@ class DevicePlacement(Placement):
                 transfer=options.transfer,
                 staging_bytes=options.staging,
                 rounds_max=options.rounds,
-                pairs=options.pairs,
+                pairs=options.pairs or self._usual_pairs(),
                 reader=reader,
             )
+
+    def _usual_pairs(self) -> int:
+        """A thread serves a pair, and one thread is enough for two SSDs."""
+        disks = disk_count(shard for t in self._tables for shard in t.shard_paths)
+        return max(1, min(disks // 2, self._options.rounds))
 
     def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
         return self._budget.needed(sizes)

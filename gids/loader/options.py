@@ -58,7 +58,8 @@ class Tuning:
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
         rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
             round holds staging / rounds bytes of pages of one table; there are at least two per table.
-        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
+        pairs: on CUDA, queue pairs, 1 to 1024, each with a thread. Rounds go to the pairs in turn. Default:
+            one per two SSDs, at most one per round.
 
     Raises ValueError for a value out of its range.
     """
@@ -76,7 +77,7 @@ class Tuning:
     transfer: Literal["kernel", "copy"] = "kernel"
     staging: Size = "256MiB"
     rounds: int = 4
-    pairs: int = 1
+    pairs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache", "staging"):
@@ -94,11 +95,12 @@ class Tuning:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
             raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
-        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
-        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
+        pairs = 1 if self.pairs is None else self.pairs
+        if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
+            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
+        most_rounds = _core.QUEUE_DOORBELLS * pairs
         if not 1 <= self.rounds <= most_rounds:
-            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
+            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={pairs} (got {self.rounds})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def measure_rates(
     """
     most_bytes = min(_MOST_MEMORY_BYTES, (memory_bytes or 1 << 40) // _MEMORY_SHARE)
     slots = max(1, most_bytes // page_bytes)
-    depth = min(depth or queue_depth(paths), slots)
+    depth = min(depth or queue_depth(paths, engine), slots)
     devices = frozenset(file_status(path).st_dev for path in paths)
     on = None if scratch is None else os.stat(scratch.directory).st_dev
     key = (devices, on, page_bytes, depth, direct, engine)
