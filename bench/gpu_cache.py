@@ -65,8 +65,9 @@ def _gather(bench: Bench, cache: DeviceFeatureCache, rows: torch.Tensor, name: s
     seconds = alternate(sides, bench.sizes.repeats)
     bench.figures.ratio(f"{name}, over device copy", seconds["copy"], seconds["gather"], bar=bar)
     bench.figures.ratio(f"{name}, over torch.index_select", seconds["index_select"], seconds["gather"])
-    speed = 2 * rows.nbytes / median(seconds["copy"]) / 1e9
-    bench.figures.add(f"device copy of {rows.nbytes >> 20} MiB, read + written", speed, "GB/s")
+    for side, what in (("gather", name), ("copy", f"device copy of {rows.nbytes >> 20} MiB")):
+        speed = 2 * rows.nbytes / median(seconds[side]) / 1e9
+        bench.figures.add(f"{what}, read + written", speed, "GB/s")
 
 
 def planning(bench: Bench) -> None:

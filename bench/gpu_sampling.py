@@ -3,12 +3,17 @@
 An R-MAT graph; minibatches of uniform neighbor sampling without replacement; distinct input nodes of each
 minibatch count. Compared with the same sampler on the CPU's threads, whose minibatches must equal the GPU's
 bit for bit. The time is the host's, from the call to the result.
+
+Then by gids.NodeLoader without tables, which enqueues a minibatch while the one before is used, and by a CUDA
+build of DGL with UVA, if there is one: the time of an epoch of as many minibatches, after a first one.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -16,10 +21,13 @@ import torch
 from gpu_harness import Bench, assert_same_minibatch, host_seconds
 from harness import alternate
 
+import gids
+from gids.loader import NodeLoader
 from gids.sampler import Neighbor, Topology
 from gids.sampler.device import PinnedGraph
 from gids.store import Graph
 from gids.store.names import RELATION
+from gids.write import DatasetWriter
 
 BAR_NODES_PER_S = 77e6
 SIZES = {
@@ -75,6 +83,56 @@ def sampling(bench: Bench) -> None:
         with closing(PinnedGraph(graph, bench.device, topology_on=place)) as pinned:
             for fanouts in bench.sizes.fanouts:
                 _sample(bench, Topology(graph), Topology(pinned), list(fanouts), place)
+    path = bench.directory / "graph.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_graph(RELATION, graph.indptr, graph.indices, num_src=graph.num_src)
+    for fanouts in bench.sizes.fanouts:
+        _by_loaders(bench, graph, path, list(fanouts))
+
+
+def _by_loaders(bench: Bench, graph: Graph, path: Path, fanouts: list[int]) -> None:
+    sizes, stream = bench.sizes, bench.device.current_stream()
+    seeds = seed_order(graph)[: sizes.seeds * (sizes.minibatches + 1)]
+
+    def nodes_per_s(input_nodes: Iterator[torch.Tensor]) -> float:
+        next(input_nodes)
+        counts: list[int] = []
+        seconds = host_seconds(stream, lambda: counts.extend(map(len, input_nodes)))
+        return sum(counts) / seconds
+
+    def of_gids() -> float:
+        options = {"tables": [], "batch_size": sizes.seeds, "shuffle": False, "device": "cuda"}
+        with gids.open(path, window=0) as source, NodeLoader(source, seeds, fanouts, **options) as loader:
+            return nodes_per_s(m.input_nodes for m in loader)
+
+    sides = {"NodeLoader": of_gids}
+    if (of_dgl := _dgl_loader(graph, seeds, fanouts, sizes.seeds)) is not None:
+        sides["DGL with UVA"] = lambda: nodes_per_s(of_dgl())
+    for side, rates in alternate(sides, sizes.repeats).items():
+        name = f"neighbor sampling {','.join(map(str, fanouts))}, by {side}"
+        bench.figures.add(name, median(rates), "nodes/s", note=f"{len(seeds):,} seeds; {pcie_link()}")
+
+
+def _dgl_loader(
+    graph: Graph, seeds: torch.Tensor, fanouts: list[int], batch_size: int
+) -> Callable[[], Iterator[torch.Tensor]] | None:
+    """Makes the input nodes of DGL's minibatches; None, and says why, if DGL has no CUDA here."""
+    try:
+        import dgl
+
+        arrays = (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices), torch.tensor([]))
+        stored = dgl.graph(("csc", arrays), num_nodes=graph.num_dst).int()
+        sampler, there = dgl.dataloading.NeighborSampler(fanouts), seeds.int().cuda()
+        options = {"batch_size": batch_size, "device": "cuda", "use_uva": True}
+
+        def loader() -> Iterator[torch.Tensor]:
+            return (nodes for nodes, _, _ in dgl.dataloading.DataLoader(stored, there, sampler, **options))
+
+        next(loader())
+    except Exception as error:  # DGL raises errors of its own
+        print(f"DGL: {error}", flush=True)
+        return None
+    return loader
 
 
 def _sample(bench: Bench, on_cpu: Topology, on_device: Topology, fanouts: list[int], place: str) -> None:

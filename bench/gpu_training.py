@@ -3,18 +3,23 @@
 A synthetic graph with features of several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
 cache in device memory, which a kernel or a copy engine fills (transfer=); the same loader with its cache in
 host memory, moving features to the device; and torch indexing of the memory-mapped features, moved to the
-device, with the same sampler. All have the same minibatches, model and initial weights. The page cache is
-dropped before each run, but not limited. Each side is stopped after a while and compared by rows per second,
-without its first minibatches. Before that, minibatches of the loaders are compared bit for bit with each
-other and with the source.
+device, with the same sampler, once with the read-ahead that Linux has by default and once with MADV_RANDOM.
+All have the same minibatches, model and initial weights. Each side waits for every loss; one more run of the
+first side does not, like a training that looks at its loss now and then.
+
+The page cache is dropped before each run, but not limited. Each side is stopped after a while and compared by
+rows per second, without its first minibatches; each run is reported when it ends. Before that, minibatches of
+the loaders are compared bit for bit with each other and with the source.
 """
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from statistics import median_low
 from typing import Any
@@ -40,7 +45,7 @@ SIZES = {
     "fanouts": ((10, 5, 5), (3, 2)),
     "minibatches": (60, 6),
     "warm": (4, 1),  # minibatches not counted
-    "most_s": (6.0, 6.0),  # after which a side is stopped
+    "most_s": (4.0, 4.0),  # after which a side is stopped
     "hidden": (128, 8),
     "cache_share": (0.25, 0.25),  # of the features
     "rounds": (2, 1),
@@ -54,13 +59,23 @@ Batches = Iterator[tuple[Minibatch, torch.Tensor]]
 
 @dataclass
 class Run:
-    """A run of one side, without its warm-up. seconds: by stage."""
+    """A run of one side, without its warm-up.
+
+    seconds: by stage. host_s: processor time that the training's thread takes in next().
+    """
 
     rows: int
     minibatches: int
     total_s: float
     seconds: dict[str, float]
+    host_s: float
     stats: dict[str, Any]
+
+    @property
+    def note(self) -> str:
+        stages = ", ".join(f"{what} {1e3 * s / self.minibatches:.1f} ms" for what, s in self.seconds.items())
+        rows = self.rows // self.minibatches
+        return f"{stages} a minibatch of {rows:,} rows; {self.minibatches} minibatches"
 
 
 def training(bench: Bench) -> None:
@@ -71,22 +86,32 @@ def training(bench: Bench) -> None:
     sides = {
         "cuda": lambda: compare.on_device("kernel"),
         "cuda, transfer copy": lambda: compare.on_device("copy"),
+        "cuda, losses not waited for": lambda: compare.on_device("kernel", wait=False),
         "cpu, moved": compare.on_host,
         "mapped, moved": compare.mapped,
+        "mapped with MADV_RANDOM, moved": lambda: compare.mapped(random=True),
     }
-    runs = alternate(sides, bench.sizes.rounds)
+
+    def told(name: str) -> Run:
+        run = sides[name]()
+        bench.figures.add(f"training, a run of {name}", run.rows / run.total_s, "rows/s", note=run.note)
+        return run
+
+    runs = alternate({name: partial(told, name) for name in sides}, bench.sizes.rounds)
     rates = {name: [run.rows / run.total_s for run in side] for name, side in runs.items()}
-    for name in ("cpu, moved", "mapped, moved"):
+    for name in ("cpu, moved", "mapped, moved", "mapped with MADV_RANDOM, moved"):
         bench.figures.ratio(f"training rows/s, cuda over {name}", rates["cuda"], rates[name])
     copied = rates["cuda, transfer copy"]
     bench.figures.ratio("training rows/s, transfer copy over kernel", copied, rates["cuda"])
+    bench.figures.ratio(
+        "training rows/s, losses not waited for", rates["cuda, losses not waited for"], rates["cuda"]
+    )
     for name, side in runs.items():
         middle = rates[name].index(median_low(rates[name]))
-        run = side[middle]
-        stages = ", ".join(f"{what} {1e3 * s / run.minibatches:.1f} ms" for what, s in run.seconds.items())
-        rows = run.rows // run.minibatches
-        note = f"{stages} a minibatch of {rows:,} rows; {run.minibatches} minibatches"
-        bench.figures.add(f"training, {name}", rates[name][middle], "rows/s", note=note)
+        bench.figures.add(f"training, {name}", rates[name][middle], "rows/s", note=side[middle].note)
+        if name.startswith("cuda"):
+            host_us = 1e6 * side[middle].host_s / side[middle].minibatches
+            bench.figures.add(f"{name}, processor time of next()", host_us, "us/minibatch")
     stats = runs["cuda"][-1].stats
     for stage, seconds in stats.get("seconds", {}).items():
         bench.figures.add(f"cuda, whole run: {stage}", seconds, "s")
@@ -115,17 +140,20 @@ class Comparison:
         self._cache_bytes = int(spec.feature_bytes * self._sizes.cache_share)
         print(f"{spec.node_count:,} rows of {spec.row_bytes} B", flush=True)
 
-    def on_device(self, transfer: str) -> Run:
+    def on_device(self, transfer: str, *, wait: bool = True) -> Run:
         with closing(self._loader("cuda", transfer)) as loader:
-            return self._run(((m, m.features[TABLE]) for m in loader), loader.stats)
+            return self._run(((m, m.features[TABLE]) for m in loader), loader.stats, wait=wait)
 
     def on_host(self) -> Run:
         with closing(self._loader("cpu")) as loader:
             return self._run((self._moved(m, m.features[TABLE]) for m in loader), loader.stats)
 
-    def mapped(self) -> Run:
+    def mapped(self, *, random: bool = False) -> Run:
+        """random: the kernel reads the pages that are touched, and none ahead."""
         gids.io.drop_page_cache(self._source)
-        features = torch.from_numpy(np.load(self._source, mmap_mode="c"))
+        array: Any = np.load(self._source, mmap_mode="c")
+        array._mmap.madvise(mmap.MADV_RANDOM if random else mmap.MADV_NORMAL)
+        features = torch.from_numpy(array)
         sampler, topology = Neighbor(self._sizes.fanouts), Topology(self._store.graph(RELATION))
 
         def minibatches() -> Batches:
@@ -171,27 +199,33 @@ class Comparison:
         minibatch.labels = minibatch.labels.to(self._to)
         return minibatch, rows.to(self._to)
 
-    def _run(self, batches: Batches, stats: Callable[[], dict[str, Any]]) -> Run:
-        """Train until the end, or until the time is up."""
+    def _run(self, batches: Batches, stats: Callable[[], dict[str, Any]], *, wait: bool = True) -> Run:
+        """Train until the end, or until the time is up. wait: for each minibatch's loss."""
         dims = [self._sizes.dim, *[self._sizes.hidden] * (len(self._sizes.fanouts) - 1), _CLASSES]
         training = Training(dims, seed=1, rate=1e-3, device=self._to)
         rows = done = 0
-        waiting = trained = 0.0
-        losses = []
+        waiting = trained = host_s = 0.0
+        losses: list[torch.Tensor] = []
         started = last = time.perf_counter()
+        host = time.thread_time()
         for number, (minibatch, x) in enumerate(batches):
-            arrived = time.perf_counter()
-            loss = training.step(minibatch.blocks, x, minibatch.labels)
-            losses.append(loss.item())  # waits for the device: what is timed is done
+            arrived, host_arrived = time.perf_counter(), time.thread_time()
+            losses.append(training.step(minibatch.blocks, x, minibatch.labels).detach())
+            if wait or number < self._sizes.warm:
+                losses[-1].item()  # waits for the device: what is timed is done
             now = time.perf_counter()
             if number < self._sizes.warm:
                 started = now
             else:
                 waiting, trained = waiting + arrived - last, trained + now - arrived
+                host_s += host_arrived - host
                 rows, done = rows + len(x), done + 1
-            last = now
+            last, host = now, time.thread_time()
             if done and now - started > self._sizes.most_s:
                 break
         assert done, "too few minibatches to measure"
-        assert np.isfinite(losses).all(), "the loss is not finite"
-        return Run(rows, done, last - started, {"waiting for data": waiting, "training": trained}, stats())
+        finite = torch.stack(losses).isfinite().all().item()  # waits for the device
+        total_s = time.perf_counter() - started
+        assert finite, "the loss is not finite"
+        seconds = {"waiting for data": waiting, "training" if wait else "enqueueing": trained}
+        return Run(rows, done, total_s, seconds, host_s, stats())

@@ -32,6 +32,7 @@ class Allocation:
 
     def __init__(self, address: int, nbytes: int, stream: EmulatedStream) -> None:
         self.address, self.nbytes, self.stream = address, nbytes, stream
+        self.kept = True  # when it is released
         self.users: list[EmulatedStream] = []
         self.events: list[EmulatedEvent] = []
 
@@ -66,11 +67,15 @@ class EmulatedMemory:
         """What the driver of a GPU would report as free."""
         return self.total_bytes - self.tensor_bytes - self.waiting_bytes - self.kept_bytes
 
-    def take(self, nbytes: int, stream: EmulatedStream, *, zeroed: bool) -> Buffer:
-        """Memory of one tensor; it is released with the buffer. Raises torch.OutOfMemoryError."""
+    def take(self, nbytes: int, stream: EmulatedStream, *, zeroed: bool, kept: bool = True) -> Buffer:
+        """Memory of one tensor; it is released with the buffer. Raises torch.OutOfMemoryError.
+
+        kept: whether it is kept for the next tensor then, as torch does.
+        """
         with self._lock:
             self.collect()
-            one = self._reuse(nbytes, stream) or self._map(nbytes, stream)
+            one = (self._reuse(nbytes, stream) if kept else None) or self._map(nbytes, stream)
+            one.kept = kept
             self._tensors[one.address] = one
             self.tensor_bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.tensor_bytes + self.waiting_bytes)
@@ -108,9 +113,12 @@ class EmulatedMemory:
                 for one in [a for a in self._waiting if all(event.passed for event in a.events)]:
                     self._waiting.remove(one)
                     self.waiting_bytes -= one.nbytes
-                    one.fill(POISON)
-                    self._kept.append(one)
                     self.kept_bytes += one.nbytes
+                    if one.kept:
+                        one.fill(POISON)
+                        self._kept.append(one)
+                    else:
+                        self._unmap(one)
                 while self.kept_bytes > KEPT_BYTES or len(self._kept) > KEPT_COUNT:
                     self._unmap(self._kept.pop(0))
             finally:

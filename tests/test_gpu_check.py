@@ -139,13 +139,13 @@ def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -
     gpu_check.run_tests(check)
     assert [(s.name, s.result, s.note.partition(" in ")[0]) for s in check.steps] == [
         ("tests", "passed", "9 GPU tests"),
+        ("tests/test_passes.py", "passed", "2 passed"),
         ("tests/test_ends_the_process.py", "failed", "1 passed, 0 failed,"),
         ("tests/test_hangs.py", "failed", "0 passed, 0 failed,"),
         ("tests/test_no_more.py", "failed", "1 failed, 1 passed"),
-        ("tests/test_passes.py", "passed", "2 passed"),
     ]
-    assert check.steps[1].note.endswith("::test_b Fatal Python error: Aborted")
-    assert check.steps[2].note.endswith("in tests/test_hangs.py::test_a  Timeout")
+    assert check.steps[2].note.endswith("::test_b Fatal Python error: Aborted")
+    assert check.steps[3].note.endswith("in tests/test_hangs.py::test_a  Timeout")
     log = (check.out / "tests.log").read_text()
     assert "Timeout" in log
     assert "time.sleep(60)" in log, "the stacks of the hang"
@@ -160,13 +160,40 @@ def test_a_file_that_pytest_cannot_end_is_killed(
     for name in TEST_FILES.keys() - {"test_passes", "test_hangs"}:
         (test_files / f"tests/{name}.py").unlink()
     for limit_s in LIMITS_S:
-        monkeypatch.setattr(gpu_check, "FILE_S", limit_s)
+        for name in ("FILE_S", "TOGETHER_S"):
+            monkeypatch.setattr(gpu_check, name, limit_s)
         check.steps.clear()
         gpu_check.run_tests(check)
-        if "in tests/test_hangs.py::test_a" in check.steps[1].note and check.steps[2].result == "passed":
+        if "in tests/test_hangs.py::test_a" in check.steps[-1].note:
             break
-    assert [s.result for s in check.steps] == ["passed", "overran", "passed"]
-    assert check.steps[1].note.endswith("; 0 passed, 0 failed, in tests/test_hangs.py::test_a")
+    assert [s.result for s in check.steps] == ["passed", "passed", "overran"]
+    assert check.steps[2].note.endswith("; 0 passed, 0 failed, in tests/test_hangs.py::test_a")
+
+
+@pytest.mark.slow
+def test_files_that_pass_share_one_process(check: Check, test_files: Path) -> None:
+    for name in ("test_hangs", "test_ends_the_process", "test_no_more"):
+        pids = f"def test_a(): open('{test_files}/pids', 'a').write(f'{{os.getpid()}} ')\n"
+        (test_files / f"tests/{name}.py").write_text(
+            "import os, pytest\npytestmark = pytest.mark.gpu\n" + pids
+        )
+    gpu_check.run_tests(check)
+    assert [(s.name, s.result, s.note) for s in check.steps] == [
+        ("tests", "passed", "5 GPU tests in 4 files"),
+        ("tests of 4 files", "passed", "5 passed"),
+    ]
+    pids = (test_files / "pids").read_text().split()
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
+
+
+def test_results_are_written_after_every_step(check: Check) -> None:
+    for name in ("gather", "packs"):
+        check.skip(name, "for a reason")
+        content = json.loads((check.out / "gpu-check.json").read_text())
+        assert content["steps"][-1]["name"] == name
+        assert not content["finished"]
+        assert not content["passed"]
 
 
 def test_a_file_that_cannot_be_imported_is_named(check: Check, test_files: Path) -> None:
@@ -355,7 +382,8 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     """The machine is the real one, without its GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     as_pytest("print('tests/test_a.py: 43')")
-    assert gpu_check.main(["--no-build", "--out", str(tmp_path / "out")]) == 2
+    folders = ["--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch")]
+    assert gpu_check.main(["--no-build", *folders]) == 2
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "out/gpu-check.json").read_text())
     assert content["no_gpu"]
@@ -368,7 +396,9 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
         "machine": "passed",
     }
     assert {"kernel", "cores", "torch", "commit"} <= content["machine"].keys()
-    assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == [], "no scratch is left"
+    assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == []
+    assert list((tmp_path / "scratch").iterdir()) == [], "no scratch is left"
+    assert content["finished"]
 
 
 def test_a_gpu_that_gids_opens_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Builds gids in a temporary directory, and runs `pytest -m gpu`, compute-sanitizer and bench/gpu.py.
 
-Every test file and every benchmark runs in its own process, and every step has a time limit. Writes tables
-and a JSON file. Called by gpu_check.sh. Needs only Python. `--pack FILE.tar` makes an archive that runs
-elsewhere.
+Test files share a process as long as nothing fails; every benchmark has its own, and every step has a time
+limit. Writes a JSON file after each step, and tables at the end. Called by gpu_check.sh. Needs only Python.
+`--pack FILE.tar` makes an archive that runs elsewhere.
 
 A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
 passed, 1 a step failed or was killed, 2 no GPU (steps that need none are run).
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ import gpu_pack
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE_S = 90.0  # for the tests of one file
+TOGETHER_S = 150.0  # for those of all files in one process
 TEST_S = 45  # for one test; beyond it pytest prints the stacks and ends the file's process
 GRACE_S = 3.0  # between asking a step to end and killing it
 PYTHON = [sys.executable, "-P"]
@@ -48,17 +50,18 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "large": 50,
     },
     "figures": {
-        "bus": 20,
-        "streams-8": 20,  # with 8 connections to the device
-        "streams-32": 20,
+        "bus": 15,
+        "streams-8": 15,  # with 8 connections to the device
+        "streams-32": 15,
         "gather": 25,
-        "planning": 25,
-        "queue": 40,
+        "planning": 20,
+        "queue": 35,
+        "depths": 25,
         "extents": 25,
-        "packs": 45,
-        "sampling": 40,
-        "overlap": 90,
-        "training": 100,
+        "packs": 40,
+        "sampling": 45,
+        "overlap": 85,
+        "training": 110,
     },
 }
 """The most seconds of each step. Those that are no test or sanitizer are questions of bench/gpu.py."""
@@ -79,6 +82,7 @@ NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
 )
 NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has no GPU tests
+RESULT = re.compile(r"^(\S+\.py)::(.*?)(?: (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b.*)?$", re.MULTILINE)
 NO_MODULE = re.compile(r"No module named '(?!gids|tests)(\w+)")
 GPU = "from gids import cuda; print('GPU', cuda.open_device().name)"
 SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--system', '--json', sys.argv[1]]))"
@@ -123,6 +127,7 @@ class Check:
     figures: list[dict[str, Any]] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     no_gpu: str = ""  # why there is none
+    finished: bool = False
     _ends: dict[str, float] = field(default_factory=dict)
 
     def run(self, step: str, command: Sequence[str], limit_s: float = float("inf"), **env: str) -> Ended:
@@ -150,6 +155,27 @@ class Check:
     def _tell(self, name: str, result: str, ended: Ended, note: str) -> None:
         self.steps.append(Step(name, result, ended.seconds, note[:300]))
         print(f"  {name}: {result} in {ended.seconds:.0f} s  {note[:300]}", flush=True)
+        self.write()
+
+    @property
+    def path(self) -> Path:
+        return self.out / "gpu-check.json"
+
+    def write(self) -> None:
+        """What is known so far: a check that is killed keeps it."""
+        content = {
+            "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": self.machine,
+            "small": self.small,
+            "finished": self.finished,
+            "passed": self.finished and self.status == 0,
+            "no_gpu": self.no_gpu,
+            "steps": [asdict(step) for step in self.steps],
+            "figures": self.figures,
+        }
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.replace(self.path)
 
     @property
     def status(self) -> int:
@@ -277,9 +303,10 @@ def pytest_command(tests: Iterable[str]) -> list[str]:
 
 
 def run_tests(check: Check) -> None:
-    """One process per file: a hang, or an error after which CUDA refuses everything, costs that file only.
+    """All files in one process, which imports torch and CuPy once. What did not pass there runs again alone.
 
-    A file that needs a module which this machine lacks is skipped.
+    So a hang, or an error after which CUDA refuses everything, costs its file only. A file that needs a
+    module which this machine lacks is skipped.
     """
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if NAMES_DEVICE.search(path.read_text())]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
@@ -302,9 +329,45 @@ def run_tests(check: Check) -> None:
             check.skip(file, f"needs {lacking[1]}")
         else:
             check.add(file, Ended(1, 0.0, ""), f"cannot be imported: {why}")
-    for file in counts if not check.no_gpu else ():
+    alone = [] if check.no_gpu else run_together(check, counts)
+    for file in alone:
         ended = check.run("tests", pytest_command(["-v", file]), FILE_S)
         check.add(file, ended, summary(ended.output) if ended.seconds else "")
+
+
+def run_together(check: Check, counts: Mapping[str, int]) -> list[str]:
+    """Run files in one process, and again without the file that ended it. Returns those that must run alone.
+
+    counts: number of tests, by file.
+    """
+    left, alone = list(counts), []
+    while left:
+        ended = check.run("tests", pytest_command(["-v", *left]), TOGETHER_S)
+        results: dict[str, Counter[str]] = {file: Counter() for file in left}
+        for file, _, result in RESULT.findall(ended.output):
+            if file in results:
+                results[file][result or "running"] += 1
+        passed = [file for file in left if is_done(results[file], counts[file])]
+        if passed:
+            kinds = Counter(kind for file in passed for kind in results[file].elements())
+            note = ", ".join(f"{n} {kind.lower()}" for kind, n in sorted(kinds.items()))
+            name = passed[0] if len(passed) == 1 else f"tests of {len(passed)} files"
+            check.add(name, Ended(0, ended.seconds, ""), note)
+        rest = [file for file in left if file not in passed]
+        begun = [file for file in rest if results[file]]
+        ran_on = ended.status in (0, 1) and not any(results[file]["running"] for file in begun)
+        if not rest and not ran_on:
+            check.add("tests in one process", ended, f"failed at its end: {ended.last_line}", passed=False)
+        if ran_on or not begun:
+            return [*alone, *rest]
+        alone += begun  # one of them ended the process
+        left = [file for file in rest if file not in begun]
+    return alone
+
+
+def is_done(results: Mapping[str, int], count: int) -> bool:
+    """Whether all tests of a file ran, and none failed."""
+    return sum(results.values()) == count and not {"FAILED", "ERROR", "running"} & results.keys()
 
 
 def summary(output: str) -> str:
@@ -383,18 +446,9 @@ def go(check: Check) -> int:
             sanitize(check, name)
         else:
             benchmark(check, name)
-    path = check.out / "gpu-check.json"
-    content = {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": check.machine,
-        "small": check.small,
-        "passed": check.status == 0,
-        "no_gpu": check.no_gpu,
-        "steps": [asdict(step) for step in check.steps],
-        "figures": check.figures,
-    }
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"\n{report(check)}\n\nwritten to {path}")
+    check.finished = True
+    check.write()
+    print(f"\n{report(check)}\n\nwritten to {check.path}")
     if check.no_gpu:
         print(f"no GPU: {check.no_gpu}")
     return check.status
@@ -442,8 +496,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out = "directory on the disk to measure, for logs, gpu-check.json and up to 10 GB of temporary data"
+    out = "directory for logs and gpu-check.json"
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help=out)
+    scratch = "directory on the disk to measure, for up to 15 GB of temporary data (default: that of --out)"
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help=scratch)
     parser.add_argument(
         "--wheels", type=Path, help="directory of wheels to install first (nanobind-backend, …)"
     )
@@ -467,12 +523,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if args.wheels and not args.wheels.is_dir():
         parser.error(f"--wheels {args.wheels}: no such directory")
-    args.out.mkdir(parents=True, exist_ok=True)
+    for folder in (args.out, args.scratch or args.out):
+        folder.mkdir(parents=True, exist_ok=True)
     for log in args.out.glob("*.log"):
         log.unlink()
     out, wheels = args.out.resolve(), args.wheels and args.wheels.resolve()
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=out) as scratch:
-        return go(Check(limits_s, out, Path(scratch), args.quick, wheels, not args.no_build))
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=args.scratch or out) as made:
+        return go(Check(limits_s, out, Path(made).resolve(), args.quick, wheels, not args.no_build))
 
 
 if __name__ == "__main__":

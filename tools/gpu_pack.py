@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-LIMIT_BYTES = 40_000_000
+LIMIT_BYTES = 10_000_000
 FOLDER = "gids-gpu-check"
 NEEDED = {  # distribution -> module that shows that it is installed
     "nanobind-backend": "nanobind_backend",

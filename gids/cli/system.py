@@ -238,7 +238,10 @@ def _nvidia_fs(root: Path, has_gpu: bool) -> Item:
     module = _read(root / "proc/driver/nvidia-fs/version")
     if module is not None:
         return Item("nvidia-fs", module.partition("\n")[0])
-    advice = "run `modprobe nvidia-fs` (package nvidia-fs or nvidia-gds): SSDs then read into GPU memory"
+    advice = (
+        "run `modprobe nvidia-fs` (package nvidia-fs or nvidia-gds): SSDs then read into GPU memory; on "
+        "Linux 6.2 or newer, cuFile can do without it (use_pci_p2pdma in cufile.json)"
+    )
     return Item("nvidia-fs", "not loaded", advice if has_gpu else "")
 
 
@@ -263,8 +266,8 @@ def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], Kvi
         advice = "unset KVIKIO_COMPAT_MODE"
     else:
         advice = (
-            "reads go through pinned host memory instead. To use GDS, load nvidia-fs, keep the dataset on "
-            "ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
+            "reads go through pinned host memory instead. To use GDS, load nvidia-fs (or let cuFile use PCI "
+            "P2PDMA), keep the dataset on ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
         )
     yield Item(name, f"no: {probed.reason}", advice)
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,8 +115,10 @@ class Compiler:
         options = compile_options(target, [self.sources.include, self._cccl])
         path = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
         if (code := _load(path)) is None:
-            _log.info("compiling %s for %s", unit.name, target)
+            _log.info("compiling %s for %s, once: it is kept in %s", unit.name, target, self._cache)
+            begun = time.perf_counter()
             code = self._run(unit, options, ptx=target.startswith("compute_"))
+            _log.info("compiled %s in %.1f s", unit.name, time.perf_counter() - begun)
             _save(path, code)
         return code
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from gids.cuda.device import (
     as_word,
     check_grid,
     check_host_range,
+    in_process,
 )
 from gids.cuda.driver import CudaError, Driver, Libcuda, ask_driver
 from gids.cuda.numa import numa_node
@@ -131,6 +133,21 @@ class CudaStream:
     def synchronize(self) -> None:
         self.flush()
         self.external.synchronize()
+
+
+class _Memory:
+    """Device memory that the driver allocated, for torch.as_tensor(). A forked child does not free it."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        address = device.allocate_bytes(nbytes)
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+        end = weakref.finalize(self, in_process, os.getpid(), partial(device.undo, "cuMemFree_v2", address))
+        end.atexit = False  # the driver releases everything then
 
 
 class CudaDevice(Device):
@@ -284,7 +301,7 @@ class CudaDevice(Device):
             except CudaError:
                 self.driver.call("cuMemHostUnregister", address)
                 raise
-        return Mapping(mapped.value, memory, partial(self._unmap, address))
+        return Mapping(mapped.value, memory, partial(self.undo, "cuMemHostUnregister", address))
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         if not self._can_wait:
@@ -305,28 +322,61 @@ class CudaDevice(Device):
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(_of_torch(to_stream))
 
-    def trim(self) -> None:
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        if nbytes == 0:
+            return self.empty(0, torch.uint8)
+        memory: Any = _Memory(self, nbytes)  # the tensor keeps it
+        tensor: torch.Tensor = torch.as_tensor(memory, device=self.torch_device)
+        return tensor
+
+    def allocate_bytes(self, nbytes: int) -> int:
+        """The address of new memory. What torch keeps and does not use is freed only if there is no other."""
+        try:
+            return self._allocate(nbytes)
+        except CudaError as error:
+            if error.status != libcuda.OUT_OF_MEMORY:
+                raise
+        torch.cuda.empty_cache()
+        try:
+            return self._allocate(nbytes)
+        except CudaError as error:
+            raise torch.cuda.OutOfMemoryError(f"{nbytes} bytes on {self.name}: {error}") from error
+
+    def _allocate(self, nbytes: int) -> int:
+        address = ctypes.c_uint64()
+        with self._in_context():
+            self.driver.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
+        return address.value
+
+    def beside_captures(self) -> None:
+        mode = ctypes.c_int(libcuda.CAPTURE_THREAD_LOCAL)
+        self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def _captures(self) -> bool:
         with torch.cuda.device(self.torch_device):
-            torch.cuda.empty_cache()
+            return bool(torch.cuda.is_current_stream_capturing())
 
     def _driver_memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return free, total
 
     def _idle_bytes(self) -> int:
-        stats = torch.cuda.memory_stats(self.torch_device)
-        # A free part of a block that has used parts cannot be returned, so it does not count.
-        reserved, used, parts = (
-            int(stats.get(f"{name}.all.current", 0))
-            for name in ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
-        )
-        return max(0, reserved - used - parts)
+        # A segment goes back as a whole, or by the block if it is expandable. CUDA graphs keep those of their
+        # pools, which are not (0, 0).
+        idle, snapshot = 0, cast("Callable[[], list[dict[str, Any]]]", torch.cuda.memory_snapshot)
+        for segment in snapshot():
+            if segment["device"] != self.index or tuple(segment["segment_pool_id"]) != (0, 0):
+                continue
+            free = [int(b["size"]) for b in segment["blocks"] if b["state"] != "active_allocated"]
+            if segment.get("is_expandable", False) or len(free) == len(segment["blocks"]):
+                idle += sum(free)
+        return idle
 
-    def _unmap(self, address: int) -> None:
-        """Undo map_host()."""
+    def undo(self, function: str, address: int) -> None:
+        """Call a driver function that gives memory back."""
         try:
             with self._in_context():
-                self.driver.call("cuMemHostUnregister", address)
+                self.driver.call(function, address)
         except CudaError as error:
             if error.status != libcuda.DEINITIALIZED:  # CUDA has ended, and released everything
                 raise

@@ -120,7 +120,7 @@ class Mapping(Closing):
 
     def __init__(self, device_address: int, memory: object, unmap: Callable[[], object]) -> None:
         self.device_address = device_address
-        self._end = weakref.finalize(self, _unmap, os.getpid(), memory, unmap)
+        self._end = weakref.finalize(self, in_process, os.getpid(), unmap, memory)
         self._end.atexit = False  # the driver releases everything then
 
     def close(self) -> None:
@@ -241,8 +241,32 @@ class Device(ABC):
         return free + self._idle_bytes(), total
 
     @abstractmethod
-    def trim(self) -> None:
-        """Return the memory that torch keeps and does not use to the driver. May wait for the device."""
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Uninitialized memory outside torch's allocator, uint8[nbytes], for what is large and lives long.
+
+        With its last tensor it goes back to the driver, and torch keeps what it has cached for others. That
+        may wait for the device. Raises torch's OutOfMemoryError.
+        """
+
+    @abstractmethod
+    def beside_captures(self) -> None:
+        """Let the calling thread use the device while another thread captures a CUDA graph.
+
+        Threads of gids call it when they start. Without it, a capture in CUDA's default mode (global) would
+        refuse their calls, and end with an error itself.
+        """
+
+    def check_not_capturing(self) -> None:
+        """Raise RuntimeError if torch's current stream is captured: no graph may contain a loader's work."""
+        if self._captures():
+            raise RuntimeError(
+                "a minibatch was asked for inside torch.cuda.graph(): take it before the capture, and copy "
+                "it to the graph's own tensors before each replay"
+            )
+
+    @abstractmethod
+    def _captures(self) -> bool:
+        """Whether torch's current stream is captured."""
 
     @abstractmethod
     def _driver_memory(self) -> tuple[int, int]:
@@ -250,7 +274,7 @@ class Device(ABC):
 
     @abstractmethod
     def _idle_bytes(self) -> int:
-        """Bytes that trim() would return, and those whose last kernels still run."""
+        """Bytes that torch can return to the driver, and those whose last kernels still run."""
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor on the device, allocated on torch's current stream."""
@@ -261,9 +285,10 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
 
-def _unmap(pid: int, memory: object, unmap: Callable[[], object]) -> None:
+def in_process(pid: int, undo: Callable[[], object], kept: object = None) -> None:
+    """Call undo() in the process that made something, not in its forked children. kept: lives until then."""
     if os.getpid() == pid:
-        unmap()
+        undo()
 
 
 def check_grid(kernel: str, blocks: int, threads: int) -> None:

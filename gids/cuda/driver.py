@@ -24,6 +24,7 @@ CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
 STREAM_NON_BLOCKING = 0x1
 EVENT_DISABLE_TIMING = 0x2
 REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
+CAPTURE_THREAD_LOCAL = 1  # CUstreamCaptureMode
 # CUresult
 OUT_OF_MEMORY, DEINITIALIZED, NOT_READY, ALREADY_REGISTERED = 2, 4, 600, 712
 
@@ -48,6 +49,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuEventSynchronize": [c_void_p],
     "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
     "cuMemcpyAsync": [c_uint64, c_uint64, c_size_t, c_void_p],
+    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
+    "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
+    "cuMemFree_v2": [c_uint64],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],

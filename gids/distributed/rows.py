@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import torch
 
+from gids.cache.device.state import row_copy
+from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda import on_host
 from gids.distributed.group import Group
 from gids.distributed.owners import Dealt, Owners
@@ -29,11 +31,16 @@ from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
 
 if TYPE_CHECKING:
+    from gids.cuda.device import Device
     from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 Ids = Mapping[str, torch.Tensor]
 OwnersOfEdges = Callable[[Any, Relation], np.ndarray]
+
+_UNIT = "distributed/order_rows.cu"
+_WARPS = 8  # of a block
+_WAVES = 4  # blocks per multiprocessor; see the launch bounds of the kernel
 
 
 class RankRows:
@@ -64,6 +71,9 @@ class RankRows:
         self.group, self.feature_loader, self.tables = group, feature_loader, dict(tables)
         self._owners, self._owners_of_edges = owners or {}, owners_of_edges
         self._dtype, self._reads, self._bulk = dtype, reads, bulk
+        self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}  # of tables, for kernels
+        if owners is not None and feature_loader.cuda_device is not None:
+            feature_loader.cuda_device.preload(_UNIT)
         self.exchanged = owners is not None
         alike: dict[Any, list[str]] = {}
         for name in sorted(tables):  # ranks send them in this order, and each may be given its own one
@@ -139,15 +149,46 @@ class RankRows:
     def features_of(self, step: Step[Any], rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The features of a step. rows: as they came by table, uint8[n, row_bytes] each, which are freed."""
         inverse, features = self.by_table(step.inverse), {}
+        device = self.feature_loader.cuda_device
         for name, table in self.tables.items():
-            stored = rows.pop(name)
-            stored = stored.index_select(0, inverse[name].to(stored.device))
-            if table.scale is None:
-                values = make_bools_proper(stored.view(table.dtype).view(len(stored), *table.shape))
+            stored, places = rows.pop(name), inverse[name]
+            if device is not None:
+                values = self._order_on(device, table, stored, places)
             else:
-                values = table.decode(on_host(stored).numpy()).to(stored.device)
-            features[name] = values if self._dtype is None else values.to(self._dtype)
+                stored = stored.index_select(0, places)
+                if table.scale is None:
+                    values = stored.view(table.dtype).view(len(stored), *table.shape)
+                else:
+                    values = table.decode(stored.numpy())
+                values = values.to(out_dtype_of(table, self._dtype))
+            features[name] = make_bools_proper(values)
         return features
+
+    def _order_on(
+        self, device: Device, table: Table, stored: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows at these places of `stored`, converted, on torch's current stream. Does not block."""
+        if table.name not in self._row_copies:
+            form = row_form(table, self._dtype)
+            scales = 0 if form.scales is None else torch.from_numpy(form.scales).to(device.torch_device)
+            self._row_copies[table.name] = (*row_copy(form), scales)
+        if places.device != device.torch_device:
+            places = places.pin_memory().to(device.torch_device, non_blocking=True)
+        out = device.empty((len(places), *table.shape), out_dtype_of(table, self._dtype))
+        device.launch(
+            device.current_stream(),
+            _UNIT,
+            "gids_order_rows",
+            min(-(-len(places) // _WARPS), _WAVES * device.sm_count),
+            32 * _WARPS,
+            stored,
+            table.row_bytes,
+            places,
+            len(places),
+            out,
+            *self._row_copies[table.name],
+        )
+        return out
 
     def stats(self) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""

@@ -58,7 +58,7 @@ class LockstepStream(EpochStream[T]):
         count: int | None,
         learned: Learned,
     ) -> None:
-        super().__init__(source, Reader(), count=count)
+        super().__init__(source, Reader(), count=count, check=rank_rows.feature_loader.check_device)
         self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.feature_loader
         self._steps, self._growth, self._learned = steps, growth, learned
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows

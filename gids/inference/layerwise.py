@@ -254,7 +254,7 @@ class _Asked:
             if isinstance(nodes, Mapping)
             else {topology.node_types[0]: nodes}
         )
-        self.given = dict(given)
+        self.given = dict(by_type)
         """As the user gave them."""
         self.nodes: dict[str, Nodes] = {}
         self._inverse: dict[str, torch.Tensor] = {}

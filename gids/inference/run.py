@@ -19,6 +19,7 @@ from gids.inference.inputs import Inputs
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink
 from gids.inference.targets import Neighborhoods, Span, Targets
+from gids.io import queue_depth
 from gids.loader import FeatureLoader
 from gids.loader.source import Source
 from gids.sampler import Minibatch
@@ -139,7 +140,9 @@ class Run:
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bytes of the bounce pool and the page tables."""
         tables = inputs.tables.values()
-        depth = self._source.options.queue_depth
+        shards = [shard for t in tables for shard in t.shard_paths]
+        options = self._source.options
+        depth = options.queue_depth or queue_depth(shards, options.engine)
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 

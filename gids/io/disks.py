@@ -1,4 +1,4 @@
-"""The disks behind files, and the number of io_uring rings that they can keep busy.
+"""The disks behind files, and the requests and io_uring rings that keep them busy.
 
 Called by engine.py and by the benchmarks. Knows block devices as the kernel describes them below /sys, but no
 datasets.
@@ -19,14 +19,25 @@ RING_READS_PER_S = 400_000
 StrPath = str | os.PathLike[str]
 
 
+DISK_DEPTH = 256
+"""Requests in flight that keep a disk busy."""
+
+MOST_DEPTH = 1 << 14
+"""Of an engine."""
+
+
 def ring_count(paths: Iterable[StrPath], *, reads_per_s: float = 0) -> int:
     """Number of rings for files: one per disk, or one per RING_READS_PER_S of reads_per_s if that is more.
 
     At least 1, at most one per core. reads_per_s: of all disks together, as measured; 0 if it is not known.
     """
-    disks = {disk for path in paths for disk in disks_of(path)}
     most = len(os.sched_getaffinity(0))
-    return math.ceil(min(most, max(1, len(disks), reads_per_s / RING_READS_PER_S)))
+    return math.ceil(min(most, max(disk_count(paths), reads_per_s / RING_READS_PER_S)))
+
+
+def disk_count(paths: Iterable[StrPath]) -> int:
+    """Number of disks that hold files, at least 1."""
+    return max(1, len({disk for path in paths for disk in disks_of(path)}))
 
 
 def disks_of(path: StrPath) -> set[str]:

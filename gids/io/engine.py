@@ -16,11 +16,8 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.closing import Closing
-from gids.io.disks import ring_count
+from gids.io.disks import DISK_DEPTH, MOST_DEPTH, disk_count, ring_count
 from gids.stored_file import StoredFile, opened
-
-QUEUE_DEPTH = 256
-"""The default number of requests in flight."""
 
 _log = logging.getLogger("gids")
 _logged: set[str] = set()
@@ -142,11 +139,21 @@ class Engine(Closing):
         return f"<gids.io.Engine {self.name}: {self.note}>"
 
 
+def queue_depth(paths: Iterable[str | os.PathLike[str]], kind: str = "auto") -> int:
+    """The default number of requests in flight for files: 256 per disk, at most 16384.
+
+    256 if each takes a thread: with the engine "threads", and with "auto" if io_uring is not available.
+    """
+    if kind == "threads" or (kind == "auto" and _core.why_no_uring()):
+        return DISK_DEPTH
+    return min(MOST_DEPTH, DISK_DEPTH * disk_count(paths))
+
+
 def open_engine(
     paths: Sequence[str | os.PathLike[str]],
     kind: str = "auto",
     *,
-    depth: int = QUEUE_DEPTH,
+    depth: int | None = None,
     threads: int = 0,
     reads_per_s: float = 0,
     direct: bool = True,
@@ -158,11 +165,11 @@ def open_engine(
     paths: files, or `Table.shards`, which are then those of the dataset that was opened. kind: "uring"
     (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for comparison) or
     "auto": uring, or threads if io_uring is not available; logger "gids" then reports why, once. depth:
-    number of requests in flight. threads: number of threads (0: 1 ring per disk for uring, depth readers for
-    threads, 1 per core for mmap). reads_per_s: random reads per second of all disks together, if you measured
-    them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT, past the page cache.
-    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighboring reads of
-    a call into one request up to this size (0: never).
+    number of requests in flight (None: see queue_depth). threads: number of threads (0: 1 ring per disk for
+    uring, depth readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks
+    together, if you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT,
+    past the page cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge
+    neighboring reads of a call into one request up to this size (0: never).
 
     Raises StorageError if a shard was replaced; OSError (FileNotFoundError, …) if a file cannot be opened,
     its file system refuses direct I/O, or no thread can be started; ValueError for an unknown kind or a
@@ -172,7 +179,7 @@ def open_engine(
         native = _core.open_engine(
             kind,
             [os.fspath(p) for p in paths],
-            depth=depth,
+            depth=queue_depth(paths, kind) if depth is None else depth,
             threads=threads,
             rings=ring_count(paths, reads_per_s=reads_per_s),
             direct=direct,

@@ -154,7 +154,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
-    reader without lookahead.
+    reader without lookahead. check: called before each minibatch; raises where none can be taken.
     """
 
     first_alone = True
@@ -172,7 +172,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         count: int | None = None,
         begin: Callable[[EpochStream[T]], None] | None = None,
         aside: Callable[[], Reader] = Reader,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check = check
         self._source, self._ids_of, self._count = source, ids_of, count
         self._find_window, self._aside, self.has_window = begin, aside, False
         self._ended: Callable[[int], None] = lambda _: None
@@ -301,6 +303,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return held
 
     def __next__(self) -> tuple[T, Features]:
+        self._check()
         with self._lock:
             self._busy = True
             try:

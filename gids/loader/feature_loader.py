@@ -29,7 +29,7 @@ from gids.cache.device.state import check_policies
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
-from gids.io import Engine, open_engine
+from gids.io import Engine, open_engine, queue_depth
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.memory import (
     DevicePlacement,
@@ -122,17 +122,19 @@ class FeatureLoader(Closing):
             if (method := self._heat_methods[t.name]) is not None and isinstance(t.type, str)
         }
         on_cpu = self.device.type == "cpu"
+        shards = [shard for t in self.tables for shard in t.shards]
+        depth = options.queue_depth or queue_depth(shards, options.engine)
         self._engine: Engine = open_engine(
-            [shard for t in self.tables for shard in t.shards],
+            shards,
             kind=options.engine,
-            depth=options.queue_depth,
+            depth=depth,
             threads=options.io_threads or 0,
             reads_per_s=options.reads_per_s or 0,
             direct=options.direct,
             max_read_bytes=longest_read_bytes(
                 self.tables,
                 memory_bytes=options.memory if on_cpu else None,
-                queue_depth=options.queue_depth,
+                queue_depth=depth,
             ),
         )
         self._opened.callback(self._engine.close)
@@ -191,6 +193,16 @@ class FeatureLoader(Closing):
         return DevicePlacement(
             device, self._engine, self.tables, options, memory_bytes=memory_bytes, dtype=self.dtype
         )
+
+    def check_device(self) -> None:
+        """Raise RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
+        if self.cuda_device is not None:
+            self.cuda_device.check_not_capturing()
+
+    @property
+    def cuda_device(self) -> cuda.Device | None:
+        """The device of the cache; None if it is in host memory."""
+        return self._placement.device if isinstance(self._placement, DevicePlacement) else None
 
     def _forget_plan(self) -> None:
         """Use the window and the planned minibatches that the user wants, until memory is shared out."""
@@ -423,7 +435,9 @@ class FeatureLoader(Closing):
 
         # Together, a stream ends with its superbatch.
         known = count if together is _ALONE else None
-        stream = EpochStream(source, through(), ids_of, count=known, begin=begin, aside=through)
+        stream = EpochStream(
+            source, through(), ids_of, count=known, begin=begin, aside=through, check=self.check_device
+        )
         self._streams.add(stream)
         return stream
 

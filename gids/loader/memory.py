@@ -22,10 +22,12 @@ from gids import cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
 from gids.cache.budget import Sizes, advised_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
+from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.io.device.extents import open_extent_reader
+from gids.io.disks import disk_count
 from gids.loader.readers import Cache
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
@@ -245,11 +247,11 @@ class DevicePlacement(Placement):
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
         self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
-        buffered = options.wait == "warp" or options.transfer == "copy"
+        buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
         self._budget: DeviceBudget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=options.staging // options.rounds if buffered else 0,
+            bounce_bytes=buffers * options.staging // options.rounds,
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
@@ -278,9 +280,14 @@ class DevicePlacement(Placement):
                 transfer=options.transfer,
                 staging_bytes=options.staging,
                 rounds_max=options.rounds,
-                pairs=options.pairs,
+                pairs=options.pairs or self._usual_pairs(),
                 reader=reader,
             )
+
+    def _usual_pairs(self) -> int:
+        """A thread serves a pair, and one thread is enough for two SSDs."""
+        disks = disk_count(shard for t in self._tables for shard in t.shard_paths)
+        return max(1, min(disks // 2, self._options.rounds))
 
     def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
         return self._budget.needed(sizes)

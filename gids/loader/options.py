@@ -8,12 +8,11 @@ from typing import Literal, get_args
 
 from gids import _core
 from gids.cache import POLICIES
-from gids.io import QUEUE_DEPTH
+from gids.io.disks import MOST_DEPTH
 from gids.sizes import parse_bytes
 from gids.store.names import HEAT_ROLES
 
 MAX_PLANNED = 8
-_MAX_DEPTH = 1 << 14
 
 Reads = Literal["auto", "random", "pack"]
 _KNOWN = {
@@ -43,7 +42,7 @@ class Tuning:
             24.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight at the device (default 256).
+        queue_depth: requests in flight, 1 to 16384. Default: 256 per SSD.
         io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
             of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
             queue_depth; with ``"mmap"``, one per core.
@@ -55,11 +54,12 @@ class Tuning:
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
             or ``"warp"`` (warps poll, as in BaM).
         transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
-            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes 2 x staging / rounds on the device).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
         rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
             round holds staging / rounds bytes of pages of one table; there are at least two per table.
-        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
+        pairs: on CUDA, queue pairs, 1 to 1024, each with a thread. Rounds go to the pairs in turn. Default:
+            one per two SSDs, at most one per round.
 
     Raises ValueError for a value out of its range.
     """
@@ -68,7 +68,7 @@ class Tuning:
     planned: int | None = None
     cache: Size | None = None
     engine: str = "auto"
-    queue_depth: int = QUEUE_DEPTH
+    queue_depth: int | None = None
     io_threads: int | None = None
     reads_per_s: float | None = None
     direct: bool = True
@@ -77,7 +77,7 @@ class Tuning:
     transfer: Literal["kernel", "copy"] = "kernel"
     staging: Size = "256MiB"
     rounds: int = 4
-    pairs: int = 1
+    pairs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache", "staging"):
@@ -89,17 +89,18 @@ class Tuning:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
             raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
-        if not 1 <= self.queue_depth <= _MAX_DEPTH:
-            raise ValueError(f"queue_depth must be 1 to {_MAX_DEPTH} (got {self.queue_depth})")
+        if self.queue_depth is not None and not 1 <= self.queue_depth <= MOST_DEPTH:
+            raise ValueError(f"queue_depth must be 1 to {MOST_DEPTH} (got {self.queue_depth})")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
             raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
-        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
-        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
+        pairs = 1 if self.pairs is None else self.pairs
+        if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
+            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
+        most_rounds = _core.QUEUE_DOORBELLS * pairs
         if not 1 <= self.rounds <= most_rounds:
-            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
+            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={pairs} (got {self.rounds})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import torch
 
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError, StorageError
+from gids.io.disks import disk_count
 from gids.loader.epoch_stream import Sampled, close_parts
 from gids.loader.lending import Lender
 from gids.loader.options import Options
@@ -628,6 +629,7 @@ class PackReads:
             sampler_bytes=_room(host.sampler_bytes()),
             waiting=host.waiting(),
             memory_bytes=memory_bytes,
+            disks=disk_count(shard for t in self.tables for shard in t.shard_paths),
         )
 
     def _plan(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gids import _core
-from gids.io import open_engine
+from gids.io import open_engine, queue_depth
+from gids.io.disks import disk_count
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 from gids.store.geometry import div_ceil
 from gids.stored_file import file_status
@@ -82,22 +83,22 @@ def measure_rates(
     scratch: Scratch | None,
     *,
     page_bytes: int,
-    depth: int,
+    depth: int | None,
     direct: bool,
     engine: str,
     memory_bytes: int | None = None,
 ) -> DiskRates:
     """The rates of the disks of these files and of scratch. Blocks for about 0.5 s, once per disk.
 
-    depth: of the loader's engine; less is in flight if memory_bytes, the memory of the loader, is small.
-    Takes an eighth of it, and at most 64 MiB.
+    depth: of the loader's engine, or None for its default; less is in flight if memory_bytes, the memory of
+    the loader, is small. Takes an eighth of it, and at most 64 MiB.
 
     Nothing else should run meanwhile: short measurements beside busy threads are far too low.
     Raises OSError for a file that cannot be opened or read.
     """
     most_bytes = min(_MOST_MEMORY_BYTES, (memory_bytes or 1 << 40) // _MEMORY_SHARE)
     slots = max(1, most_bytes // page_bytes)
-    depth = min(depth, slots)
+    depth = min(depth or queue_depth(paths, engine), slots)
     devices = frozenset(file_status(path).st_dev for path in paths)
     on = None if scratch is None else os.stat(scratch.directory).st_dev
     key = (devices, on, page_bytes, depth, direct, engine)
@@ -157,7 +158,7 @@ def _long_reads_per_s(
     paths: Sequence[str | os.PathLike[str]], longest: int, direct: bool, kind: str
 ) -> float:
     """Bytes per second of ascending reads, from a random place on. longest: bytes of a read."""
-    depth = min(32, _READING * longest // _READ_BYTES)
+    depth = min(32 * disk_count(paths), _READING * longest // _READ_BYTES)
     with open_engine(paths, kind, depth=depth, direct=direct, max_read_bytes=_READ_BYTES) as engine:
         memory, priority = _core.PackMemory.create(_READING * longest), _core.Priority.create()
         reading: deque[tuple[_core.PackRead, int]] = deque()

@@ -155,7 +155,8 @@ class KvikioExtents:
 class DeviceLoad:
     """See gids.packs.row_memory.Load. work: called in a thread; returns what wait() returns."""
 
-    def __init__(self, work: Callable[[Stopped], tuple[list[Any], list[Bad]]]) -> None:
+    def __init__(self, device: Device, work: Callable[[Stopped], tuple[list[Any], list[Bad]]]) -> None:
+        self._device = device
         self._stop = threading.Event()
         self._result: tuple[list[Any], list[Bad]] = ([], [])
         self._error: BaseException | None = None
@@ -164,6 +165,7 @@ class DeviceLoad:
 
     def _run(self, work: Callable[[Stopped], tuple[list[Any], list[Bad]]]) -> None:
         try:
+            self._device.beside_captures()
             self._result = work(self._stop.is_set)
         except BaseException as error:
             self._error = error.with_traceback(None)

@@ -86,14 +86,14 @@ class DeviceRows(RowMemory):
         on: OnDevice,
     ) -> None:
         check_memory(device, purposes)
-        self.host, self._device, self.on = host, device, on
+        self.host, self.device, self.on = host, device, on
         self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels."""
         device.preload(_UNIT)
         self._dtypes: dict[str, torch.dtype] = {}
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}
         with device.use(self.stream):
-            self.memory = device.empty((pack_bytes // ALIGNMENT * ALIGNMENT,), torch.uint8)
+            self.memory = device.allocate(pack_bytes // ALIGNMENT * ALIGNMENT)
             self._resident, *self._halves = (
                 [DeviceSet(device, space.row_count) for space in spaces] for _ in range(3)
             )
@@ -130,7 +130,7 @@ class DeviceRows(RowMemory):
         return self.host.peak_bytes
 
     def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        kvikio = None if self.on.without_kvikio else open_kvikio(self._device, scratch, priority)
+        kvikio = None if self.on.without_kvikio else open_kvikio(self.device, scratch, priority)
         return _DeviceSource(self, engine, priority, file, kvikio)
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
@@ -167,20 +167,20 @@ class DeviceRows(RowMemory):
         """
         (wanted,) = parts
         self._check_fault()
-        current = self._device.current_stream()
+        current = self.device.current_stream()
         self._consumed.append(current.record_event())
         while len(self._consumed) > 1:
             self._consumed.popleft().synchronize()
         outputs: dict[str, torch.Tensor] = {}
-        with self._device.use(self.stream):
+        with self.device.use(self.stream):
             numbers = self._send({id(one.rows): one.rows for one in wanted})
             for one in wanted:
-                out = self._device.empty((len(one.rows), *one.table.shape), self._dtypes[one.table.name])
+                out = self.device.empty((len(one.rows), *one.table.shape), self._dtypes[one.table.name])
                 self._launch(one, numbers[id(one.rows)], out)
                 outputs[one.table.name] = out
         current.wait_event(self.stream.record_event())
         for out in outputs.values():
-            self._device.hand_over(out, self.stream, current)
+            self.device.hand_over(out, self.stream, current)
         self._output_bytes.append(sum(out.nbytes for out in outputs.values()))
         self._peak_output_bytes = max(self._peak_output_bytes, sum(self._output_bytes))
         return {name: make_bools_proper(out) for name, out in outputs.items()}
@@ -189,7 +189,7 @@ class DeviceRows(RowMemory):
         return self.on.copies.ids(ids)
 
     def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: rows.to(self._device.torch_device) for name, rows in features.items()}
+        return {name: rows.to(self.device.torch_device) for name, rows in features.items()}
 
     def close(self) -> None:
         """See RowMemory.close(). Waits for the kernels."""
@@ -201,14 +201,13 @@ class DeviceRows(RowMemory):
                     one.free()
             self._row_copies.clear()
             self._consumed.clear()
-            self._device.trim()
             self._check_fault()
 
     def _send(self, arrays: Mapping[int, Rows]) -> dict[int, torch.Tensor]:
         """Row numbers, copied to the device on the stream: int32[n] each, of the same bits."""
         total = sum(map(len, arrays.values()))
         assert total <= self._most_rows, "the minibatch is larger than those that memory is shared out for"
-        there = self._device.empty((total,), torch.int32)
+        there = self.device.empty((total,), torch.int32)
         if len(self._sent) == SENT:
             self._sent.popleft().synchronize()
         first = 4 * self._most_rows * (self._turn % SENT)
@@ -221,18 +220,18 @@ class DeviceRows(RowMemory):
             at += len(rows)
         if total:
             address = self._numbers.bytes.ctypes.data + first
-            self._device.copy_from_host(self.stream, there, address)
+            self.device.copy_from_host(self.stream, there, address)
         self._sent.append(self.stream.record_event())
         return found
 
     def _launch(self, one: Wanted, numbers: torch.Tensor, out: torch.Tensor) -> None:
         (resident, resident_at), (pack, pack_at) = one.holders
         base = self.memory.data_ptr()
-        self._device.launch(
+        self.device.launch(
             self.stream,
             _UNIT,
             "gids_gather_packed",
-            min(-(-len(numbers) // _WARPS), _WAVES * self._device.sm_count),
+            min(-(-len(numbers) // _WARPS), _WAVES * self.device.sm_count),
             _THREADS,
             resident.words,
             resident.ranks,
@@ -285,7 +284,7 @@ class _DeviceSource:
                 bad = rows.read(self._engine, self._priority, self._file, extents, stopped)
             return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
 
-        load = DeviceLoad(work)
+        load = DeviceLoad(self._rows.device, work)
         self._rows.loads.add(load)
         return load
 

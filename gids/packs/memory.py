@@ -20,10 +20,13 @@ _MOST_READ_BYTES = 256 << 10
 """Of one request of a sweep or a pack. Longer ones are slower on some disks."""
 
 READS = 32
-"""Requests of a sweep or a pack in flight."""
+"""Requests of a sweep or a pack in flight, per disk."""
 
 PIECES = 8
-"""Pieces of a sweep that are in memory."""
+"""Pieces of a sweep that are in memory, per disk."""
+
+_SWEEP_SHARE = 8
+"""Pieces and requests take at most 1/8 of the memory, or those of one disk."""
 
 _OUTPUTS = 2
 """One minibatch is with the consumer, one is gathered."""
@@ -83,7 +86,7 @@ class PackPlan:
 
     purposes: bytes by purpose, "packs" among them. ahead: what goes on beside training. A sweep that does not
     uses memory that packs and outputs need only later. trials: cuts that may be tried at a time. piece_bytes,
-    read_bytes: of a piece of a sweep, and of a request.
+    read_bytes: of a piece of a sweep, and of a request. disks: that it keeps busy.
     """
 
     purposes: Mapping[str, int]
@@ -91,6 +94,7 @@ class PackPlan:
     trials: int
     piece_bytes: int
     read_bytes: int
+    disks: int
 
     @property
     def overlap(self) -> bool:
@@ -148,6 +152,7 @@ class PackBudget:
 
     output_row_bytes: bytes of an output row, by table. bounce_bytes: memory of the loader's engine.
     sampler_bytes: of the sampler, until all is sampled. waiting: sampled minibatches that the source holds.
+    disks: number of disks that hold the tables.
     """
 
     spaces: Sequence[Space]
@@ -156,6 +161,7 @@ class PackBudget:
     sampler_bytes: int
     waiting: int
     memory_bytes: int
+    disks: int = 1
 
     def share(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if nothing is left.
@@ -176,6 +182,7 @@ class PackBudget:
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,
+            disks=self._busy_disks,
         )
 
     def needed(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> dict[str, int]:
@@ -194,7 +201,7 @@ class PackBudget:
             "outputs": outputs_bytes,
             "minibatches": minibatches * each_bytes,
             "row sets": (_SETS + (SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
-            "sweep": (2 if overlap else 1) * (PIECES * self._piece_bytes + READS * self._read_bytes),
+            "sweep": (2 if overlap else 1) * self._busy_disks * self._disk_bytes,
             "second stream": 2 * self._second_bytes,
             **row_orders(t for space in self.spaces for t in space.tables),
         }
@@ -203,6 +210,15 @@ class PackBudget:
         if overlap:
             purposes["write buffers"] = _own_write_bytes(self.memory_bytes)
         return purposes
+
+    @property
+    def _busy_disks(self) -> int:
+        return max(1, min(self.disks, self.memory_bytes // _SWEEP_SHARE // self._disk_bytes))
+
+    @property
+    def _disk_bytes(self) -> int:
+        """Of a sweep, per disk."""
+        return PIECES * self._piece_bytes + READS * self._read_bytes
 
     @property
     def _set_bytes(self) -> int:

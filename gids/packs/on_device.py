@@ -99,6 +99,7 @@ class DevicePackBudget(PackBudget):
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,
+            disks=self._busy_disks,
         )
 
 

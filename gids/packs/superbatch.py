@@ -239,7 +239,7 @@ class Superbatch:
         self._engine = open_engine(
             paths,
             machine.engine_kind,
-            depth=READS,
+            depth=READS * machine.plan.disks,
             direct=direct,
             max_read_bytes=machine.plan.read_bytes,
         )
@@ -406,7 +406,7 @@ class Superbatch:
             machine.priority,
             tables,
             piece_bytes=machine.plan.piece_bytes,
-            pieces=PIECES,
+            pieces=PIECES * machine.plan.disks,
             gap_bytes=machine.gap_bytes,
             threads=machine.threads,
         )

@@ -305,11 +305,17 @@ void QueueService::Pair::add_to(QueueStats& stats) const {
 
 // --- the service ---
 
+// A thread and the pairs that it serves.
+struct QueueService::Worker {
+  std::shared_ptr<Wake> wake = std::make_shared<Wake>();
+  std::vector<std::shared_ptr<Pair>> pairs{};
+  std::thread thread{};
+};
+
 QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables,
                            std::vector<queue::Pair> pairs, std::shared_ptr<void> owner, u32 timeout_ms)
     : pid_(getpid()),
       timeout_ns_(u64{timeout_ms} * 1'000'000),
-      wake_(std::make_shared<Wake>()),
       engine_(std::move(engine)) {
   require(!pairs.empty(), "needs at least one queue pair");
   require(tables.size() <= queue::tables_max, "can have at most " + std::to_string(queue::tables_max) + " tables");
@@ -330,14 +336,27 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
       require(t.page_bytes <= q.slot_bytes, name + " has pages of " + std::to_string(t.page_bytes) +
                                                 " B; the staging slots hold " + std::to_string(q.slot_bytes) + " B");
   }
-  for (const queue::Pair& q : pairs) pairs_.push_back(std::make_shared<Pair>(q, tables, wake_, owner));
-  thread_ = start_thread("gids-queue", [this] { run(); });
+  const size_t threads = std::min<size_t>(pairs.size(), std::max(1u, std::thread::hardware_concurrency()));
+  for (size_t i = 0; i < threads; ++i) workers_.push_back(std::make_unique<Worker>());
+  for (size_t p = 0; p < pairs.size(); ++p) {
+    Worker& worker = *workers_[p % threads];
+    pairs_.push_back(std::make_shared<Pair>(pairs[p], tables, worker.wake, owner));
+    worker.pairs.push_back(pairs_.back());
+  }
+  try {
+    for (const auto& worker : workers_)
+      worker->thread = start_thread("gids-queue", [this, w = worker.get()] { run(*w); });
+  } catch (...) {  // the threads that did start are ended here
+    close();
+    throw;
+  }
 }
 
 QueueService::~QueueService() {
   close();
-  // In a forked child the thread does not exist, so it can be neither joined nor destroyed.
-  if (thread_.joinable()) new std::thread(std::move(thread_));
+  // In a forked child the threads do not exist, so they can be neither joined nor destroyed.
+  for (const auto& worker : workers_)
+    if (worker->thread.joinable()) new std::thread(std::move(worker->thread));
 }
 
 u64 QueueService::arm(u32 pair) {
@@ -349,7 +368,7 @@ u64 QueueService::arm(u32 pair) {
         "be written to. Close the loader and make a new one");
   if (stop_.load(std::memory_order_acquire)) throw std::runtime_error("the request queue is closed");
   const u64 round = pairs_.at(pair)->arm();
-  wake_->ring();
+  workers_[pair % workers_.size()]->wake->ring();
   return round;
 }
 
@@ -357,8 +376,9 @@ void QueueService::close() {
   if (getpid() != pid_) return;
   std::lock_guard lock(close_mutex_);
   stop_.store(true, std::memory_order_release);
-  wake_->ring();
-  if (thread_.joinable()) thread_.join();
+  for (const auto& worker : workers_) worker->wake->ring();
+  for (const auto& worker : workers_)
+    if (worker->thread.joinable()) worker->thread.join();
 }
 
 bool QueueService::broken() const {
@@ -372,33 +392,34 @@ QueueStats QueueService::stats() const {
   return stats;
 }
 
-void QueueService::run() {
+void QueueService::run(Worker& worker) {
   prctl(PR_SET_TIMERSLACK, 1ul);  // the default rounds a pause up by 50 us
   u32 idle = 0;
   while (!stop_.load(std::memory_order_acquire) && !broken()) {
     bool busy = false, armed = false;
-    for (const auto& pair : pairs_) {
+    for (const auto& pair : worker.pairs) {
       busy |= pair->serve(*engine_, timeout_ns_);
       armed |= pair->armed();
     }
     idle = busy ? 0 : idle + 1;
     if (!armed) {
       sleeps_.fetch_add(1, std::memory_order_relaxed);
-      wake_->sleep(forever);  // arm() counts first and rings then: it is not missed
+      worker.wake->sleep(forever);  // arm() counts first and rings then: it is not missed
       idle = 0;
     } else if (idle > yields) {
-      wake_->sleep(std::min(pause_max_ns, u64{1000} << std::min(idle - yields, 6u)));
+      worker.wake->sleep(std::min(pause_max_ns, u64{1000} << std::min(idle - yields, 6u)));
     } else if (idle) {
       sched_yield();
     }
   }
-  finish();
+  for (const auto& other : workers_) other->wake->ring();  // if the queue is broken, they sleep and do not know
+  finish(worker);
 }
 
-void QueueService::finish() {
-  for (const auto& pair : pairs_) pair->cancel_reads(*engine_);
-  for (const auto& pair : pairs_) {
-    while (!pair->settle(timeout_ns_)) wake_->sleep(pause_max_ns);
+void QueueService::finish(Worker& worker) {
+  for (const auto& pair : worker.pairs) pair->cancel_reads(*engine_);
+  for (const auto& pair : worker.pairs) {
+    while (!pair->settle(timeout_ns_)) worker.wake->sleep(pause_max_ns);
     pair->close();
   }
 }

@@ -1,12 +1,13 @@
-// The service thread of the request queue: the host's end of the queue pairs of gids/request_queue.h. It plays
-// the NVMe controller: takes submissions, has an Engine read their pages into the staging slots, and answers.
+// The service threads of the request queue: the host's end of the queue pairs of gids/request_queue.h. They play
+// the NVMe controller: take submissions, have an Engine read their pages into the staging slots, and answer. Each
+// pair has a thread of its own; with fewer cores than pairs, threads serve several.
 // Called by the owner of the queue (the GPU cache, or a test), which lends it the pairs' memory. Makes no CUDA
 // call and takes no GIL; knows files and pages, and nothing of lines, steps or kernels.
 //
 // Life:  construct -> arm() before each kernel that posts -> ... -> close()
-// * asleep (on an eventfd) while every armed round is complete; from arm() until then it polls, backing off to
-//   50 us when there is nothing to do.
-// * every request that it takes is answered once: by its read, by the time-out, or by close().
+// * a thread sleeps (on an eventfd) while every armed round of its pairs is complete; from arm() until then it polls,
+//   backing off to 50 us when there is nothing to do.
+// * every request that is taken is answered once: by its read, by the time-out, or by close().
 // * after close() `completed` is queue::closed: every waiter is released and every request that was not answered
 //   counts as canceled. The service closes by itself when a poster gave up waiting: then the queue
 //   is broken.
@@ -44,7 +45,7 @@ struct QueueStats {
   u64 corrupt = 0;    // of these: the page has another checksum
   u64 late = 0;       // completions that came after the answer
   u64 rounds = 0;     // complete
-  u64 sleeps = 0;     // times that the thread went to sleep with nothing armed
+  u64 sleeps = 0;     // times that a thread went to sleep with nothing armed
 };
 
 class QueueService {
@@ -74,19 +75,19 @@ class QueueService {
   class Pair;
   class Reads;
   struct Wake;
+  struct Worker;
 
-  void run();
-  void finish();
+  void run(Worker& worker);
+  void finish(Worker& worker);
 
   const pid_t pid_;
   const u64 timeout_ns_;
-  std::shared_ptr<Wake> wake_;
   std::shared_ptr<Engine> engine_;
   std::vector<std::shared_ptr<Pair>> pairs_;
   std::atomic<u64> sleeps_{0};
   std::atomic<bool> stop_{false};
   std::mutex close_mutex_;
-  std::thread thread_;
+  std::vector<std::unique_ptr<Worker>> workers_;  // pair p is with worker p % size
 };
 
 }  // namespace gids::io

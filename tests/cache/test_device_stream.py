@@ -273,15 +273,18 @@ def test_preloading_reads_runs_of_pages_as_extents(device: Device, tmp_path: Pat
 
 def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:
     device = EmulatedDevice()
+    device.empty(123_456, torch.uint8)  # which torch keeps, for whoever uses torch
     with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = make(device, table, engine)
+        cache = make(device, table, engine, transfer="copy")
         for _batch, _features in windowed(cache, batches_of(table, 3), 2, 2):
             pass
         del _features
+        lines_bytes, free = cache.memory()["lines"], device.memory.unreserved_bytes
         cache.close()
         device.memory.collect()
         assert device.memory.tensor_bytes <= cache._counters.nbytes + cache._queue.memory()["queue"]
-        assert device.memory.kept_bytes == 0
+        assert device.memory.unreserved_bytes == free + lines_bytes > free, "lines go back to the driver"
+        assert device.memory.kept_bytes > 123_456, "what torch has cached stays with torch"
         ids = {table.name: torch.tensor([1])}
         for call in (lambda: cache.enter(0, ids), lambda: cache.read_through(ids)):
             with pytest.raises(RuntimeError, match="this cache is closed"):

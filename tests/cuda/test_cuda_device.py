@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -350,14 +351,61 @@ def test_a_failure_in_a_batch_names_the_function(
 
 
 def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    stats = {"reserved_bytes": 700, "allocated_bytes": 400, "inactive_split_bytes": 50}
+    used, waiting, free = "active_allocated", "active_pending_free", "inactive"
+
+    def segment(
+        *states: str, device: int = 0, pool: tuple[int, int] = (0, 0), expandable: bool = False
+    ) -> dict[str, Any]:
+        blocks = [{"state": state, "size": 1 << i} for i, state in enumerate(states)]
+        pools = {"segment_pool_id": pool, "is_expandable": expandable}
+        return {"device": device, "blocks": blocks, **pools}
+
+    segments = [
+        segment(free, waiting),  # 3 bytes
+        segment(free, used, free),
+        segment(free, used, free, expandable=True),  # 5 bytes
+        segment(free, device=1),
+        segment(free, pool=(0, 7)),  # of a CUDA graph
+    ]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
-    monkeypatch.setattr(
-        torch.cuda, "memory_stats", lambda device: {f"{k}.all.current": n for k, n in stats.items()}
-    )
-    assert made.memory_info() == (1250, 2000)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})  # torch has not started CUDA
-    assert made.memory_info() == (1000, 2000)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert made.memory_info() == (1008, 2000)
+
+
+def test_large_memory_is_the_drivers_and_torch_keeps_its_own(
+    made: CudaDevice, stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
+) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(torch, "as_tensor", lambda memory, device: memory)  # which keeps the memory
+    memory: Any = made.allocate(4096)
+    array = {"shape": (4096,), "typestr": "|u1", "data": (0x7F0000000000, False), "version": 2}
+    assert memory.__cuda_array_interface__ == array
+    assert record() == [f"allocate 4096 in {CONTEXT}"]
+    del memory
+    assert (record(), emptied) == ([f"free 7f0000000000 in {CONTEXT}"], [])
+    stub.stub_fail_next(2)
+    memory = made.allocate(4096)
+    assert emptied == [1], "only where there is no other memory"
+    record()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del memory
+    assert record() == [], "a forked child frees nothing"
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: stub.stub_fail_next(2))
+    stub.stub_fail_next(2)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"4096 bytes on Stub 100: cuMemAlloc_v2: out of"):
+        made.allocate(4096)
+
+
+def test_a_thread_is_not_concerned_by_captures_of_others(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
+) -> None:
+    made.beside_captures()
+    assert record() == ["capture mode 1"]
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    for captures in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captures=captures: captures)
+        assert made._captures() is captures
 
 
 def test_streams_wait_with_the_v2_function(

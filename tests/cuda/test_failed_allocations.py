@@ -40,6 +40,10 @@ class Refusing(EmulatedDevice):
         self._request()
         return super()._tensor(*args, **options)
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        self._request()
+        return super().allocate(nbytes)
+
     def new_stream(self, *args: Any) -> EmulatedStream:
         self._request()
         return super().new_stream(*args)

@@ -44,12 +44,47 @@ def test_streams_are_distinct_and_keep_their_tensors_memory(gpu: Device) -> None
 
 def test_memory_of_released_tensors_is_free(gpu: Device) -> None:
     free, _ = gpu.memory_info()
-    tensor = gpu.empty(1 << 30, torch.uint8)
-    assert gpu.memory_info()[0] <= free - (1 << 30)
-    del tensor
-    assert gpu.memory_info()[0] >= free - (1 << 22)
-    gpu.trim()
-    assert gpu.memory_info()[0] >= free - (1 << 22)
+    for allocate in (gpu.allocate, lambda nbytes: gpu.empty(nbytes, torch.uint8)):
+        tensor = allocate(1 << 30)
+        assert (tensor.dtype, tensor.shape, tensor.device) == (torch.uint8, (1 << 30,), gpu.torch_device)
+        assert tensor[:: 1 << 20].fill_(7).sum().item() == 7 << 10
+        assert gpu.memory_info()[0] <= free - (1 << 30)
+        del tensor
+        assert gpu.memory_info()[0] >= free - (1 << 22)
+
+
+def test_a_graph_is_captured_beside_a_thread_of_gids(gpu: Device) -> None:
+    """In the default mode of torch.cuda.graph(), which forbids other threads to wait for events."""
+    stream, errors = gpu.new_stream(), []
+    values, begin, end = gpu.zeros(8, torch.int64), threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            gpu.beside_captures()
+            begin.wait(30)
+            with gpu.use(stream):
+                event = (gpu.zeros(1 << 20, torch.int64) + 1, stream.record_event())[1]
+            event.synchronize()
+            event.query()
+            gpu.allocate(1 << 20)
+        except BaseException as error:
+            errors.append(error)
+        end.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values += 1
+        begin.set()
+        end.wait(30)
+        with pytest.raises(RuntimeError, match=r"inside torch\.cuda\.graph"):
+            gpu.check_not_capturing()
+    thread.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not errors
+    assert values.tolist() == [1] * 8
 
 
 def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) -> None:

@@ -90,8 +90,25 @@ def test_free_memory_is_accounted() -> None:
     assert device.memory_info() == (10_000, 10_000)
     assert device.memory.kept_bytes == 6000
     device.empty(5000, torch.uint8)  # unmaps the kept memory first
-    device.trim()
+    device.memory.trim()
     assert device.memory.kept_bytes == 0
+    large = device.allocate(7000)
+    assert device.memory_info() == (3000, 10_000)
+    del large
+    assert device.memory_info() == (10_000, 10_000)
+    assert device.memory.kept_bytes == 0, "it goes back to the driver"
+
+
+def test_a_capture_refuses_what_cuda_refuses() -> None:
+    device = LateDevice(0)
+    waits = device.new_stream().synchronize
+    with pytest.raises(RuntimeError, match=r"the capture is invalid: synchronize\(\) in thread MainThread"):
+        with device.capture(), pytest.raises(RuntimeError, match="operation not permitted when stream is"):
+            waits()
+    with device.capture():
+        device.beside_captures()
+        waits()
+    device.close()
 
 
 def test_streams_run_in_every_order_that_events_allow() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import random_in_edges
+from datasets import random_in_edges, same_bits
 from late_device import LateDevice
 from open_options import tuned
 
 import gids
 import gids.distributed
 from gids.cuda.device import Device, MadeOn
+from gids.store import Table
 from gids.trace import record
 from gids.trace.timeline import Timeline
 from gids.write import DatasetWriter
@@ -191,3 +192,36 @@ def test_minibatches_of_ranks_that_share_rows_are_waited_for(
     late: LateDevice, path: Path, rows: Rows, one_rank: None, make: Any
 ) -> None:
     assert check(late, gids.distributed.open(path, **tuned(OPTIONS)), make, rows) >= 14
+
+
+def test_rows_of_ranks_are_decoded_on_the_device(
+    late: LateDevice, tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a loader on the CPU returns them, bit for bit. Their bytes never visit the host."""
+    path, generator = tmp_path / "kinds.gids", torch.Generator().manual_seed(1)
+    with DatasetWriter(path) as writer:
+        cites = ("paper", "cites", "paper")
+        writer.write_graph(cites, *random_in_edges(NODES, NODES, 1), num_src=NODES)
+        for name, dim, options in (
+            ("feat", 100, {}),
+            ("rows", 33, {"dtype": torch.int8, "scale": "row"}),
+            ("columns", 20, {"dtype": torch.int8, "scale": "column"}),
+            ("half", 7, {"dtype": torch.float16}),
+        ):
+            writer.write_table("node", "paper", name, torch.randn(NODES, dim, generator=generator), **options)
+        writer.write_table("node", "paper", "year", torch.arange(NODES))
+        writer.write_table("node", "paper", "open", torch.arange(NODES) % 3 == 0)
+    for dtype in (None, torch.bfloat16):
+        options: Any = {"batch_size": 20, "shuffle": True, "dtype": dtype}
+        with gids.open(path, **tuned(OPTIONS | {"reads": "random"})) as source:
+            expected = list(gids.NodeLoader(source, SEEDS, [3, 3], **options))
+        with monkeypatch.context() as patch, gids.distributed.open(path, **tuned(OPTIONS)) as source:
+            patch.setattr(Table, "decode", None)
+            late.launches.clear()
+            loader = gids.NodeLoader(source, SEEDS, [3, 3], device="cuda", **options)
+            for a, b in zip(expected, loader, strict=True):
+                assert torch.equal(a.input_nodes, b.input_nodes.cpu())
+                for name, rows in a.features.items():
+                    assert rows.dtype == b.features[name].dtype
+                    assert same_bits(rows, b.features[name].cpu()), name
+            assert late.launches.count("gids_order_rows") == 6 * len(expected)

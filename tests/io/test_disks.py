@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from test_io_open import threads
 
-import gids.io
+import gids
 from gids import _core
 from gids.io import disks
 from gids.io.disks import disks_of, ring_count
+from gids.write import DatasetWriter
 
 DEVICES = {  # by number: the folder below devices/
     "259:0": "pci0/nvme0/nvme0n1",
@@ -99,6 +101,39 @@ def test_uring_has_a_ring_per_disk_or_per_400000_reads_per_s(
     before = threads().keys()
     with gids.io.open_engine(paths, "uring", direct=False, reads_per_s=reads_per_s):
         assert sum(name == "gids-uring" for id, name in threads().items() if id not in before) == rings
+
+
+def test_an_engine_has_256_requests_in_flight_per_disk(on: Callable[[str, str], Path]) -> None:
+    paths = [
+        on("one", "259:1"),
+        on("other", "259:2"),
+        on("array", "253:0"),
+    ]  # partitions of one, an array of two
+    assert [gids.io.queue_depth(paths[:n], "uring") for n in (0, 1, 2, 3)] == [256, 256, 256, 768]
+    assert gids.io.queue_depth(paths, "threads") == 256, "each request takes a thread"
+    if reason := _core.why_no_uring():
+        pytest.skip(f"no io_uring: {reason}")
+    for depth, expected in ((None, 768), (100, 100)):
+        with gids.io.open_engine(paths, "uring", direct=False, depth=depth) as engine:
+            assert engine.depth == expected
+
+
+def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
+    on: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := _core.why_no_uring():
+        pytest.skip(f"no io_uring: {reason}")
+    path = tmp_path / "one.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.zeros(1000, 100))
+    monkeypatch.setattr(disks, "disks_of", lambda path: {"nvme0n1", "nvme1n1", "nvme2n1", "nvme3n1"})
+    tables, nine = ["paper.feat"], gids.Tuning(queue_depth=9)
+    for memory, longest in (("16GB", 32768), ("8MB", 4096)):
+        with gids.FeatureLoader(gids.open(path, memory=memory), tables) as loader:
+            assert loader.engine.depth == 1024
+            assert loader.engine.max_read_bytes == longest
+        with gids.FeatureLoader(gids.open(path, memory=memory, tuning=nine), tables) as loader:
+            assert loader.engine.depth == 9
 
 
 def test_given_threads_win_over_disks(on: Callable[[str, str], Path]) -> None:

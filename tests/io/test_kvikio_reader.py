@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,7 +204,6 @@ def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The __init__.py of a package kvikio, empty, for children. Forgets earlier probes."""
     package = tmp_path / "packages" / "kvikio"
     package.mkdir(parents=True)
-    (package / "cufile_driver.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
     monkeypatch.setattr(module, "_probes", {})
@@ -231,7 +231,7 @@ def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: P
 def test_after_a_hanging_mode_the_other_mode_is_used(
     fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = '{"version": "26.10", "fault": "", "nvfs": false}'
+    answer = '{"version": "26.10", "fault": ""}'
     fake_kvikio.write_text(
         "import os, sys, time\n"
         "if os.environ['KVIKIO_COMPAT_MODE'] == 'OFF':\n    time.sleep(3600)\n"
@@ -250,13 +250,8 @@ def test_after_a_hanging_mode_the_other_mode_is_used(
 @pytest.mark.parametrize(
     ("off", "on", "environment", "expected"),
     [
-        ({"fault": "", "nvfs": True}, None, "", KvikioProbe("1", True, True, "")),
-        (
-            {"fault": "", "nvfs": False},
-            {"fault": ""},
-            "AUTO",
-            KvikioProbe("1", False, True, "cuFile works, but through host memory, without nvidia-fs"),
-        ),
+        ({"fault": ""}, None, "", KvikioProbe("1", True, True, "")),
+        ({"fault": ""}, None, "AUTO", KvikioProbe("1", True, True, "")),
         (
             {"fault": "cuFile error"},
             {"fault": ""},
@@ -291,25 +286,35 @@ def test_probe_results_have_a_reason_in_words(
     fake_kvikio.write_text(
         "import json, os, sys\n"
         f"answer = {answers!r}[os.environ['KVIKIO_COMPAT_MODE']]\n"
+        "assert os.environ['CUFILE_ALLOW_COMPAT_MODE'] == 'false', 'cuFile may go through host memory'\n"
         "assert answer is not None, 'this mode is not to be tried'\n"
         "print(json.dumps({'version': '1', **answer}), flush=True)\nsys.exit()\n"
     )
     assert probe_kvikio(file) == expected
 
 
-def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
+def test_without_nvidia_fs_gds_needs_a_kernel_that_knows_p2pdma(
     fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With an older kernel, the mode that may hang is not tried."""
     monkeypatch.setattr(module, "_NVIDIA_FS", file.parent / "none")
-    answer = '{"version": "1", "fault": "", "nvfs": false}'
+    answer = '{"version": "1", "fault": ""}'
     fake_kvikio.write_text(
         "import os, sys\n"
-        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'ON', 'tried'\n"
+        "assert os.environ['KVIKIO_COMPAT_MODE'] == os.environ['ONLY'], 'tried'\n"
         f"print('''{answer}''', flush=True)\nsys.exit()\n"
     )
-    reason = "GPUDirect Storage needs nvidia-fs, which is not loaded"
-    assert module.why_no_gds() == reason
-    assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
+    reason = "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2"
+    for release, mode, expected in (
+        ("6.1.0-28-amd64", "ON", KvikioProbe("1", False, True, reason)),
+        ("6.2-rc1", "OFF", KvikioProbe("1", True, True, "")),
+        ("7.0.3", "OFF", KvikioProbe("1", True, True, "")),
+    ):
+        monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
+        monkeypatch.setenv("ONLY", mode)
+        monkeypatch.setattr(module, "_probes", {})
+        assert module.why_no_gds() == expected.reason
+        assert probe_kvikio(file) == expected
 
 
 def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
@@ -365,8 +370,7 @@ class CuFile:
 
 @pytest.fixture
 def host_driver(fake_kvikio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A libcuda for children, whose device memory is host memory, with nvidia-fs."""
-    (tmp_path / "packages" / "kvikio" / "cufile_driver.py").write_text("def get(name):\n    return True\n")
+    """A libcuda for children, whose device memory is host memory."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (tmp_path / "driver").mkdir()

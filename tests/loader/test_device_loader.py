@@ -92,6 +92,18 @@ def test_threads_rounds_pairs_and_transfer_reach_the_queue(
         assert (loader._cache._reads.nbytes > 0) == (transfer == "copy")  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("disks", "pairs"), [(1, 1), (5, 2), (40, 4)])
+def test_two_ssds_have_a_queue_pair_and_its_thread(
+    on: Device, path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch, disks: int, pairs: int
+) -> None:
+    monkeypatch.setattr("gids.loader.memory.disk_count", lambda paths: disks)
+    opened = gids.open(path, device_memory=1 << 25, tuning=gids.Tuning(cache=0, staging=1 << 20))
+    with gids.FeatureLoader(opened, list(source), device="cuda") as loader:
+        for minibatch, features in loader.attach(minibatches(4), ids_of):
+            check(source, minibatch, features)
+        assert loader._cache._queue.pairs == pairs  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])
 def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, host_policy: Any) -> None:
     misses = {}

@@ -463,6 +463,33 @@ void a_forked_child_is_refused_and_ends() {
   for (const int error : rig->run(pages(0, 8))) CHECK_EQUAL(error, 0);
 }
 
+// Each pair has a thread, if there are cores; a thread that sleeps hears that another pair is broken.
+void every_pair_is_served_and_all_end_together() {
+  io::QueueMemory memory({.staging_bytes = 5 * 16 * kPageBytes, .pairs = 5, .spin_ns = kNever});
+  std::vector<std::byte> local(memory.local_bytes());
+  std::vector<queue::Pair> q;
+  for (u32 p = 0; p < 5; ++p) q.push_back(memory.pair(p, local.data()));
+  io::QueueService service(open_real("threads"), kTables, q, memory.shared(), kSlow);
+  std::vector<u8> page(kPageBytes);
+  for (u32 turn = 0; turn < 3; ++turn) {
+    for (u32 p = 0; p < 5; ++p) {
+      const queue::Request request = queue::request(0, 10 * turn + p);
+      const u64 round = service.arm(p);
+      queue::post_round(q[p], &request, 1, 0, 1);
+      queue::end_round(q[p], round, 1, 1);
+      CHECK(queue::await_round(q[p], round));
+      CHECK_EQUAL(queue::collect_page(q[p], round, 0, queue::Warp{}, page.data(), kPageBytes), 0);
+      CHECK(std::memcmp(page.data(), content(request), kPageBytes) == 0);
+    }
+  }
+  CHECK_EQUAL(service.stats().rounds, 15u);
+  eventually([&] { return service.stats().sleeps > 0; });
+  service.arm(3);  // its thread polls now
+  queue::abandon(q[3]);
+  for (const queue::Pair& pair : q) eventually([&] { return queue::read_completed(pair) == queue::closed; });
+  CHECK(service.broken());
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -487,6 +514,7 @@ int main(int, char** argv) {
   what_became_of_a_broken_round_does_not_change_any_more();
   a_device_sees_the_same_memory_at_its_own_addresses();
   the_thread_sleeps_while_nothing_is_armed();
+  every_pair_is_served_and_all_end_together();
   what_does_not_fit_is_refused();
   a_forked_child_is_refused_and_ends();
 }

@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -562,6 +563,44 @@ def test_kvikio_that_failed_once_is_not_tried_again(
         list(loader)
         assert loader.stats()["packs"]["superbatches"] > 3
     assert (len(opens), len(reads)) == (1, 1)
+
+
+def test_loads_go_on_while_a_graph_is_captured() -> None:
+    device, array = LateDevice(3), np.arange(1 << 16, dtype=np.uint8)
+    staging = device_loads.Staging(device, len(array))
+    there = device.empty(array.shape, torch.uint8)
+
+    def work(stopped: Any) -> Any:
+        staging.write(array, there)  # waits for events and for a stream
+        return [], []
+
+    with device.capture():
+        device_loads.DeviceLoad(device, work).wait()
+    assert np.array_equal(there.numpy(), array)
+    with ThreadPoolExecutor(1, "others") as others:
+        with pytest.raises(RuntimeError, match=r"invalid: synchronize.* in thread others"):
+            with device.capture(), pytest.raises(RuntimeError, match="operation not permitted"):
+                others.submit(work, None).result()
+    staging.mapping.close()
+    device.close()
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_minibatches_are_taken_outside_a_capture(
+    path: Path, cuda_is: Callable[[Device], None], reads: str
+) -> None:
+    device = EmulatedDevice()
+    cuda_is(device)
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    with open_source(path, reads) as source:
+        epoch = iter(open_loader(source, device="cuda"))
+        for minibatch in expected:
+            with device.capture():
+                with pytest.raises(RuntimeError, match=r"inside torch\.cuda\.graph\(\): take it"):
+                    next(epoch)
+            assert_same(minibatch, next(epoch))
+        assert next(epoch, None) is None
 
 
 def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,12 +391,11 @@ class DeviceFeatureCache:
                 self._free()
 
     def _free(self) -> None:
-        """Return the memory to the device, for its next user, who may not be torch."""
+        """Return the lines to the device, for its next user, who may not be torch; the rest to torch."""
         if os.getpid() == self._pid:
             self._states.clear()
             self._pools.clear()
             self._reads.free()
-            self._device.trim()
 
     # --- statistics ---
 

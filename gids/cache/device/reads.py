@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +15,11 @@ import torch
 from gids.cache.device.counters import Counters
 from gids.cache.device.kernels import CacheKernels, RoundPages
 from gids.cache.device.state import MissBuffers, TableState
+from gids.cuda.device import CACHE_PRIORITY
 from gids.io.device.device_queue import DeviceQueue, Round
 
 if TYPE_CHECKING:
-    from gids.cuda.device import Device, Stream
+    from gids.cuda.device import Device, Event, Stream
 
 
 @dataclass
@@ -46,8 +48,24 @@ class Plan:
         return min(len(self.ids), self.state.table.page_count)
 
 
+COPY_BUFFERS = 2
+"""With transfer="copy": one is filled by the copy engine while kernels take the other one's pages."""
+
+
+class CopyBuffer:
+    """A round's pages and statuses in device memory. used: after it, the last kernel has read them."""
+
+    def __init__(self, device: Device, rows: int, slot_bytes: int) -> None:
+        self.pages = device.empty((rows * slot_bytes,), torch.uint8)
+        self.statuses = device.empty((rows,), torch.int64)
+        self.used: Event | None = None
+
+
 class Reads:
-    """Posts rounds and takes their pages. Enqueues everything on the stream and never blocks."""
+    """Posts rounds and takes their pages. Enqueues kernels on the stream and never blocks.
+
+    With transfer="copy", copies have a stream of their own: one round is copied while kernels take another.
+    """
 
     def __init__(
         self,
@@ -65,10 +83,18 @@ class Reads:
         self._rounds: deque[tuple[Plan, int, Round]] = deque()  # (plan, index of the first miss, round)
         warps, copied = queue.wait_kind == "warp", queue.wait_kind == "stream" and transfer == "copy"
         rows = queue.round_max
-        # Warps, or a copy engine, put a round's pages into it. The next round on the stream reuses it.
-        self._buffer = device.empty((rows * queue.slot_bytes if warps or copied else 0,), torch.uint8)
+        # Warps put a round's pages into it. The next round on the stream reuses it.
+        self._buffer = device.empty((rows * queue.slot_bytes if warps else 0,), torch.uint8)
         self._errors = device.empty((rows if warps else 0,), torch.int32)
-        self._statuses = device.empty((rows if copied else 0,), torch.int64)
+        count = COPY_BUFFERS if copied else 0
+        self._buffers = [CopyBuffer(device, rows, queue.slot_bytes) for _ in range(count)]
+        self._next_buffer = cycle(self._buffers)
+        # Of the priority of the stream, which waits for words too: other streams share no channel with it.
+        self._copies = device.new_stream(CACHE_PRIORITY) if copied else stream
+        self._copies.wait_stream(stream)  # which made the buffers
+        for buffer in self._buffers:
+            device.hand_over(buffer.pages, stream, self._copies)
+            device.hand_over(buffer.statuses, stream, self._copies)
         # By pair: tickets of the rounds whose size is known, and the later rounds.
         self._tickets = [0] * queue.pairs
         self._unsized: list[deque[tuple[Seen, int, int]]] = [deque() for _ in range(queue.pairs)]
@@ -77,11 +103,13 @@ class Reads:
     @property
     def nbytes(self) -> int:
         """Device memory without the queue's."""
-        return self._buffer.nbytes + self._errors.nbytes + self._statuses.nbytes
+        copied = sum(buffer.pages.nbytes + buffer.statuses.nbytes for buffer in self._buffers)
+        return self._buffer.nbytes + self._errors.nbytes + copied
 
     def free(self) -> None:
         """Release the device memory, after the last round."""
         self._buffer = self._errors = torch.empty(0)
+        self._buffers, self._next_buffer = [], cycle([])
 
     def rounds_for(self, misses: int) -> int:
         """Number of rounds for this number of missing pages."""
@@ -120,25 +148,27 @@ class Reads:
         """Copy the oldest round's pages into lines, and rows of pages without a line into the output."""
         plan, first, round = self._rounds[0]
         pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
-        with self._queue.reading(self._stream, round):
-            self._take(plan, self._copied(plan, round, pages), rows_too=True)
+        ticket = self._first_ticket(round)
+        if self._buffers and ticket is not None and plan.state.table.page_bytes == self._queue.slot_bytes:
+            self._copy(plan, round, pages, ticket)
+        else:
+            with self._queue.reading(self._stream, round):
+                self._take(plan, pages, rows_too=True)
         self._rounds.popleft()
         plan.uncollected -= 1
 
-    def _copied(self, plan: Plan, round: Round, pages: RoundPages) -> RoundPages:
-        """The round's pages in device memory, or as they are, in staging, where they cannot be copied.
-
-        A copy needs the position of the round in the ring: the sizes of all rounds of its pair so far.
-        """
-        ticket = self._first_ticket(round)
-        page_bytes = plan.state.table.page_bytes
-        if not len(self._statuses) or ticket is None or page_bytes != self._queue.slot_bytes:
-            return pages
+    def _copy(self, plan: Plan, round: Round, pages: RoundPages, ticket: int) -> None:
+        """Take the round's pages from a buffer. ticket: of its first page; it tells where the pages are."""
         assert plan.seen.misses is not None
-        size = self._size(plan.seen.misses, pages.first)
-        buffer, statuses = self._buffer.view(-1, page_bytes)[:size], self._statuses[:size]
-        self._queue.copy(self._stream, round, ticket, buffer, statuses)
-        return replace(pages, buffer=self._buffer, statuses=self._statuses)
+        size, buffer = self._size(plan.seen.misses, pages.first), next(self._next_buffer)
+        if buffer.used is not None:
+            self._copies.wait_event(buffer.used)
+        with self._queue.reading(self._copies, round):
+            rows = buffer.pages.view(-1, self._queue.slot_bytes)[:size]
+            self._queue.copy(self._copies, round, ticket, rows, buffer.statuses[:size])
+        self._stream.wait_event(self._copies.record_event())
+        self._take(plan, replace(pages, buffer=buffer.pages, statuses=buffer.statuses), rows_too=True)
+        buffer.used = self._stream.record_event()
 
     def _first_ticket(self, round: Round) -> int | None:
         """The ticket of a round's first request, if the host knows it. Forgets it."""

@@ -122,7 +122,7 @@ class TableState:
                     part.to(device.torch_device).to(torch.int64) << _core.HEAT_SHIFT
                 )
         self.owners = device.zeros((lines + host_lines,), torch.int64)
-        self.near = device.empty((lines, table.page_bytes), torch.uint8)
+        self.near = device.allocate(lines * table.page_bytes).view(lines, table.page_bytes)
         self.far = HostArray(device, host_lines * table.page_bytes)
         self.choice = device.zeros((_core.DEVICE_CHOICE_BYTES,), torch.uint8)
         self.order = _order_on(device, table.order)

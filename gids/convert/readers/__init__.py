@@ -53,7 +53,7 @@ def find_reader(path: Path, name: str | None = None, others: Sequence[Path] = ()
     for source in (path, *others):
         if not source.exists():
             raise FileNotFoundError(
-                f"no source at {source}: `gids generate {source} --nodes 50000` makes a graph to try gids with"
+                f"no source at {source}: `gids generate {source} --nodes 50000` makes a graph to try"
             )
     if others and name is None:
         return tables.PARQUET

@@ -1,7 +1,7 @@
-"""The request queue: kernels request pages, a host thread reads them, the stream or the warps wait.
+"""The request queue: kernels request pages, host threads read them, the stream or the warps wait.
 
 Called by the GPU cache. Knows tables as files of pages, but not lines, steps or rows. The words in memory are
-described in native/include/gids/request_queue.h, the host thread in native/io/queue_service.h.
+described in native/include/gids/request_queue.h, the host threads in native/io/queue_service.h.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Round:
 
 
 class DeviceQueue(Closing):
-    """Queue pairs that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
+    """Queue pairs that a device posts to and host threads serve with an :class:`~gids.io.Engine`.
 
     For each round, call ``post``, ``wait``, then launch a kernel that reads the staging pages (or call
     ``collect``), then ``collected``. Or call ``read_pages``. Call ``close`` at the end. One thread at a time

@@ -3,12 +3,17 @@
 Importing kvikio is harmless. But without a driver, opening a file hangs unless compatibility mode is on, and
 mode AUTO only looks for a library and a directory. So a child process, which may hang, tries each mode on
 the file itself, into device memory from libcuda. The child imports neither torch nor cupy.
+
+cuFile reaches device memory by the module nvidia-fs, or by the kernel's PCI P2PDMA (Linux 6.2, and cuFile's
+option use_pci_p2pdma). For the try it may not go through host memory instead: its error says what is
+missing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -19,6 +24,8 @@ from pathlib import Path
 _TIMEOUT_S = 30.0
 _PATTERN_BYTES = 1 << 20
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
+_P2PDMA_KERNEL = (6, 2)
+"""The first Linux whose file systems take the memory of other devices for direct I/O."""
 
 # Reads the head of argv[1] into memory of device argv[2] and compares. The last line of stdout is its answer.
 # Before, no byte there is that of the file. Files whose bytes are all equal do not show that GDS reads them:
@@ -28,7 +35,7 @@ import json, os, sys
 def answer(**facts):
     print(json.dumps(facts), flush=True)
     sys.exit()
-import kvikio, kvikio.cufile_driver
+import kvikio
 version = kvikio.__version__
 import ctypes
 try:
@@ -67,7 +74,7 @@ back = ctypes.create_string_buffer(len(expected))
 check(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(len(expected))))
 if done != len(expected) or back.raw != expected:
     answer(version=version, fault="it read wrong bytes")
-answer(version=version, fault="", nvfs=bool(kvikio.cufile_driver.get("is_gds_available")))
+answer(version=version, fault="")
 """
 
 
@@ -125,9 +132,14 @@ def why_no_gds() -> str:
     value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
     if value.lower() in ("on", "true", "yes", "1"):
         return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
-    if not _NVIDIA_FS.exists():
-        return "GPUDirect Storage needs nvidia-fs, which is not loaded"
+    if not _NVIDIA_FS.exists() and _kernel() < _P2PDMA_KERNEL:
+        return "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2"
     return ""
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int("".join(itertools.takewhile(str.isdigit, minor)) or 0)
 
 
 def _is_installed() -> bool:
@@ -141,11 +153,9 @@ def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
     if not reason:
         direct = _try("OFF", path, device_index, timeout_s)
         version = direct["version"]
-        if not direct["fault"] and direct["nvfs"]:
+        if not direct["fault"]:
             return KvikioProbe(version, True, True, "")
-        reason = "cuFile works, but through host memory, without nvidia-fs"
-        if direct["fault"]:
-            reason = f"GPUDirect Storage does not work: {direct['fault']}"
+        reason = f"GPUDirect Storage does not work: {direct['fault']}"
     compat = _try("ON", path, device_index, timeout_s)
     version = compat["version"] or version or "of unknown version"
     if compat["fault"]:
@@ -154,10 +164,11 @@ def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
 
 
 def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str, str]:
-    """One try: version, fault and, if fault is "", nvfs ("yes" if nvidia-fs is in use, else "")."""
+    """One try: version and fault, which is "" if the bytes came."""
     environment = {
         **os.environ,
         "KVIKIO_COMPAT_MODE": mode,
+        "CUFILE_ALLOW_COMPAT_MODE": "false",  # of cuFile itself, which mode "OFF" of kvikio uses
         "KVIKIO_GDS_THRESHOLD": "1",
         "KVIKIO_NTHREADS": "1",
     }
@@ -180,11 +191,7 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str,
     lines = said.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(lines[-1])
-        return {
-            "version": answer["version"],
-            "fault": answer["fault"],
-            "nvfs": "yes" if answer.get("nvfs") else "",
-        }
+        return {"version": answer["version"], "fault": answer["fault"]}
     last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
     return {"version": "", "fault": last}
 
