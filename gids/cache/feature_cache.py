@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gids.io import Engine
     from gids.store import Table
 
-POLICIES = ("lookahead", "window-pin", "random", "lru", "static")
+POLICIES = ("lookahead", "window-pin", "random", "lru", "static", "pinned")
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)

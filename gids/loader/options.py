@@ -37,7 +37,7 @@ class Tuning:
 
     Args:
         policy: how the cache chooses the pages that it keeps: ``"lookahead"`` (default), ``"window-pin"``,
-            ``"random"``, ``"lru"`` (not on CUDA), ``"static"``.
+            ``"random"``, ``"static"``, and, not on CUDA, ``"lru"`` and ``"pinned"``.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
             the smallest number whose missing pages cover twice the queue depth. window + planned is at most
             24.

@@ -23,7 +23,7 @@ import gids
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("window", [0, 1, 8, 16, 22, 23])
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static", "pinned"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(
         gids.open(
