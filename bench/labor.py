@@ -32,7 +32,7 @@ from gids.sampler import Labor, Ladies, Neighbor, RandomWalk, Sampler
 
 Make = Callable[[], Sampler]
 Row = dict[str, Any]
-GRAPHS = {"dense": (20_000, 200.0), "sparse": (200_000, 20.0)}
+GRAPHS = {"dense": (20_000, 100.0), "sparse": (100_000, 15.0)}
 """Nodes and mean in-degree."""
 
 
@@ -42,8 +42,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="draw accuracy by nodes and edges to FILE, as PNG")
     add("--graphs", nargs="+", choices=list(GRAPHS), default=list(GRAPHS))
     add("--fanouts", type=integers, default=[10, 10, 10])
-    add("--batch-size", type=int, default=1000)
-    add("--steps", type=int, default=60, help="minibatches of a training (default: 60)")
+    add("--batch-size", type=int, default=256)
+    add("--steps", type=int, default=100, help="minibatches of a training (default: 100)")
     add("--every", type=int, default=10, help="minibatches between points of a curve (default: 10)")
     add("--shrink", type=int, default=1, help="divide the number of nodes by this (default: 1)")
     args = parser.parse_args(argv)

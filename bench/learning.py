@@ -80,7 +80,7 @@ class Task:
     ) -> Iterator[tuple[Step, GraphSage]]:
         """Train a new model. Yields each step, and the model after it."""
         dims = [self.rows.shape[1], *[hidden] * (layers - 1), int(self.labels.max()) + 1]
-        training = Training(dims, seed=seed, rate=0.003)
+        training = Training(dims, seed=seed, rate=0.01)
         for minibatch in islice(self.minibatches(sampler, batch_size, seed), steps):
             assert isinstance(minibatch.input_nodes, torch.Tensor)
             assert isinstance(minibatch.seeds, torch.Tensor)

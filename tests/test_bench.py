@@ -17,6 +17,7 @@ from gids.convert.synthetic import GraphSpec, write_graph
 BENCH = Path(__file__).parents[1] / "bench"
 IN_MEMORY = ("cooperation.py", "dependent.py", "labor.py", "placement.py", "sampling.py")
 """Scripts without --dir."""
+LOADING = ("cold", "windows", "memory", "hetero")  # "disks" limits this process
 
 Run = Callable[..., str]
 
@@ -66,6 +67,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
             "labor-star, 1 thread, gids over dgl",
         ),
         ("placement.py", [], "where rows come from"),
+        *(
+            ("loading.py", [question], "minibatches" if question == "windows" else "over")
+            for question in LOADING
+        ),
+        ("ranks.py", [], "1 ranks: done"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
         ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
