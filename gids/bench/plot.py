@@ -88,7 +88,10 @@ def plot_curves(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Draw the curves of each panel as PNG. axes: titles of both axes, with units."""
+    """Draw the curves of each panel as PNG.
+
+    axes: titles of both axes, with units. An empty second one is what follows ": " in the name of a panel.
+    """
 
     def draw(canvas: Any) -> None:
         drawn = canvas.subplots(-(-len(panels) // columns), columns, squeeze=False)
@@ -104,7 +107,7 @@ def plot_curves(
                 panel.set_yscale("log")
                 make_logarithmic(panel.yaxis)
             panel.set_xlabel(axes[0])
-            panel.set_ylabel(axes[1])
+            panel.set_ylabel(axes[1] or name.partition(": ")[2])
         for panel in list(drawn.flat)[len(panels) :]:
             panel.set_visible(False)
         canvas.suptitle(title, fontsize=10)
@@ -130,7 +133,7 @@ def make_logarithmic(axis: Any) -> None:
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}")
 
 
 def _spread(
