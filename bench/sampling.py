@@ -6,8 +6,8 @@
 
 DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), in memory, the same for all sides, with the same seeds
 and fanouts. Baseline: the faster of DGL's NeighborSampler in its default form (fused with more than one
-thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler. All sides have the same
-number of threads and run in alternating order; results are medians over the rounds.
+thread) and not fused. LABOR is compared with LaborSampler; DGL has no LADIES, and its walks are not compared.
+All sides have the same number of threads and run in alternating order; results are medians over the rounds.
 
 Temporal: Neighbor with times compared with plain Neighbor on the same graph, by CPU time.
 Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
@@ -37,11 +37,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from graphs import graph_of, rmat
 from harness import Figures, alternate, integers, make_parser
 
-from gids.bench.minibatches import counts
+from gids.bench.minibatches import SAMPLERS, counts, make_sampler
 from gids.bench.sampling import verify
 from gids.sampler import (
     Block,
-    Labor,
     Minibatch,
     Neighbor,
     Sampler,
@@ -68,7 +67,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batches", type=int, default=40, help="minibatches per round (default: 40)")
     add("--rounds", type=int, default=9)
     add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
-    add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
+    add("--samplers", choices=SAMPLERS, nargs="+", default=["neighbor", "labor"])
     add("--temporal", action="store_true", help="compare temporal with uniform neighbors")
     args = parser.parse_args(argv)
     if args.small:
@@ -163,17 +162,20 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
     topology, loading = Topology(graph), dgl.dataloading
     for kind, threads in itertools.product(args.samplers, args.threads):
         torch.set_num_threads(threads)
+        sampler = make_sampler(kind, args.fanouts, args.batch_size, threads=threads)
+        peers: dict[str, Any] = {}
         if kind == "neighbor":
-            sampler: Sampler = Neighbor(args.fanouts, threads=threads)
-            peers = {
-                "dgl": loading.NeighborSampler(args.fanouts),
-                "dgl, not fused": loading.NeighborSampler(args.fanouts, fused=False),
-            }
-        else:
-            sampler = Labor(args.fanouts, threads=threads)
-            peers = {"dgl": loading.LaborSampler(args.fanouts)}
+            peers["dgl"] = loading.NeighborSampler(args.fanouts)
+            peers["dgl, not fused"] = loading.NeighborSampler(args.fanouts, fused=False)
+        elif kind.startswith("labor"):
+            rounds = {"labor": 0, "labor-1": 1, "labor-star": -1}[kind]
+            peers["dgl"] = loading.LaborSampler(args.fanouts, importance_sampling=rounds)
         for step in range(2):
-            check(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
+            minibatch = sampler.sample(topology, seeds[step], step=step)
+            if kind in ("neighbor", "labor"):
+                check(graph, minibatch, args.fanouts)
+            elif kind != "walk":  # whose edges are not the graph's
+                verify(minibatch)
         sides = {"gids": gids_side(topology, sampler, seeds)}
         sides |= {name: dgl_side(dgl_graph, peer, seeds) for name, peer in peers.items()}
         name = f"{kind}, {threads_text(threads)}"

@@ -325,8 +325,15 @@ class Planner:
     """The metadata of a cache, without pages. Steps enter, are planned and retire in order."""
 
     def __init__(
-        self, pages: int, lines: int, policy: str = "lookahead", seed: int = 0, heat: UInt8 | None = None
-    ) -> None: ...
+        self,
+        pages: int,
+        lines: int,
+        policy: str = "lookahead",
+        seed: int = 0,
+        heat: UInt8 | None = None,
+        keep: bool = False,
+    ) -> None:
+        """keep: a page of heat 255 keeps its line for good."""
     def enter(self, step: int, pages: Int64) -> int:
         """Mark a minibatch's pages, int64[n]; returns the number of unique ones. IndexError marks nothing."""
     def plan(self, step: int) -> tuple[int, int, int]:
@@ -356,6 +363,7 @@ class PageCache:
         policy: str,
         seed: int = 0,
         heat: UInt8 | None = None,
+        keep: bool = False,
         checksums: UInt32 | None = None,
         stored_as: int = 0,
         wanted_as: int = 0,
@@ -483,6 +491,7 @@ class HostSampler:
         sizes: list[list[int]],
         numbers: tuple[int, int, int],
         only: int | None,
+        replace: bool,
         poisson: bool,
     ) -> list[_Sampled]:
         """The same by LADIES. sizes: how many sources to draw, by layer and relation."""

@@ -17,11 +17,14 @@ class Model:
 
     The choice within a bucket is free. So the model gives the number of pages of each bucket that stay, and
     check() adopts the implementation's choice after comparing it.
+
+    keep: pages of heat 255 keep their lines for good.
     """
 
     lines: int
     policy: str
     heat: npt.NDArray[np.uint8]
+    keep: bool = False
     resident: set[int] = field(default_factory=set)
     live: dict[int, set[int]] = field(default_factory=dict)  # entered, not retired
     planned: set[int] = field(default_factory=set)
@@ -37,7 +40,14 @@ class Model:
         del self.live[step]
         self.planned.discard(step)
 
+    def kept(self, page: int) -> bool:
+        return self.keep and self.heat[page] == 255
+
     def worth(self, page: int, *, missing: bool) -> tuple[int, ...]:
+        if self.kept(page):
+            assert missing
+            # As the most that a page can be worth by lookahead; more than any other page by the others.
+            return (1, -max(self.planned) - 1, HEAT_CLASSES - 1) if self.policy == "lookahead" else (2, 0)
         if self.policy == "lru":
             return (1, 0) if missing else (0, self.last_use.get(page, -1))
         if self.policy == "lookahead":
@@ -51,7 +61,7 @@ class Model:
         wanted = self.live[step]
         hits = len(wanted & self.resident)
         self.planned.add(step)
-        pinned = {p for p in self.resident if any(p in self.live[s] for s in self.planned)}
+        pinned = {p for p in self.resident if self.kept(p) or any(p in self.live[s] for s in self.planned)}
         worths = [self.worth(p, missing=False) for p in self.resident - pinned]
         worths += [self.worth(p, missing=True) for p in wanted - self.resident]
         worths.sort(reverse=True)

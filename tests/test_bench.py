@@ -15,8 +15,9 @@ from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 
 BENCH = Path(__file__).parents[1] / "bench"
-IN_MEMORY = ("cooperation.py", "placement.py", "sampling.py")
+IN_MEMORY = ("cooperation.py", "dependent.py", "labor.py", "placement.py", "sampling.py")
 """Scripts without --dir."""
+LOADING = ("cold", "windows", "memory", "hetero")  # "disks" limits this process
 
 Run = Callable[..., str]
 
@@ -60,7 +61,21 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
         ("sampling.py", ["--temporal"], "nodes, last over uniform, edges/s"),
         ("cooperation.py", [], "1.5D with adjacency rows, words of a bulk"),
+        (
+            "sampling.py",
+            ["--samplers", "ladies", "walk", "labor-star"],
+            "labor-star, 1 thread, gids over dgl",
+        ),
         ("placement.py", [], "where rows come from"),
+        *(
+            ("loading.py", [question], "minibatches" if question == "windows" else "over")
+            for question in LOADING
+        ),
+        ("ranks.py", [], "1 ranks: done"),
+        ("labor.py", [], "accuracy, PLADIES less LADIES"),
+        ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
+        ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
+        ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
     ],

@@ -31,9 +31,10 @@ _POLICIES = {
     "static": "static, by heat",
     "lru": "LRU",
     "random": "random",
+    "pinned": "40 % pinned by heat",
     "MIN": "MIN (Belady)",
 }
-_POLICY_COLOURS = dict(zip(_POLICIES, (*COLOURS[:5], "black"), strict=True))
+_POLICY_COLOURS = dict(zip(_POLICIES, (*COLOURS[:6], "black"), strict=True))
 _TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}  # of the paper and of gids
 _STAGES = ("sampling", "planning", "reading", "gather", "training")
 
@@ -74,6 +75,48 @@ def save_plot(path: Path, size: tuple[float, float], draw: Callable[[Any], None]
         canvas.savefig(path, dpi=130, format="png")
 
 
+Curve = tuple[str, Sequence[float], Sequence[float]]
+"""A label, and the values on both axes."""
+
+
+def plot_curves(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Sequence[Curve]],
+    axes: tuple[str, str],
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """Draw the curves of each panel as PNG.
+
+    axes: titles of both axes, with units. An empty second one is what follows ": " in the name of a panel.
+    """
+
+    def draw(canvas: Any) -> None:
+        drawn = canvas.subplots(-(-len(panels) // columns), columns, squeeze=False)
+        for panel, (name, curves) in zip(drawn.flat, panels.items(), strict=False):
+            for number, (label, x, y) in enumerate(curves):
+                style = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
+                panel.plot(x, y, label=label, linewidth=1.2, **style)
+            panel.set_title(name, fontsize=9)
+            if log_x:
+                panel.set_xscale("log")
+                make_logarithmic(panel.xaxis)
+            if log_y:
+                panel.set_yscale("log")
+                make_logarithmic(panel.yaxis)
+            panel.set_xlabel(axes[0])
+            panel.set_ylabel(axes[1] or name.partition(": ")[2])
+        for panel in list(drawn.flat)[len(panels) :]:
+            panel.set_visible(False)
+        canvas.suptitle(title, fontsize=10)
+        add_legend(canvas, list(drawn.flat)[: len(panels)], 4)
+
+    columns = min(2, len(panels))
+    save_plot(path, (4.2 * columns, 3.0 * -(-len(panels) // columns) + 0.7), draw)
+
+
 def add_legend(canvas: Any, panels: Sequence[Any], columns: int) -> None:
     """Below the panels: each label once, as a panel may lack some lines."""
     shown = {
@@ -90,7 +133,7 @@ def make_logarithmic(axis: Any) -> None:
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}")
 
 
 def _spread(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gids.io import Engine
     from gids.store import Table
 
-POLICIES = ("lookahead", "window-pin", "random", "lru", "static")
+POLICIES = ("lookahead", "window-pin", "random", "lru", "static", "pinned")
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
@@ -36,7 +36,8 @@ class FeatureCache:
     """Cache lines of several tables in host memory. One I/O engine fills them from disk.
 
     engine: opened on the shards of all tables, in order. lines: number of cache lines, by table. heats:
-    uint8[page_count], by table; tables without heat are left out. check_crc: compare every page that is read
+    uint8[page_count], by table; tables without heat are left out. keep: pages of heat 255 keep their lines
+    for good. check_crc: compare every page that is read
     with its checksum. output_dtype: float32, float16 or bfloat16; gather() converts tables of these dtypes
     and of int8 with a scale. None: the stored dtype; float32 for int8 with a scale. output_rows: rows that
     an output has room for, by table, so that outputs of smaller minibatches are reused for larger ones.
@@ -52,6 +53,7 @@ class FeatureCache:
         lines: Mapping[str, int],
         heats: Mapping[str, npt.NDArray[np.uint8]],
         policy: str = "lookahead",
+        keep: bool = False,
         threads: int = 1,
         check_crc: bool = False,
         keep_output_bytes: int = 0,
@@ -85,6 +87,7 @@ class FeatureCache:
                 policy=policy,
                 seed=0,
                 heat=heats.get(t.name),
+                keep=keep,
                 checksums=np.asarray(t.checksums()) if check_crc else None,
                 stored_as=form.stored_as,
                 wanted_as=form.wanted_as,

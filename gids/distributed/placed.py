@@ -15,7 +15,7 @@ from gids.packs import measure_rates
 from gids.store import Table
 
 _SHARE = 0.5
-"""Of each rank's memory, for placed pages. The rest holds what the window asks for."""
+"""Of each rank's lines, for placed pages, which are never evicted. The rest is for what the window asks."""
 _TRIALS = 5
 _TRIAL_BYTES = 1 << 20
 
@@ -33,6 +33,8 @@ class PlacedOwners:
         self._placement, self._rank, self._rest = placement, rank, rest
         self._rows_per_page, self._positions = rows_per_page, positions
         self.count = rest.count
+        self.held = placement.holds(slice(None), rank)
+        """bool[page_count]: the pages of which this rank holds a copy."""
 
     def of(self, ids: np.ndarray) -> np.ndarray:
         at = ids if self._positions is None else self._positions[ids].astype(np.int64, copy=False)
@@ -47,7 +49,7 @@ def placed_owners(
 ) -> PlacedOwners:
     """Owners of a table's rows by the heat of its pages, and by what it costs to move one. Collective.
 
-    weights: float32[page_count]. memory_bytes: of this rank, for pages of this table. rest: of other pages.
+    weights: float32[page_count]. memory_bytes: of this rank, for lines of this table. rest: of other pages.
     """
     peer_s, host_s = _seconds_per_page(group, table, options)
     told = group.gather(

@@ -19,7 +19,7 @@ from gids.cache.heat import page_weights
 from gids.distributed.cooperative import Cooperation
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
-from gids.distributed.placed import placed_owners
+from gids.distributed.placed import PlacedOwners, placed_owners
 from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.errors import FormatError
@@ -148,15 +148,26 @@ class GroupSource(RowSource):
             self.group,
             loader,
             chosen,
-            None if cooperative else {name: self.owners_of(chosen[name]) for name in sorted(chosen)},
+            None if cooperative else self._owners_for(loader, chosen),
             self.owners_of_edges,
             dtype=dtype,
             reads=self.options.reads,
             bulk=self._bulk,
         )
 
-    def owners_of(self, table: Table) -> Owners | None:
-        """The owners of a table's rows; None for edges, whose owner is that of their destination."""
+    def _owners_for(self, loader: FeatureLoader, tables: Mapping[str, Table]) -> dict[str, Owners | None]:
+        """The owners of the rows of each table. Placed pages stay in the lines of this rank. Collective."""
+        owners = {name: self.owners_of(tables[name], loader.line_bytes) for name in sorted(tables)}
+        for name, of_table in owners.items():
+            if isinstance(of_table, PlacedOwners):
+                loader.keep_pages(name, of_table.held)
+        return owners
+
+    def owners_of(self, table: Table, line_bytes: int = 0) -> Owners | None:
+        """The owners of a table's rows; None for edges, whose owner is that of their destination.
+
+        line_bytes: of this rank's memory for cache lines.
+        """
         if self.part is not None:
             return self._node_owners(table.type) if isinstance(table.type, str) else None
         key: tuple[Any, ...] = (table.type, table.rows_per_page, table.order is None or table.name)
@@ -169,7 +180,7 @@ class GroupSource(RowSource):
         if key not in self._owners:
             self._owners[key] = self._dealt(tables, table.row_count, table.order)
             if self._owned_by == "heat" and isinstance(table.type, str):
-                self._owners[key] = self._placed(table, table.type, self._owners[key])
+                self._owners[key] = self._placed(table, table.type, self._owners[key], line_bytes)
         return self._owners[key]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
@@ -187,7 +198,7 @@ class GroupSource(RowSource):
             block = widest.rows_per_page * max(1, rows // widest.rows_per_page)
         return HashOwners(count, block, order)
 
-    def _placed(self, table: Table, ntype: str, rest: Owners) -> Owners:
+    def _placed(self, table: Table, ntype: str, rest: Owners, line_bytes: int) -> Owners:
         """Owners by heat, if the dataset has the heat of these nodes. Collective."""
         methods = self.store.heat_methods(ntype)
         if not methods:
@@ -196,7 +207,7 @@ class GroupSource(RowSource):
         weights = page_weights(heat, table.rows_per_page, table.order)
         tables = {t.name: t for t in (*self.store.tables.values(), table)}  # it may be of another dataset
         nbytes = sum(t.page_count * t.page_bytes for t in tables.values())
-        share = self._local.memory * table.page_count * table.page_bytes // max(1, nbytes)
+        share = line_bytes * table.page_count * table.page_bytes // max(1, nbytes)
         return placed_owners(self.group, table, weights, share, self.options, rest)
 
     def owners_of_edges(self, minibatch: Any, relation: Relation) -> np.ndarray:

@@ -58,6 +58,11 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 _ALONE = Alone()
+_ADAPT_STEPS = 16
+"""Minibatches after which the number of planned ones adapts again."""
+
+_KEPT = 255
+"""The heat of pages that keep their lines for good."""
 
 _WAITING_SHARE = 8
 """Beside packs minibatches are sampled in bulk if that takes at most an eighth of the memory."""
@@ -116,6 +121,7 @@ class FeatureLoader(Closing):
         check_out_dtype(dtype)
         self.dtype = dtype
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
+        self._kept_pages: dict[str, npt.NDArray[np.bool_]] = {}
         self._heats = {  # maps, which stay if the dataset is replaced
             t.name: (self.store.heat(method, t.type), self.store.owners(t.type))
             for t in self.tables
@@ -162,7 +168,8 @@ class FeatureLoader(Closing):
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
         self._seconds = {"sample": 0.0}
         self._observers = Observers(observer, stage_for(self.device))
-        self._misses_at_epoch = (0, 0)
+        self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
+        self._adapt_at = 0  # a step of the cache
         self._last_stats: dict[str, Any] | None = None  # once closed
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         """The loaders that share this one: see Source.feature_loader."""
@@ -357,7 +364,7 @@ class FeatureLoader(Closing):
             return self._cache_for(ids, nbytes(minibatch), growth, source_bytes, first)
 
         def reader() -> CacheReader:
-            return CacheReader(cache_for, lambda: self._window, lambda: self._planned)
+            return CacheReader(cache_for, lambda: self._window, self._planned_now)
 
         def through() -> ThroughReader:
             return ThroughReader(cache_for)
@@ -528,14 +535,38 @@ class FeatureLoader(Closing):
         resident = self._cache.page_words(table) >> np.uint64(_core.STATE_SHIFT) == _core.RESIDENT
         return torch.from_numpy(found.rows_of_pages(resident))
 
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of the memory that holds the cache lines, of all tables together, at most."""
+        budget, limit = self._placement.memory_bytes, self._options.cache
+        return budget if limit is None else min(budget, limit)
+
+    def keep_pages(self, table: str, pages: npt.NDArray[np.bool_]) -> None:
+        """Never evict these pages of a table, bool[page_count]. Call it before the first minibatch.
+
+        A cache on a GPU evicts them all the same.
+        """
+        if isinstance(self._placement, HostPlacement) and self._cache is None:
+            self._kept_pages[table] = pages
+            self._placement.keep = True
+
     def table_heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
         """uint8[page_count]: the heat that the policy knows of a table's pages; None without heat."""
-        if table.name not in self._heats:
+        kept = self._kept_pages.get(table.name)
+        if table.name in self._heats:
+            heat, owners = self._heats[table.name]
+            if self.store.part is not None and owners is not None:
+                heat = heat[owners == self.store.part.index]
+            of_pages = page_heat(heat, table.rows_per_page, table.order)
+        elif kept is not None:
+            of_pages = np.zeros(table.page_count, np.uint8)
+        else:
             return None
-        heat, owners = self._heats[table.name]
-        if self.store.part is not None and owners is not None:
-            heat = heat[owners == self.store.part.index]
-        return page_heat(heat, table.rows_per_page, table.order)
+        if self._kept_pages:
+            of_pages = np.minimum(of_pages, _KEPT - 1)
+        if kept is not None:
+            of_pages[kept] = _KEPT
+        return of_pages
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
@@ -685,18 +716,25 @@ class FeatureLoader(Closing):
             self._warned_of_size = True
             log.warning(too_large(rows, excess))
 
+    def _planned_now(self) -> int:
+        """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
+        if self.device.type == "cpu" and self._cache is not None and self._cache.next_step >= self._adapt_at:
+            self._adapt_planned()
+        return self._planned
+
     def _adapt_planned(self) -> None:
-        """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""
+        """Plan the fewest minibatches whose missing pages cover twice the queue, as in the last ones."""
         if self._options.planned is not None or self._cache is None:
             return
         tables = self._table_stats().values()
         steps = max(t["steps"] for t in tables)
         misses = sum(t["misses"] for t in tables)
-        epoch_steps, epoch_misses = steps - self._misses_at_epoch[0], misses - self._misses_at_epoch[1]
-        self._misses_at_epoch = (steps, misses)
-        if epoch_steps == 0:
+        new_steps, new_misses = steps - self._adapted_to[0], misses - self._adapted_to[1]
+        self._adapted_to = (steps, misses)
+        self._adapt_at = self._cache.next_step + _ADAPT_STEPS
+        if new_steps == 0:
             return
-        wanted = math.ceil(2 * self._engine.depth * epoch_steps / max(1, epoch_misses))
+        wanted = math.ceil(2 * self._engine.depth * new_steps / max(1, new_misses))
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
 
 

@@ -179,6 +179,8 @@ class HostPlacement(Placement):
     least_planned = 2
     option = "memory"
     memories = frozenset({"host"})
+    keep = False
+    """Whether pages of heat 255 keep their lines for good."""
 
     def __init__(
         self,
@@ -206,6 +208,7 @@ class HostPlacement(Placement):
             lines=plan.lines,
             heats=heats,
             policy=self._options.policy,
+            keep=self.keep,
             threads=self._threads,
             check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],

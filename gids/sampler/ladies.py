@@ -20,9 +20,9 @@ class Ladies(LayeredSampler):
 
     sizes: one per layer, from the input layer to the output layer: 1 or more, or -1 for all; or a dictionary
     with such a number for every relation (0: leave it out). poisson: take each source independently, `size`
-    of them on average (Poisson LADIES; Balin and Catalyurek, 2023), which has less variance. Otherwise make
-    `size` draws with replacement, which gives fewer different sources. threads: number of threads (None:
-    torch's).
+    of them on average (Poisson LADIES; Balin and Catalyurek, 2023), which has less variance. Otherwise draw
+    `size` sources one after the other: with replace=True a source may come again, so that fewer are
+    different; with replace=False, as published, all are. threads: number of threads (None: torch's).
 
     Blocks have weights that make sums over all neighbors unbiased. The minibatch depends only on seeds,
     seed, epoch, step and graph.
@@ -30,11 +30,20 @@ class Ladies(LayeredSampler):
 
     _numbers_are = "sizes"
     _repeatable = True
-    _options = ("poisson",)
+    _options = ("replace", "poisson")
 
-    def __init__(self, sizes: Sequence[Fanout], *, poisson: bool = False, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[Fanout],
+        *,
+        replace: bool = True,
+        poisson: bool = False,
+        threads: int | None = None,
+    ) -> None:
         super().__init__(sizes, threads)
-        self.poisson = bool(poisson)
+        self.replace, self.poisson = bool(replace), bool(poisson)
+        if self.poisson and not self.replace:
+            raise ValueError("poisson=True draws no source twice: leave out replace=False")
 
     @property
     def sizes(self) -> list[Fanout]:
@@ -43,4 +52,4 @@ class Ladies(LayeredSampler):
     def _call(
         self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
-        return host.ladies(*drawn_for, self.poisson)
+        return host.ladies(*drawn_for, self.replace, self.poisson)

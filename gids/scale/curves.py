@@ -130,9 +130,6 @@ def measure(
     graphs = graphs_of(store)
     homogeneous = len(graphs) == 1 and len(store.node_types) == 1
     topology = Topology(graphs[0] if homogeneous else graphs)
-    sampler = make_sampler(
-        setting.sampler, setting.fanouts, setting.batch_size, threads=setting.threads, kappa=setting.kappa
-    )
     seeds = SeedOrder(choose_seeds(store, setting.seeds), homogeneous=homogeneous, seed=setting.seed)
     if not len(seeds):
         raise ValueError(f"{store.name} has no nodes, so there are no seeds: give another dataset")
@@ -146,6 +143,10 @@ def measure(
             break
         on_point(size)
         start = time.monotonic()
+        # Layers of LADIES grow with the minibatch.
+        sampler = make_sampler(
+            setting.sampler, setting.fanouts, size, threads=setting.threads, kappa=setting.kappa
+        )
         points.append(_Measurement(setting, topology, sampler, tables, ranks, seeds, size).point())
         before = time.monotonic() - start
     return Curves(

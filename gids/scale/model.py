@@ -318,7 +318,7 @@ def _input_width(curves: Curves) -> int:
 
 
 def _weighted(curves: Curves) -> bool:
-    return curves.setting.sampler.startswith("labor")
+    return curves.setting.sampler != "neighbor"
 
 
 def _gradients(curves: Curves, model: Model, ranks: int) -> tuple[float, float]:

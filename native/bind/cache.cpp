@@ -51,7 +51,9 @@ Policy policy_of(const std::string& name) {
   if (name == "random") return Policy::random;
   if (name == "lru") return Policy::lru;
   if (name == "static") return Policy::fixed;
-  throw std::invalid_argument("policy must be one of lookahead, window-pin, random, lru, static (got '" + name + "')");
+  if (name == "pinned") return Policy::pinned;
+  throw std::invalid_argument("policy must be one of lookahead, window-pin, random, lru, static, pinned (got '" + name +
+                              "')");
 }
 
 // Policies of the cache in device memory, in their order there.
@@ -128,13 +130,14 @@ class OwningCache {
  public:
   OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
               u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file, u32 lines, const std::string& policy,
-              u64 seed, std::optional<Bytes> heat, std::optional<Checksums> checksums, u64 stored_as, u64 wanted_as,
+              u64 seed, std::optional<Bytes> heat, bool keep, std::optional<Checksums> checksums, u64 stored_as, u64 wanted_as,
               u32 row_values, std::optional<Scales> scales)
       : checksums_(std::move(checksums)), scales_(std::move(scales)) {
     CacheOptions o;
     o.lines = lines;
     o.policy = policy_of(policy);
     o.seed = seed;
+    o.keep = keep;
     if (heat) o.heat = {heat->data(), heat->size()};
     if (checksums_) o.checksums = {checksums_->data(), checksums_->size()};
     o.form.from = static_cast<ValueType>(stored_as);
@@ -366,12 +369,14 @@ void bind_cache(nb::module_& m) {
 
   nb::class_<Planner>(m, "Planner", "The metadata of a cache, without pages.")
       .def("__init__",
-           [](Planner* self, u64 pages, u32 lines, const std::string& policy, u64 seed, std::optional<Bytes> heat) {
+           [](Planner* self, u64 pages, u32 lines, const std::string& policy, u64 seed, std::optional<Bytes> heat,
+              bool keep) {
              std::span<const u8> h;
              if (heat) h = {heat->data(), heat->size()};
-             new (self) Planner(pages, lines, policy_of(policy), seed, h);
+             new (self) Planner(pages, lines, policy_of(policy), seed, h, keep);
            },
-           "pages"_a, "lines"_a, "policy"_a = "lookahead", "seed"_a = 0, nb::arg("heat").noconvert() = nb::none())
+           "pages"_a, "lines"_a, "policy"_a = "lookahead", "seed"_a = 0, nb::arg("heat").noconvert() = nb::none(),
+           "keep"_a = false)
       .def("enter",
            [](Planner& p, u64 step, const Ids& pages) {
              nb::gil_scoped_release release;
@@ -400,12 +405,12 @@ void bind_cache(nb::module_& m) {
 
   nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
       .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,
-                    const std::string&, u64, std::optional<Bytes>, std::optional<Checksums>, u64, u64, u32,
+                    const std::string&, u64, std::optional<Bytes>, bool, std::optional<Checksums>, u64, u64, u32,
                     std::optional<Scales>>(),
            "engine"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a,
            "shard_count"_a, "first_file"_a, "lines"_a, "policy"_a, "seed"_a = 0,
-           nb::arg("heat").noconvert() = nb::none(), nb::arg("checksums").noconvert() = nb::none(), "stored_as"_a = 0,
-           "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
+           nb::arg("heat").noconvert() = nb::none(), "keep"_a = false, nb::arg("checksums").noconvert() = nb::none(),
+           "stored_as"_a = 0, "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),

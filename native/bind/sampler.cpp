@@ -252,10 +252,12 @@ nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batch
 }
 
 nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
-                        const Fanouts& sizes, const Numbers& numbers, Only only, bool poisson) {
+                        const Fanouts& sizes, const Numbers& numbers, Only only, bool replace, bool poisson) {
+  using Draws = sampler::Ladies::Draws;
+  const Draws draws = poisson ? Draws::poisson : replace ? Draws::repeated : Draws::distinct;
   return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, only, 1,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment, size_t) {
-               return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, poisson, moment);
+               return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, draws, moment);
              });
 }
 
@@ -421,7 +423,7 @@ void bind_sampler(nb::module_& m) {
            "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
       .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "only"_a,
-           "poisson"_a,
+           "replace"_a, "poisson"_a,
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
       .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "only"_a, "path"_a,
            "walks"_a, "length"_a, "restart"_a,

@@ -192,7 +192,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
     : engine_(std::move(engine)),
       workers_(std::move(workers)),
       geometry_((geometry.validate(), geometry)),
-      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
+      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat, options.keep),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
       form_(options.form) {

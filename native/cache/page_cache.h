@@ -33,6 +33,7 @@ struct Failure {
 struct CacheOptions {
   u32 lines = 0;
   Policy policy = Policy::lookahead;
+  bool keep = false;  // pages of the highest heat keep their lines
   u64 seed = 0;
   std::span<const u8> heat;        // one byte per page, or empty
   std::span<const u32> checksums;  // CRC32C per page: every read is checked. Empty: not checked

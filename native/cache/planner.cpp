@@ -21,12 +21,36 @@ void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
 
 }  // namespace
 
-Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat)
-    : policy_(policy), words_(pages), line_count_(lines), lists_(lines, buckets), random_state_(seed) {
+Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep)
+    : policy_(policy),
+      keep_(keep || policy == Policy::pinned),
+      words_(pages),
+      line_count_(lines),
+      lists_(lines, buckets),
+      random_state_(seed) {
   if (lines > word::line_mask) throw std::invalid_argument("a table can have at most 2^30 - 1 lines");
   if (pages > BucketLists::max_pages) throw std::invalid_argument("a table can have at most 2^34 pages");
   if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat must have one byte per page");
   for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(heat[p]);
+  if (policy == Policy::pinned && !heat.empty()) pin(static_cast<u64>(pinned_share * lines));
+}
+
+// Marks the `count` hottest pages as kept, and no others; of equally hot ones the first.
+void Planner::pin(u64 count) {
+  std::array<u64, word::heat_levels> pages{};
+  for (u64 p = 0; p < words_.size(); ++p) ++pages[word::heat_of(words_[p])];
+  u32 least = word::heat_levels;  // pages at least as hot fit
+  u64 left = count;
+  while (least > 0 && pages[least - 1] <= left) left -= pages[--least];
+  for (u64 p = 0; p < words_.size(); ++p) {
+    const u32 heat = word::heat_of(words_[p]);
+    bool hot = heat >= least;
+    if (heat + 1 == least && left > 0) {
+      hot = true;
+      --left;
+    }
+    words_[p] = word::fresh(hot ? word::heat_levels - 1 : 0);
+  }
 }
 
 Step& Planner::step(u64 number) {
@@ -118,7 +142,7 @@ void Planner::mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::ve
       unique += !(before & bit);
       // A resident page without any use waits in its heat's list; now its next use is this step. One with
       // an earlier use stays where it is.
-      if (by_use() && state_of(before) == PageState::resident && !uses_of(before)) {
+      if (by_use() && state_of(before) == PageState::resident && !uses_of(before) && !kept(before)) {
         lines[moved] = word::line_of(before);
         from[moved++] = word::heat_of(before);
         lists_.prefetch(word::line_of(before));
@@ -139,7 +163,10 @@ u32 Planner::worth(u64 w) const {
 }
 
 // A missing page is worth more than any line under lru: recency beats all.
-u32 Planner::miss_worth(u64 w) const { return policy_ == Policy::lru ? 1 : worth(w); }
+u32 Planner::miss_worth(u64 w) const {
+  if (kept(w)) return buckets - 1;
+  return policy_ == Policy::lru ? 1 : worth(w);
+}
 
 u32 Planner::list_of_worth(u32 bucket) const {
   if (bucket < word::heat_levels) return bucket;
@@ -277,7 +304,7 @@ u32 Planner::random_victim() {
         static_cast<u32>((static_cast<unsigned __int128>(score::mix(random_state_ += golden)) * fresh_) >> 64);
     const u64 w = word::load(words_[lists_.owner(line)]);
     const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
-    if (state_of(w) == PageState::resident && !(uses_of(w) & pinned)) return line;
+    if (state_of(w) == PageState::resident && !(uses_of(w) & pinned) && !kept(w)) return line;
   }
   return line_count();
 }

@@ -30,7 +30,10 @@ enum class Policy : u8 {
   random,      // the victim is random
   lru,         // the victim is the least recently used
   fixed,       // "static": highest heat, whatever is used
+  pinned,      // the hottest pages have pinned_share of the lines for good, the victim is random among the rest
 };
+
+constexpr double pinned_share = 0.4;  // as in the baseline of Park et al., GIDS, Figure 11
 
 // A missing page that wins a line.
 struct Load {
@@ -75,8 +78,8 @@ struct PlannerStats {
 
 class Planner {
  public:
-  // heat: one byte per page, or empty for all equal.
-  Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat);
+  // heat: one byte per page, or empty for all equal. keep: a page of the highest heat, 255, keeps its line for good.
+  Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat, bool keep = false);
 
   // Throws std::out_of_range with the first id that is not below row_count.
   static void check(std::span<const i64> ids, u64 row_count);
@@ -118,10 +121,13 @@ class Planner {
   static constexpr u32 use_levels = score::use_levels, buckets = score::buckets;
   using Histogram = std::array<u32, buckets>;
 
-  bool by_lists() const { return policy_ != Policy::random && policy_ != Policy::window_pin; }
+  bool by_lists() const {
+    return policy_ == Policy::lookahead || policy_ == Policy::lru || policy_ == Policy::fixed;
+  }
   bool by_use() const { return policy_ == Policy::lookahead; }
-  bool idle(u64 w) const {  // resident, and no planned minibatch needs it
-    return state_of(w) == PageState::resident && !(uses_of(w) & planned_mask_);
+  bool kept(u64 w) const { return keep_ && word::heat_of(w) == word::heat_levels - 1; }
+  bool idle(u64 w) const {  // resident, and neither kept nor needed by a planned minibatch
+    return state_of(w) == PageState::resident && !(uses_of(w) & planned_mask_) && !kept(w);
   }
   u32 worth(u64 w) const;               // bucket in order of worth, seen from planned_ (the next step)
   u32 list_of_worth(u32 bucket) const;  // the list that holds that bucket's lines
@@ -142,11 +148,13 @@ class Planner {
   void plan_by_lists(Step& s);
   void plan_by_chance(Step& s);
   u32 random_victim();
+  void pin(u64 count);
 
   static PageState state_of(u64 w) { return word::state_of(w); }
   static u32 uses_of(u64 w) { return word::uses_of(w); }
 
   Policy policy_;
+  bool keep_;
   HugeArray<u64> words_;
   u32 line_count_;
   BucketLists lists_;

@@ -3,18 +3,19 @@
 #include <algorithm>
 
 #include "gids/neighbor.h"
+#include "gids/weighted.h"
 
 namespace gids::sampler {
 
 Minibatch Ladies::sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
-                         bool poisson, const Moment& moment) {
+                         Draws draws, const Moment& moment) {
   return host.run(graph, seeds, static_cast<u32>(sizes.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
-    const Variates variates(moment, layer, poisson ? frontier.relation.src : r);
-    return sample_layer(host, frontier, sizes[layer][r], poisson, variates);
+    const Variates variates(moment, layer, draws == Draws::repeated ? r : frontier.relation.src);
+    return sample_layer(host, frontier, sizes[layer][r], draws, variates);
   });
 }
 
-Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size, bool poisson,
+Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size, Draws draws,
                            const Variates& variates) {
   if (size == 0) return host.collect(frontier, [](size_t, EdgeList&) {});
   neighborhood_.read(host.workers(), frontier);
@@ -23,7 +24,8 @@ Block Ladies::sample_layer(HostSampler& host, const Frontier& frontier, int size
   std::fill(counts, counts + sources.size(), size == neighbor::all_neighbors ? 1.0f : 0.0f);
   if (size != neighbor::all_neighbors && !sources.empty()) {
     const double total = weigh(frontier);
-    if (poisson) draw_poisson(static_cast<u64>(size), variates);
+    if (draws == Draws::poisson) draw_poisson(static_cast<u64>(size), variates);
+    else if (draws == Draws::distinct) draw_distinct(static_cast<u64>(size), variates);
     else draw(static_cast<u64>(size), total, variates);
   }
   return host.collect(frontier, [&](size_t v, EdgeList& list) {
@@ -65,6 +67,31 @@ void Ladies::draw(u64 size, double total, const Variates& variates) {
     const size_t t = std::min<size_t>(count - 1, static_cast<size_t>(std::upper_bound(sums, sums + count, at) - sums));
     counts[t] += static_cast<float>(total / (static_cast<double>(size) * norms[t]));
   }
+}
+
+// The `size` sources with the least waiting times are successive draws without replacement in proportion to norm_t.
+// Given the next least time, each of them came with probability 1 - exp(-norm_t time), so that 1 / probability makes
+// sums unbiased (Cohen and Kaplan, "Summarizing Data using Bottom-k Sketches", 2007).
+void Ladies::draw_distinct(u64 size, const Variates& variates) {
+  const std::span<const i64> sources = neighborhood_.sources();
+  const double* norms = norms_.data();
+  float* counts = counts_.data();
+  if (sources.size() <= size) return std::fill(counts, counts + sources.size(), 1.0f);
+  double* times = times_.ensure(2 * sources.size());
+  Lanes node = {}, bits;
+  for (size_t first = 0; first < sources.size(); first += draw_lanes) {
+    const size_t n = std::min<size_t>(draw_lanes, sources.size() - first);
+    for (size_t lane = 0; lane < n; ++lane) node[lane] = static_cast<u64>(sources[first + lane]);
+    variates.of_nodes(node, static_cast<u32>(n), 1, bits);
+    for (size_t lane = 0; lane < n; ++lane)
+      times[first + lane] = weighted::waiting_time(bits[lane], static_cast<float>(norms[first + lane]));
+  }
+  double* ordered = times + sources.size();
+  std::copy(times, ordered, ordered);
+  std::nth_element(ordered, ordered + size, ordered + sources.size());
+  const double next = ordered[size];
+  for (size_t t = 0; t < sources.size(); ++t)
+    if (times[t] < next) counts[t] = weighted::estimate(static_cast<float>(norms[t]), next);
 }
 
 // Source t comes with probability min(1, c norm_t), with c so that these sum up to `size`. As in LABOR, c is

@@ -10,7 +10,7 @@ from model import Model
 from gids import _core
 
 LIST_POLICIES = ["lookahead", "lru", "static"]
-ALL_POLICIES = [*LIST_POLICIES, "random", "window-pin"]
+ALL_POLICIES = [*LIST_POLICIES, "random", "window-pin", "pinned"]
 
 Trace = list[npt.NDArray[np.int64]]
 
@@ -34,9 +34,12 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(policy: str, seed: 
     window = int(rng.integers(0, 24 - planned + 1))
     heat = rng.integers(0, 4 if seed % 2 else 256, pages).astype(np.uint8)
     trace = random_trace(rng, pages, 60, int(rng.integers(1, pages + 1)))
+    keep = seed % 3 == 0
+    if keep:
+        heat[rng.permutation(pages)[: int(rng.integers(0, pages))]] = 255
 
-    planner = _core.Planner(pages, lines, policy, 0, heat)
-    model = Model(lines, policy, heat)
+    planner = _core.Planner(pages, lines, policy, 0, heat, keep)
+    model = Model(lines, policy, heat, keep)
     entered = 0
     for t in range(len(trace)):
         if t >= planned:
@@ -56,13 +59,15 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(policy: str, seed: 
         planner.audit()
 
 
-@pytest.mark.parametrize("policy", ["random", "window-pin"])
+@pytest.mark.parametrize("policy", ["random", "window-pin", "pinned"])
 @pytest.mark.parametrize("seed", range(20))
 def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     pages, lines, planned, window = 200, int(rng.integers(1, 120)), 2, 6
     trace = random_trace(rng, pages, 60, 60)
-    planner = _core.Planner(pages, lines, policy, seed, None)
+    heat = rng.integers(0, 8, pages).astype(np.uint8)
+    planner = _core.Planner(pages, lines, policy, seed, heat)
+    hottest = set(np.argsort(-heat.astype(int), kind="stable")[: int(0.4 * lines)].tolist())
     entered = 0
     for t in range(len(trace)):
         if t >= planned:
@@ -73,10 +78,11 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
         before = resident_pages(planner)
         needed = (
             trace[max(0, t - planned + 1) : t + 1]
-            if policy == "random"
+            if policy != "window-pin"
             else trace[max(0, t - planned + 1) : entered]
         )
-        protected = before & set(np.concatenate(needed).tolist())
+        pages_needed = set(np.concatenate(needed).tolist()) | (hottest if policy == "pinned" else set())
+        protected = before & pages_needed
         planner.plan(t)
         assert protected <= resident_pages(planner)
         planner.audit()
@@ -104,6 +110,20 @@ def test_after_a_stream_closed_early_no_mark_is_left_and_the_next_one_works(poli
             planner.audit()
         assert not np.any(planner.words() & np.uint64(0xFFFFFF))
         step += entered
+
+
+def test_pinned_pages_are_always_hits_once_they_were_read() -> None:
+    rng = np.random.default_rng(4)
+    heat = rng.permutation(256).astype(np.uint8)
+    hottest = set(np.argsort(-heat.astype(int))[:20].tolist())
+    planner, read = _core.Planner(256, 50, "pinned", 0, heat), set[int]()
+    for step, pages in enumerate(random_trace(rng, 256, 60, 60)):
+        planner.enter(step, pages)
+        assert read & hottest <= resident_pages(planner)
+        planner.plan(step)
+        read |= set(pages.tolist())
+        planner.retire(step)
+    assert hottest <= read
 
 
 def test_25_live_minibatches_are_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gids.bench.minibatches import SAMPLERS
 from gids.cli import main
 from gids.scale.cut import Cut
 from gids.store import FeatureStore, graphs_of
@@ -175,6 +176,26 @@ def test_several_node_types(typed: Path, run: Run, tmp_path: Path) -> None:
         ) or (point["pages"]["author.feat"] == point["input_nodes"]["author"])
     said = run(typed, *QUICK, "--owners", "community", status=2)
     assert "owners by community need one node type (made.gids has 2): use hash or range" in said
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_has_curves(dataset: Path, run: Run, tmp_path: Path, sampler: str) -> None:
+    out = tmp_path / "out.json"
+    run(dataset, *QUICK, "--sampler", sampler, "--ranks", "4", "--json", out, "--quiet")
+    points = json.loads(out.read_text())["curves"]
+    assert [p["batch_size"] for p in points] == [8, 16, 32]
+    most = {"ladies": 3 * 8, "ladies-poisson": 1.5 * 3 * 8}.get(
+        sampler
+    )  # beside the nodes of the layer before
+    for point in points:
+        drawn, inputs = point["nodes"][-2:]
+        assert drawn <= inputs
+        if most is not None:  # LADIES draws more if the minibatch is larger
+            assert inputs - drawn <= most * point["batch_size"] / 8
+
+
+def test_an_unknown_sampler_is_refused(dataset: Path, run: Run) -> None:
+    assert "--sampler must be one of neighbor, labor, labor-1" in run(dataset, "--sampler", "saint", status=2)
 
 
 def test_plot(dataset: Path, run: Run, tmp_path: Path) -> None:

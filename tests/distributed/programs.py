@@ -21,7 +21,9 @@ from open_options import tuned
 import gids.distributed
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners
+from gids.distributed.placed import PlacedOwners
 from gids.distributed.sampling import GroupSampling, whole_graphs
+from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
@@ -255,6 +257,33 @@ def read_table_of_another(dataset: Path, other: Path) -> None:
         loader = gids.NodeLoader(source, torch.arange(0, 900, 9), [3], tables={"other": table}, batch_size=20)
         for minibatch in loader:
             assert same_bits(minibatch.features["other"], table.read_rows(minibatch.input_nodes))
+
+
+def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
+    """With owners="heat": (pages of which this rank holds a copy, rows of them that it read, those of these
+    rows that are in its lines after two epochs)."""
+    source = gids.distributed.open(
+        dataset, owners="heat", window=2, memory="8MB", reads="random", tuning=gids.Tuning(cache=cache)
+    )
+    with source:
+        table, seeds = source.store.table("paper.feat"), torch.arange(0, table_rows := 1500, 2)
+        loader = gids.NodeLoader(source, seeds, [4, 4], tables=[table], batch_size=10, shuffle=True)
+        features, wanted = loader.feature_loader, torch.zeros(table_rows, dtype=torch.bool)
+
+        class Wanted(Observer):
+            def entered(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
+                wanted[ids[table.name]] = True
+
+        with features.observe(Wanted()):
+            for _ in range(2):
+                for minibatch in loader:
+                    assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
+        owners = source.owners_of(table)
+        assert isinstance(owners, PlacedOwners)
+        of_pages = torch.from_numpy(owners.held)[torch.arange(table_rows) // table.rows_per_page]
+        cached = features.cached_rows(table.name)
+        read = of_pages & wanted
+        return int(owners.held.sum()), int(read.sum()), int((read & cached).sum())
 
 
 def read_alone(dataset: Path) -> list[str]:

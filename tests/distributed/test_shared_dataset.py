@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import compare, measure_nothing, read_alone, read_table_of_another
+from programs import (
+    compare,
+    measure_nothing,
+    read_alone,
+    read_table_of_another,
+    read_with_placed_pages,
+)
 from rank_pool import RankPool
 
 from gids.distributed.owners import HashOwners, RangeOwners
@@ -50,6 +56,27 @@ def test_a_table_of_another_dataset_is_placed(one: Path, ranks: RankPool) -> Non
     with DatasetWriter(other, page_bytes=512) as writer:
         writer.write_table("node", "paper", "other", torch.randn(NODES, 30))
     ranks.run(2, read_table_of_another, one, other)
+
+
+def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool) -> None:
+    """The capacity is that of the lines, not of the memory."""
+    for held, read, stayed in ranks.run(2, read_with_placed_pages, one, "30kB"):
+        assert 0 < held <= 0.5 * 30_000 // 512
+        assert 0 < read == stayed
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("owners", ["hash", "range", "heat"])
+def test_copies_of_a_whole_dataset_exchange_in_columns(one: Path, ranks: RankPool, owners: str) -> None:
+    arguments = {"seeds": torch.arange(0, NODES, 3), "sampler": [3, 4], "batch_size": 30, "shuffle": True}
+    whole, copied = (
+        ranks.run(4, compare, one, one, "NodeLoader", arguments, {"owners": owners, "replicas": copies})
+        for copies in (1, 2)
+    )
+    sent = [sum(t["stats"]["group"]["rows sent"] for t in told) for told in (whole, copied)]
+    assert sent[1] < sent[0]  # half of the rows, and not three quarters, are of another rank of the column
+    if owners == "hash":
+        assert sent[1] / sent[0] == pytest.approx((1 / 2) / (3 / 4), rel=0.1)
 
 
 def test_a_rank_that_cannot_measure_its_disk_is_named(one: Path, ranks: RankPool) -> None:

@@ -23,7 +23,7 @@ import gids
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("window", [0, 1, 16, 23])
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static", "pinned"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(
         gids.open(
@@ -163,16 +163,38 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
         gids.FeatureLoader(path, ["venue.feat"])
 
 
-def test_planned_minibatches_adapt_between_epochs(path: Path) -> None:
+def test_planned_minibatches_adapt_within_and_between_epochs(path: Path) -> None:
     small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
     with gids.FeatureLoader(
         gids.open(path, memory=1 << 30, tuning=gids.Tuning(cache=0, queue_depth=2)),
         ["paper.feat"],
     ) as loader:
-        list(loader.attach(small, ids_of))
-        assert loader.stats()["planned"] == 2
-        list(loader.attach(small, ids_of))
-        assert loader.stats()["planned"] == 4  # 2 x depth 2 over 1 page each
+        counts = [loader.stats()["planned"] for _ in loader.attach(small, ids_of)]
+        changed = counts.index(4)  # 2 x depth 2 over 1 page each
+        assert counts == [2] * changed + [4] * (40 - changed)
+        assert changed <= 17
+        large = [{"paper.feat": torch.arange(4 * i, 4 * i + 20)} for i in range(10)]
+        assert [loader.stats()["planned"] for _ in loader.attach(small[:12], ids_of)] == [4] * 12
+        list(loader.attach(large, ids_of))
+        assert [loader.stats()["planned"] for _ in loader.attach(large, ids_of)] == [2] * 10
+
+
+def test_pages_to_keep_are_never_evicted(path: Path, source: Ids) -> None:
+    few_lines = gids.open(path, memory=1 << 30, window=2, tuning=gids.Tuning(cache=400_000))
+    with gids.FeatureLoader(few_lines, TABLES) as loader:
+        table = loader.store.table("paper.feat")
+        kept = torch.zeros(table.page_count, dtype=torch.bool)
+        kept[::7] = True
+        kept[12:] &= torch.arange(12, table.page_count) < 80
+        loader.keep_pages(table.name, kept.numpy())
+        rows = kept[torch.arange(table.row_count) // table.rows_per_page]
+        read = torch.zeros(table.row_count, dtype=torch.bool)
+        for minibatch, features in loader.attach(minibatches(30), ids_of):
+            check(source, minibatch, features)
+            read[minibatch[table.name]] = True
+        assert loader.stats()["evictions"] > 0
+        assert not (rows & read & ~loader.cached_rows(table.name)).any()
+        assert (rows & read).any()
 
 
 def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:

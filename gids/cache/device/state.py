@@ -40,9 +40,9 @@ _WIDEST = 16  # bytes that a lane copies at once
 
 def check_policies(policy: str, host_policy: str) -> None:
     """Raise ValueError for a policy that a device does not have."""
-    if policy == "lru":
+    if policy in ("lru", "pinned"):
         raise ValueError(
-            f"policy='lru' works on device='cpu' only; on a GPU use one of {', '.join(DEVICE_POLICIES)}"
+            f"policy={policy!r} works on device='cpu' only; on a GPU use one of {', '.join(DEVICE_POLICIES)}"
         )
     if policy not in DEVICE_POLICIES:
         raise ValueError(f"policy must be one of {', '.join(DEVICE_POLICIES)} (got {policy!r})")

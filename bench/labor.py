@@ -1,0 +1,151 @@
+"""How many nodes and edges does each sampler draw, how fast, and how well does GraphSAGE learn with them?
+
+    python bench/labor.py --json bench/results/papers-labor.json --plot docs/papers-labor.png
+    python bench/labor.py --small   # seconds; only shows that it works
+
+The table and the curves of Balin and Catalyurek, "Layer-Neighbor Sampling" (LABOR), NeurIPS 2023. Two
+synthetic graphs with 40 classes; GraphSAGE with three layers, in memory, one thread. In each layer LADIES and
+PLADIES draw as many nodes as LABOR-* adds on average; LADIES draws without replacement, as published.
+Accuracy is measured with all neighbors, in the table on test nodes, in the curves on validation nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import Figures, integers, make_parser
+from learning import Task, hard
+
+from gids.bench.plot import Curve, plot_curves
+from gids.sampler import Labor, Ladies, Neighbor, RandomWalk, Sampler
+
+Make = Callable[[], Sampler]
+Row = dict[str, Any]
+GRAPHS = {"dense": (20_000, 100.0), "sparse": (100_000, 15.0)}
+"""Nodes and mean in-degree."""
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "seed")
+    add = parser.add_argument
+    add("--plot", type=Path, metavar="FILE", help="draw accuracy by nodes and edges to FILE, as PNG")
+    add("--graphs", nargs="+", choices=list(GRAPHS), default=list(GRAPHS))
+    add("--fanouts", type=integers, default=[10, 10, 10])
+    add("--batch-size", type=int, default=256)
+    add("--steps", type=int, default=100, help="minibatches of a training (default: 100)")
+    add("--every", type=int, default=10, help="minibatches between points of a curve (default: 10)")
+    add("--shrink", type=int, default=1, help="divide the number of nodes by this (default: 1)")
+    args = parser.parse_args(argv)
+    if args.small:
+        args.fanouts, args.batch_size, args.steps, args.every, args.shrink = [4, 4], 64, 4, 2, 100
+    return args
+
+
+def samplers(task: Task, args: argparse.Namespace) -> Iterator[tuple[str, Make]]:
+    """By name; LADIES and PLADIES with as many nodes as LABOR-*."""
+    fanouts = args.fanouts
+    best = partial(Labor, fanouts, importance_sampling=-1, threads=1)
+    drawn = []
+    for minibatch in islice(task.minibatches(best(), args.batch_size, args.seed), 3):
+        counts = [*(block.num_dst for block in minibatch.blocks[::-1]), len(minibatch.input_nodes)]
+        drawn.append(np.diff(counts))
+    sizes = [max(1, int(size)) for size in np.mean(drawn, axis=0)[::-1]]  # the input layer's first
+    yield "Neighbor", partial(Neighbor, fanouts, threads=1)
+    yield "LABOR-0", partial(Labor, fanouts, threads=1)
+    yield "LABOR-1", partial(Labor, fanouts, importance_sampling=1, threads=1)
+    yield "LABOR-*", best
+    yield "LADIES", partial(Ladies, sizes, replace=False, threads=1)
+    yield "PLADIES", partial(Ladies, sizes, poisson=True, threads=1)
+    yield "RandomWalk", partial(RandomWalk, fanouts, threads=1)
+
+
+def sampled_per_s(task: Task, sampler: Sampler, args: argparse.Namespace) -> float:
+    """Minibatches per second, of some."""
+    minibatches = task.minibatches(sampler, args.batch_size, args.seed + 1)
+    next(minibatches)
+    count = min(args.steps, 10)
+    begun = time.perf_counter()
+    for _ in islice(minibatches, count):
+        pass
+    return count / (time.perf_counter() - begun)
+
+
+def learn(task: Task, name: str, sampler: Sampler, args: argparse.Namespace) -> tuple[Row, list[Row]]:
+    """The row of the table, and the points of the curve: nodes and edges so far, in thousands."""
+    steps, curve, layers = [], [], len(args.fanouts)
+    run = task.train(sampler, batch_size=args.batch_size, steps=args.steps, layers=layers, seed=args.seed)
+    for number, (step, model) in enumerate(run, 1):
+        steps.append(step)
+        if number % args.every == 0:
+            curve.append(
+                {
+                    "sampler": name,
+                    "minibatches": number,
+                    "input nodes": sum(s.nodes[-1] for s in steps) / 1000,
+                    "edges": sum(sum(s.edges) for s in steps) / 1000,
+                    "loss": float(np.mean([s.loss for s in steps[-args.every :]])),
+                    "accuracy": task.accuracy(model, "val"),
+                }
+            )
+    nodes, edges = (np.mean([getattr(s, kind) for s in steps], axis=0) / 1000 for kind in ("nodes", "edges"))
+    row: Row = {"sampler": name}
+    for layer in range(layers, 0, -1):
+        row |= {f"nodes {layer}": float(nodes[layer]), f"edges {layer}": float(edges[layer - 1])}
+    row["minibatches/s"] = sampled_per_s(task, sampler, args)
+    row["accuracy"] = task.accuracy(model, "test")
+    return row, curve
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(1)
+    figures = Figures(args)
+    panels: dict[str, list[Curve]] = {}
+    for graph in args.graphs:
+        nodes, degree = GRAPHS[graph]
+        task = Task(hard(nodes // args.shrink, min(degree, nodes / args.shrink / 2)))
+        title = f"{graph}: {task.graph.num_dst:,} nodes, {task.graph.num_edges:,} edges"
+        rows, curves = {}, {}
+        for name, make in samplers(task, args):
+            rows[name], curves[name] = learn(task, name, make(), args)
+            print(name, rows[name], flush=True)
+        figures.table(f"{title}; thousands of nodes and edges by layer", list(rows.values()))
+        figures.table(f"{graph}: curves", [point for curve in curves.values() for point in curve])
+        layer = len(args.fanouts)
+        inputs = {name: row[f"nodes {layer}"] for name, row in rows.items()}
+        figures.add(
+            f"{graph}: input nodes, Neighbor over LABOR-*", inputs["Neighbor"] / inputs["LABOR-*"], "x"
+        )
+        edges = {name: sum(row[f"edges {i}"] for i in range(1, layer + 1)) for name, row in rows.items()}
+        figures.add(f"{graph}: edges, Neighbor over LABOR-*", edges["Neighbor"] / edges["LABOR-*"], "x")
+        spread = [row["accuracy"] for name, row in rows.items() if name.startswith(("Neighbor", "LABOR"))]
+        figures.add(
+            f"{graph}: accuracy, best less worst of Neighbor and LABOR",
+            max(spread) - min(spread),
+            "points",
+        )
+        gain = rows["PLADIES"]["accuracy"] - rows["LADIES"]["accuracy"]
+        figures.add(f"{graph}: accuracy, PLADIES less LADIES", gain, "points")
+        for kind in ("input nodes", "edges"):
+            panels[f"{graph}, {kind}"] = [
+                (name, [p[kind] / 1000 for p in curve], [p["accuracy"] for p in curve])
+                for name, curve in curves.items()
+            ]
+    if args.plot:
+        titles = ("sampled so far (millions)", "accuracy on validation nodes (%)")
+        plot_curves(args.plot, "Accuracy by what was sampled", panels, titles, log_x=True)
+
+
+if __name__ == "__main__":
+    main()

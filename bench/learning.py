@@ -1,0 +1,101 @@
+"""A task in memory: a synthetic graph whose classes GraphSAGE learns slowly.
+
+Called by labor.py and dependent.py. Rows are in memory, as no curve of loss or accuracy depends on where rows
+are read from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from graphs import graph_of
+from sage import GraphSage, Training
+
+from gids.convert.synthetic import GraphSpec, write_graph
+from gids.sampler import Minibatch, Sampler, Topology
+from gids.scale.curves import layers_of
+
+
+def hard(nodes: int, degree: float, **options: int) -> GraphSpec:
+    """A graph with 40 classes. Neighborhoods show a class less clearly than those of `gids generate`."""
+    return GraphSpec(
+        nodes,
+        degree=degree,
+        classes=min(40, nodes),
+        homophily=0.35,
+        candour=0.3,
+        signal=5.0,
+        **{"dim": 64, "train_count": nodes // 5, "val_count": nodes // 10, "test_count": nodes // 10}
+        | options,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """nodes, edges: of the layers, from the seeds on; the input nodes last."""
+
+    loss: float
+    nodes: list[int]
+    edges: list[int]
+
+
+class Task:
+    """A graph, rows, classes and splits."""
+
+    def __init__(self, spec: GraphSpec) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = write_graph(folder, spec)
+            names = ("indptr", "indices", "feat", "labels", "train_idx", "val_idx", "test_idx")
+            arrays = {name: np.load(root / f"{name}.npy") for name in names}
+        self.graph = graph_of(arrays["indptr"], arrays["indices"].astype(np.int32))
+        self.topology = Topology(self.graph)
+        self.rows, self.labels = torch.from_numpy(arrays["feat"]), torch.from_numpy(arrays["labels"])
+        self.splits = {name: torch.from_numpy(arrays[f"{name}_idx"]) for name in ("train", "val", "test")}
+        degrees = torch.from_numpy(np.diff(arrays["indptr"]))
+        shares = torch.repeat_interleave(1 / degrees.clamp(min=1).float(), degrees)
+        indptr, indices = torch.from_numpy(arrays["indptr"]), torch.from_numpy(arrays["indices"])
+        size = (len(degrees), len(degrees))
+        with warnings.catch_warnings(action="ignore"):  # sparse tensors are a beta of torch
+            self._mean_of_neighbors = torch.sparse_csr_tensor(indptr, indices, shares, size)
+
+    def minibatches(self, sampler: Sampler, batch_size: int, seed: int) -> Iterator[Minibatch]:
+        """Of the train split, epoch after epoch; each epoch is in another random order."""
+        epoch, train = 0, self.splits["train"]
+        while True:
+            order = train[
+                torch.randperm(len(train), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+            ]
+            for step, ids in enumerate(order.split(batch_size)):
+                yield sampler.sample(self.topology, ids, seed=seed, epoch=epoch, step=step)
+            epoch += 1
+
+    def train(
+        self, sampler: Sampler, *, batch_size: int, steps: int, layers: int, seed: int, hidden: int = 64
+    ) -> Iterator[tuple[Step, GraphSage]]:
+        """Train a new model. Yields each step, and the model after it."""
+        dims = [self.rows.shape[1], *[hidden] * (layers - 1), int(self.labels.max()) + 1]
+        training = Training(dims, seed=seed, rate=0.01)
+        for minibatch in islice(self.minibatches(sampler, batch_size, seed), steps):
+            assert isinstance(minibatch.input_nodes, torch.Tensor)
+            assert isinstance(minibatch.seeds, torch.Tensor)
+            loss = training.step(
+                minibatch.blocks, self.rows[minibatch.input_nodes], self.labels[minibatch.seeds]
+            )
+            nodes, edges, _ = layers_of(minibatch)
+            yield Step(float(loss.detach()), [*nodes, len(minibatch.input_nodes)], edges), training.model
+
+    @torch.no_grad()
+    def accuracy(self, model: GraphSage, split: str) -> float:
+        """In percent, with all neighbors of every node."""
+        h = self.rows
+        for depth, layer in enumerate(model.layers):
+            h = h if depth == 0 else torch.relu(h)
+            h = layer.own(h) + self._mean_of_neighbors @ layer.neighbors(h)
+        ids = self.splits[split]
+        return 100 * float((h[ids].argmax(1) == self.labels[ids]).float().mean())

@@ -1,0 +1,298 @@
+"""How long does it take to get the rows of minibatches, from cold, by policy, from memory, by disks?
+
+    python bench/loading.py cold      # each of the first minibatches, beside torch on a mapped file
+    python bench/loading.py windows   # time and hits by window, policy and cache
+    python bench/loading.py memory    # from disk, from the cache, and from a tensor in memory
+    python bench/loading.py disks     # one disk limited to 1, 2 and 4 times a rate, by a control group
+    python bench/loading.py hetero    # two node types, beside torch on mapped files
+    python bench/loading.py cold --small
+
+Figures 9, 10, 11, 13, 15 and 16 of Park et al., "GIDS", PVLDB 17(6), 2024. A synthetic graph with rows of
+4 KiB; Neighbor, fanouts 5, 5, 10. Milliseconds are those of aggregation: planning, waiting and copying,
+without sampling. The page cache is dropped before each run, the consumer does nothing else, and every row of
+the last minibatch is compared with the dataset. torch: index_select on the mapped shard, with MADV_RANDOM, of
+the same rows.
+
+disks: stands in for several disks: one disk that may do so many reads per second. Needs root.
+hetero: papers, and authors of papers; rows of 512 B in pages of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from graphs import convert, make_dataset
+from harness import Figures, integers, make_parser
+
+import gids
+from gids.bench.plot import plot_curves
+from gids.convert.synthetic import GraphSpec, write_typed_graph
+from gids.io import drop_page_cache
+from gids.measure.features import map_array
+from gids.sampler import Neighbor
+from gids.store import FeatureStore
+
+POLICIES = [
+    ("random", 0),
+    ("pinned", 0),
+    ("static", 0),
+    ("window-pin", 8),
+    ("window-pin", 16),
+    ("lookahead", 0),
+]
+POLICIES += [("lookahead", 8), ("lookahead", 16)]
+AGGREGATION = ("plan", "wait", "gather")
+_BLKIO = Path("/sys/fs/cgroup/blkio")
+
+
+@dataclass(frozen=True)
+class Run:
+    """aggregation_ms: of each minibatch. rows: of each. hits: percent of the pages after the warm-up."""
+
+    aggregation_ms: list[float]
+    rows: list[int]
+    hits: float
+    reads_per_s: float
+
+    def mean(self, first: int = 0) -> float:
+        return float(np.mean(self.aggregation_ms[first:]))
+
+
+class Loading:
+    """A dataset, and the minibatches that every run reads."""
+
+    def __init__(self, store: FeatureStore, seeds: Any, args: argparse.Namespace) -> None:
+        self.store, self._seeds, self._args = store, seeds, args
+        self.sampler = Neighbor(args.fanouts, threads=1)
+        self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
+
+    def loader(self, source: Any) -> gids.NodeLoader:
+        size = self._args.batch_size
+        return gids.NodeLoader(source, self._seeds, self.sampler, batch_size=size, shuffle=True, labels=False)
+
+    def pages_per_batch(self) -> float:
+        """Distinct rows of a minibatch: pages, if a row fills one."""
+        with gids.open(self.store, memory="1GB") as source:
+            loader = gids.NodeLoader(
+                source, self._seeds, self.sampler, tables=[], batch_size=self._args.batch_size
+            )
+            return float(np.mean([len(m.input_nodes) for m in islice(loader, 4)]))
+
+    def run(self, *, count: int, warm: int = 0, filled: bool = False, **options: Any) -> Run:
+        """Read `count` minibatches. filled: read every row before. options: of gids.open()."""
+        for path in self.paths:
+            drop_page_cache(path)
+        with gids.open(self.store, reads="random", **options) as source, self.loader(source) as loader:
+            if filled:
+                (table,) = self.store.tables.values()
+                features, chunks = loader.feature_loader, torch.arange(table.row_count).split(10_000)
+                for _ in features.attach(chunks, lambda ids: {table.name: ids}):
+                    pass
+            before = loader.stats()
+            spent, rows = [sum(before["seconds"][name] for name in AGGREGATION)], []
+            marks = [(before["hits"], before["pages"], before["pages_read"], time.perf_counter())]
+            for minibatch in islice(loader, count):
+                stats = loader.stats()
+                spent.append(sum(stats["seconds"][name] for name in AGGREGATION))
+                rows.append(sum(len(values) for values in minibatch.features.values()))
+                marks.append((stats["hits"], stats["pages"], stats["pages_read"], time.perf_counter()))
+            for name, values in minibatch.features.items():
+                nodes = minibatch.input_nodes
+                ids = nodes if isinstance(nodes, torch.Tensor) else nodes[str(self.store.table(name).type)]
+                assert torch.equal(values, self.store.table(name).read_rows(ids)), "rows differ"
+        hits, pages, reads, seconds = np.subtract(marks[-1], marks[warm])
+        each = [1e3 * (b - a) for a, b in itertools.pairwise(spent)]
+        return Run(each, rows, 100 * float(hits / max(1, pages)), float(reads / seconds))
+
+    def mapped(self, count: int) -> Run:
+        """torch on mapped shards, on the same minibatches."""
+        maps = {}
+        for name, table in self.store.tables.items():
+            [shard] = table.shard_paths
+            drop_page_cache(shard)
+            maps[name] = map_array(shard, table, random_access=True)
+        return self.select(maps, count)
+
+    def select(self, arrays: dict[str, torch.Tensor], count: int) -> Run:
+        spent, rows = [], []
+        with gids.open(self.store, memory="1GB") as source:
+            loader = gids.NodeLoader(
+                source, self._seeds, self.sampler, tables=[], batch_size=self._args.batch_size, shuffle=True
+            )
+            for minibatch in islice(loader, count):
+                nodes = minibatch.input_nodes
+                begun = time.perf_counter()
+                for name, array in arrays.items():
+                    ids = (
+                        nodes if isinstance(nodes, torch.Tensor) else nodes[str(self.store.table(name).type)]
+                    )
+                    array.index_select(0, ids)
+                spent.append(1e3 * (time.perf_counter() - begun))
+                rows.append(sum(map(len, nodes.values())) if isinstance(nodes, dict) else len(nodes))
+        return Run(spent, rows, 0.0, 0.0)
+
+
+def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    sides = {
+        "gids, window 16": loading.run(count=args.batches, memory=args.memory, window=16),
+        "gids, window 0": loading.run(count=args.batches, memory=args.memory, window=0),
+        "torch on a mapped file": loading.mapped(args.batches),
+    }
+    steps = list(range(1, args.batches + 1))
+    columns = {name: run.aggregation_ms for name, run in sides.items()}
+    figures.table(
+        "milliseconds of aggregation",
+        [{"minibatch": i + 1} | {n: c[i] for n, c in columns.items()} for i in range(len(steps))],
+    )
+    ours, theirs = sides["gids, window 16"], sides["torch on a mapped file"]
+    assert ours.rows == theirs.rows, "both read the same minibatches"
+    figures.add("torch over gids, all minibatches", theirs.mean() / ours.mean(), "x")
+    figures.add("gids: first minibatch", ours.aggregation_ms[0], "ms")
+    figures.add("gids: mean of the second half", ours.mean(args.batches // 2), "ms")
+    if args.plot:
+        curves = [(name, steps, values) for name, values in columns.items()]
+        titles = ("minibatch", "aggregation (ms)")
+        plot_curves(args.plot, "The first minibatches, from cold", {"cold": curves}, titles, log_y=True)
+
+
+def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    pages, rows = loading.pages_per_batch(), []
+    (table,) = loading.store.tables.values()
+    warm = args.batches // 4
+    for size in args.caches:
+        tuning = {"cache": int(size * pages * table.page_bytes)}
+        by_policy = {}
+        for policy, window in POLICIES:
+            options = {
+                "memory": "4GB",
+                "tuning": gids.Tuning(policy=policy, planned=2, **tuning),
+                "window": window,
+            }
+            run = by_policy[policy, window] = loading.run(count=args.batches, warm=warm, **options)
+            cache = f"{size} minibatches"
+            rows.append(
+                {"cache": cache, "policy": policy, "window": window, "hits %": run.hits, "ms": run.mean(warm)}
+            )
+        for (better, worse), title in {
+            (("window-pin", 8), ("random", 0)): "window-pin, W = 8, over random",
+            (("window-pin", 8), ("pinned", 0)): "window-pin, W = 8, over 40 % pinned",
+            (("lookahead", 16), ("window-pin", 8)): "lookahead, W = 16, over window-pin, W = 8",
+        }.items():
+            gained = by_policy[worse].mean(warm) / by_policy[better].mean(warm)
+            figures.add(f"{size} minibatches, {title}: speed", gained, "x")
+    figures.table("time and hits of aggregation, by window and policy", rows)
+
+
+def memory(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    (table,) = loading.store.tables.values()
+    whole = 2 * table.page_count * table.page_bytes
+    disk = loading.run(count=args.batches, memory=args.memory)
+    cached = loading.run(count=args.batches, filled=True, memory=whole + (1 << 30))
+    tensor = loading.select({table.name: table.read_rows(torch.arange(table.row_count))}, args.batches)
+    sides = {"gids, from disk": disk, "gids, from its cache": cached, "torch.index_select, in memory": tensor}
+    figures.table(
+        "features on disk and in memory",
+        [{"side": name, "ms": run.mean(), "hits %": run.hits} for name, run in sides.items()],
+    )
+    figures.add("from disk over from the cache: time", disk.mean() / cached.mean(), "x")
+    figures.add("from the cache over torch.index_select in memory: time", cached.mean() / tensor.mean(), "x")
+
+
+@contextmanager
+def limited(path: Path, reads_per_s: int) -> Iterator[None]:
+    """Let this process do so many reads per second of the disk of path. Raises OSError if it may not."""
+    device = os.stat(path).st_dev
+    group = _BLKIO / f"gids-bench-{os.getpid()}"
+    group.mkdir()
+    try:
+        device_name = f"{os.major(device)}:{os.minor(device)}"
+        (group / "blkio.throttle.read_iops_device").write_text(f"{device_name} {reads_per_s}")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (_BLKIO / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
+def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    rows: list[dict[str, Any]] = []
+    try:
+        for count in (1, 2, 4):
+            with limited(loading.paths[0], count * args.reads_per_s):
+                run = loading.run(count=args.batches, memory=args.memory)
+            rows.append(
+                {
+                    "disks": count,
+                    "reads/s allowed": count * args.reads_per_s,
+                    "reads/s": run.reads_per_s,
+                    "ms": run.mean(),
+                }
+            )
+    except OSError as error:
+        print(f"disks: not measured, a control group cannot limit this disk: {error}")
+        return
+    figures.table("one disk limited to as many reads as 1, 2 and 4 disks", rows)
+    for row in rows[1:]:
+        figures.add(f"{row['disks']} disks over one: speed", rows[0]["ms"] / row["ms"], "x")
+
+
+def hetero(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
+    ours, theirs = loading.run(count=args.batches, memory=args.memory), loading.mapped(args.batches)
+    assert ours.rows == theirs.rows, "both read the same minibatches"
+    sides = {"gids": ours, "torch on mapped files": theirs}
+    figures.table(
+        "two node types",
+        [{"side": n, "ms": run.mean(), "rows": float(np.mean(run.rows))} for n, run in sides.items()],
+    )
+    figures.add("torch over gids", theirs.mean() / ours.mean(), "x")
+
+
+def open_loading(folder: Path, args: argparse.Namespace) -> Loading:
+    spec = GraphSpec(args.nodes, degree=15, dim=args.dim, train_count=args.nodes // 4)
+    if args.question == "hetero":
+        source = write_typed_graph(folder / "typed", spec)
+        store = FeatureStore(convert(source, "--page-bytes", str(4 * args.dim)))
+        return Loading(store, {t: splits["train"] for t, splits in store.splits.items()}, args)
+    store = make_dataset(folder, spec, "--page-bytes", str(4 * args.dim), keep_source=False)
+    return Loading(store, store.splits["_N"]["train"], args)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    questions = {"cold": cold, "windows": windows, "memory": memory, "disks": disks, "hetero": hetero}
+    parser = make_parser(__doc__, "dir")
+    add = parser.add_argument
+    add("question", choices=list(questions))
+    add("--plot", type=Path, metavar="FILE", help="cold: draw the curves to FILE, as PNG")
+    add("--nodes", type=int, default=400_000)
+    add("--dim", type=int, default=1024, help="float32 per row, which fills a page (default: 1024)")
+    add("--fanouts", type=integers, default=[5, 5, 10])
+    add("--batch-size", type=int, default=64)
+    add("--batches", type=int, default=20, help="minibatches of a run (default: 20)")
+    add("--memory", default="400MB", help="of the loader (default: 400MB)")
+    add("--caches", type=integers, default=[2, 5, 10], help="windows: in minibatches (default: 2,5,10)")
+    add("--reads-per-s", type=int, default=10_000, help="disks: of one disk (default: 10000)")
+    args = parser.parse_args(arguments)
+    if args.small:
+        args.nodes, args.dim, args.fanouts, args.batch_size, args.batches = 1000, 128, [2, 2], 8, 4
+        args.caches, args.memory = [2], "20MB"
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        questions[args.question](open_loading(Path(folder), args), args, Figures(args))
+
+
+if __name__ == "__main__":
+    main()

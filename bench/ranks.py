@@ -1,0 +1,275 @@
+"""How long does each stage of a minibatch take on 1, 2 and 4 processes, by the way in which they share work?
+
+    python bench/ranks.py           # a graph of 200,000 nodes; some minutes
+    python bench/ranks.py --small   # one process; seconds
+
+Tables 2 to 4 and 6 of "Cooperative Minibatching in Graph Neural Networks" (Balin et al., TMLR 2025), Figures
+4 to 7 of "Distributed Matrix-Based Sampling for Graph Neural Network Training" (Tripathy et al., 2024).
+Processes of one machine with gloo: more of them than cores slow each other down, so compare ways on as many
+processes.
+
+independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank.
+parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks.
+c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go.
+
+Each process trains GraphSAGE with one thread, cold, with a cache of a tenth of the rows. Stages in
+milliseconds of a minibatch, the mean over ranks: exchange is the time in exchanges, waiting for slower ranks
+included, and of gradients; sample is the rest of next(). Some rows are compared with the dataset. Counts are
+of a rank and minibatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from graphs import make_dataset
+from harness import Figures, integers, make_parser
+from sage import GraphSage
+
+import gids.distributed
+from gids.bench.minibatches import make_sampler
+from gids.convert.synthetic import GraphSpec
+from gids.distributed.group import Group
+from gids.io import drop_page_cache
+from gids.write.partition import partition
+
+STAGES = ("sample", "exchange", "read", "copy", "train")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    way: str
+    ranks: int
+    copies: int = 1
+    bulk: int = 4
+    sampler: str = "neighbor"
+    kappa: float = 1
+
+
+class Exchanges:
+    """Seconds in the exchanges of all groups of this process. make() of an exchange does not count."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+
+    def watch(self) -> None:
+        for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
+            setattr(Group, name, self._timed(getattr(Group, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def timed(group: Group, first: Any, *arguments: Any, **options: Any) -> Any:
+            made = 0.0
+
+            def make() -> Any:
+                nonlocal made
+                begun = time.perf_counter()
+                try:
+                    return first()
+                finally:
+                    made = time.perf_counter() - begun
+
+            self._depth += 1
+            begun = time.perf_counter()
+            try:
+                return method(group, make if callable(first) else first, *arguments, **options)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.perf_counter() - begun - made
+
+        return timed
+
+
+def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchanges: Exchanges) -> Row:
+    """The row of one rank."""
+    torch.manual_seed(0)
+    whole = Path(folder) / "graph.gids"
+    store = gids.FeatureStore(whole)
+    (table,) = store.tables.values()
+    options = {
+        "memory": args.memory,
+        "reads": "random",
+        "tuning": gids.Tuning(cache=table.row_count * table.row_bytes // 10),
+    }
+    if case.way == "independent":
+        source: Any = gids.open(whole, **options)
+    else:
+        parts = Path(folder) / f"{case.ranks // case.copies}.parts"
+        path = parts if case.way == "parts" else whole
+        source = gids.distributed.open(path, replicas=case.copies, bulk=case.bulk, **options)
+    sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
+    together = case.way == "cooperative"
+    loader = gids.NodeLoader(
+        source,
+        store.splits["_N"]["train"],
+        sampler,
+        batch_size=args.batch_size,
+        shuffle=True,
+        cooperative=together,
+    )
+    model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), 16])
+    optimizer = torch.optim.Adam(model.parameters())
+    seconds = dict.fromkeys(STAGES, 0.0)
+    counts = {"input rows": 0, "edges": 0}
+    dist.barrier()
+    exchanges.seconds, before = 0.0, loader.stats()
+    whole_begun = begun = time.perf_counter()
+    steps = 0
+    for minibatch in islice(loader, args.steps):
+        next_s, in_next = time.perf_counter() - begun, exchanges.seconds
+        seconds["sample"] += next_s - in_next
+        seconds["exchange"] += in_next
+        rows = minibatch.features[table.name]
+        if steps == 0:
+            few = minibatch.input_nodes[:32]
+            assert torch.equal(rows[: len(few)], store.table(table.name).read_rows(few)), "a row differs"
+        counts["input rows"] += len(rows)
+        counts["edges"] += sum(block.num_edges for block in minibatch.blocks)
+        begun, exchanges.seconds = time.perf_counter(), 0.0
+        optimizer.zero_grad()
+        h = rows
+        for depth, (layer, block) in enumerate(zip(model.layers, minibatch.blocks, strict=True)):
+            h = h if depth == 0 else torch.relu(h)
+            h = layer(block, minibatch.exchange(depth, h) if together else h)
+        torch.nn.functional.cross_entropy(h, minibatch.labels % 16, reduction="sum").backward()
+        if case.ranks > 1:
+            at = time.perf_counter()
+            for parameter in model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+            exchanges.seconds += time.perf_counter() - at
+        optimizer.step()
+        seconds["train"] += time.perf_counter() - begun - exchanges.seconds
+        seconds["exchange"] += exchanges.seconds
+        exchanges.seconds, begun = 0.0, time.perf_counter()
+        steps += 1
+    total = time.perf_counter() - whole_begun
+    after = loader.stats()
+    for stage, names in (("read", ("wait",)), ("copy", ("gather", "plan"))):
+        seconds[stage] = sum(after["seconds"][name] - before["seconds"][name] for name in names)
+        seconds["sample"] -= seconds[stage]
+    group = after.get("group", {})
+    result: Row = {f"{stage} ms": 1e3 * s / steps for stage, s in seconds.items()}
+    result["ms"] = 1e3 * total / steps
+    result |= {name: count / steps for name, count in counts.items()}
+    result["pages read"] = (after["misses"] - before["misses"]) / steps
+    result["rows sent"] = group.get("rows sent", 0) / steps
+    dist.barrier()
+    loader.close()
+    source.close()
+    return result
+
+
+def serve(
+    rank: int, size: int, meeting: str, cases: list[Case], args: argparse.Namespace, folder: str
+) -> list[Row]:
+    """All cases of so many ranks, on one of them."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    exchanges, rows = Exchanges(), []
+    unwatched = {name: getattr(Group, name) for name in vars(Group)}
+    exchanges.watch()
+    try:
+        for case in cases:
+            if rank == 0:
+                for path in Path(folder).rglob("*.feat*"):
+                    if path.is_file():
+                        drop_page_cache(path)
+            dist.barrier()
+            rows.append(train(rank, case, args, folder, exchanges))
+    finally:
+        for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
+            setattr(Group, name, unwatched[name])
+        dist.destroy_process_group()
+    return rows
+
+
+def run(size: int, cases: list[Case], args: argparse.Namespace, folder: str) -> Iterator[Row]:
+    """Rows of the table: means over the ranks."""
+    with tempfile.TemporaryDirectory() as meeting:
+        common = (size, f"{meeting}/meeting", cases, args, folder)
+        if size == 1:
+            by_rank = [serve(0, *common)]
+        else:
+            with multiprocessing.get_context("spawn").Pool(size) as pool:
+                by_rank = pool.starmap(serve, [(rank, *common) for rank in range(size)], chunksize=1)
+    for case, rows in zip(cases, zip(*by_rank, strict=True), strict=True):
+        yield asdict(case) | {key: sum(row[key] for row in rows) / size for key in rows[0]}
+
+
+def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
+    cases = []
+    for sampler, kappa in (("neighbor", 1), ("labor", 1), ("labor", args.kappa)):
+        ways = ["independent", "cooperative"] if ranks > 1 or args.small else ["independent"]
+        cases += [Case(way, ranks, sampler=sampler, kappa=kappa) for way in ways]
+    if ranks > 1 or args.small:
+        cases += [Case("shared", ranks), *(Case("parts", ranks, bulk=bulk) for bulk in args.bulks)]
+    copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
+    cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
+    if ranks > 1:
+        cases.append(Case("parts", ranks, sampler="ladies"))
+    return cases
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "dir")
+    add = parser.add_argument
+    add("--nodes", type=int, default=200_000)
+    add("--fanouts", type=integers, default=[10, 10])
+    add("--batch-size", type=int, default=256, help="seeds per rank (default: 256)")
+    add("--hidden", type=int, default=64)
+    add("--memory", default="300MB", help="of each rank (default: 300MB)")
+    add("--ranks", type=integers, default=[1, 2, 4])
+    add("--bulks", type=integers, default=[1, 4, 16])
+    add("--kappa", type=int, default=64)
+    add("--steps", type=int, default=16, help="minibatches (default: 16)")
+    args = parser.parse_args()
+    if args.small:
+        args.nodes, args.fanouts, args.batch_size, args.steps = 1000, [3, 3], 16, 2
+        args.ranks, args.bulks, args.hidden = [1], [1, 2], 8
+    figures, rows = Figures(args), []
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        spec = GraphSpec(args.nodes, dim=128, train_count=args.nodes // 2)
+        make_dataset(Path(folder), spec, "--page-bytes", "512", keep_source=False)
+        for parts in {ranks // copies for ranks in args.ranks for copies in (1, 2) if ranks % copies == 0}:
+            partition(Path(folder) / "graph.gids", Path(folder) / f"{parts}.parts", parts)
+        for size in args.ranks:
+            rows += run(size, cases_of(size, args), args, folder)
+            print(f"{size} ranks: done", flush=True)
+    figures.table("milliseconds and counts of a minibatch, by way", rows)
+    by_case = {Case(**{key: row[key] for key in asdict(Case("", 0))}): row for row in rows}
+    for case, row in by_case.items():
+        if case.way != "cooperative" or case.ranks == 1:
+            continue
+        alone = by_case[Case("independent", case.ranks, sampler=case.sampler, kappa=1)]
+        name = (
+            f"{case.ranks} ranks, {case.sampler}, kappa {case.kappa}: cooperative over independent, kappa 1"
+        )
+        for what, key in (("time", "ms"), ("input rows", "input rows"), ("pages read", "pages read")):
+            figures.add(f"{name}: {what}", row[key] / max(1e-9, alone[key]), "x")
+
+
+if __name__ == "__main__":
+    main()
