@@ -61,7 +61,7 @@ class FakeCuda:
         return self.put(out, 80_000_000_000)
 
     def cuDeviceGetAttribute(self, out: object, number: int, device: ctypes.c_int) -> int:
-        return self.put(out, {75: 9, 76: 0, 86: device.value}[number])
+        return self.put(out, {75: 9, 76: 0}[number])
 
     @staticmethod
     def put(out: object, value: object) -> int:
@@ -175,7 +175,7 @@ def test_driver_that_does_not_start_gives_the_reason() -> None:
     assert ask_driver(FakeCuda(init=802)).fault == "the driver does not start: failure 802"
     none = ask_driver(FakeCuda(devices=0))
     assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")
-    device = Device("NVIDIA H100", 80_000_000_000, (9, 0), False, "0000:0a:00.0")
+    device = Device("NVIDIA H100", 80_000_000_000, (9, 0), "0000:0a:00.0")
     assert ask_driver(FakeCuda()).devices == [device]
 
 
