@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,13 +67,6 @@ def add_help(group: argparse._ActionsContainer, rare: Sequence[argparse.Action])
         action.help = argparse.SUPPRESS
     group.add_argument("-h", "--help", action="help", help="show this help and exit")
     group.add_argument("--help-all", action=HelpAll, nargs=0, help="show the rare options too, and exit")
-
-
-def how_to_open(dataset: Path, directories: Sequence[str]) -> str:
-    """A line with the call and the options that open a dataset with shards in these directories."""
-    paths = [os.path.abspath(d) for d in directories]
-    options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
-    return f"to open it: FeatureStore({str(dataset)!r}, allow_dirs={paths}), or gids ... {options}"
 
 
 def printable(text: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from gids.cli.arguments import (
     add_memory,
     add_quiet,
     add_workers,
-    how_to_open,
     resumable,
 )
 from gids.cli.progress import Progress
@@ -337,7 +337,9 @@ def _report(args: argparse.Namespace) -> None:
     said = f"{args.path}: {len(store.tables)} table{'s' * (len(store.tables) != 1)}, {format_bytes(size)}"
     print("; ".join([said, *([] if args.page_bytes else _pages(store))]))
     if args.stripe:
-        print(how_to_open(args.path, args.stripe))
+        paths = [os.path.abspath(directory) for directory in args.stripe]
+        options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
+        print(f"to open it: FeatureStore({str(args.path)!r}, allow_dirs={paths}), or gids ... {options}")
 
 
 def _pages(store: FeatureStore) -> list[str]:

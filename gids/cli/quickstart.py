@@ -100,9 +100,16 @@ def run(args: argparse.Namespace) -> int:
         for command in (
             ["generate", str(graph), "--nodes", str(args.nodes), "--dim", str(args.dim), *seed],
             ["convert", str(graph), str(dataset)],
-            ["bench", "epoch", str(dataset), *options, *seed, "--json", str(results)],
+            [
+                "bench",
+                "epoch",
+                str(dataset),
+                *options,
+                *seed,
+                *(["--json", str(results)] if args.json else []),
+            ],
         ):
-            if status := _call([*command, *["--quiet"] * args.json]):
+            if status := _call([*command, *(["--quiet"] if args.json else [])]):
                 return status
         if args.json:
             print(results.read_text(), end="")

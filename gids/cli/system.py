@@ -24,7 +24,6 @@ from gids.measure.machine import Machine, package_version, this_machine
 from gids.sizes import format_bytes
 
 _MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
-_OPEN_FILES = 16384
 _PACKAGES = ("numpy", "torch", "dgl", "cupy", "kvikio")
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 
@@ -53,20 +52,16 @@ def describe_system(
     """
     driver = ask_driver(load)
     machine = this_machine(root, driver)
-    gpus = _pci_gpus(root, driver)
-    has_gpu = bool(driver.devices or gpus)
+    has_gpu = bool(driver.devices)
     return [
         _kernel(machine.kernel),
         _cores(machine),
         _memory(root, machine),
         *_file_system(path),
         _memlock(),
-        _open_files(),
-        _huge_pages(root),
-        *_cuda(driver, bool(gpus)),
-        *(_pcie(root, address) for address in gpus),
-        _nvidia_fs(root, has_gpu),
-        *_kvikio_reads(path, bool(driver.devices), try_kvikio),
+        *_cuda(driver),
+        *(_pcie(root, device.pci) for device in driver.devices if device.pci),
+        *_kvikio_reads(path, has_gpu, try_kvikio),
         *(_package(name, has_gpu) for name in _PACKAGES),
     ]
 
@@ -158,10 +153,6 @@ def _some_file(path: Path) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
 def _memlock() -> Item:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
@@ -173,50 +164,13 @@ def _memlock() -> Item:
     return Item("RLIMIT_MEMLOCK", limit, "" if fine else advice)
 
 
-def _open_files() -> Item:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = hard != resource.RLIM_INFINITY and hard < _OPEN_FILES
-    advice = f"raise nofile to {_OPEN_FILES}: DataLoader workers open several files per minibatch"
-    return Item("RLIMIT_NOFILE", f"{_limit(soft)}, at most {_limit(hard)}", advice if low else "")
-
-
-def _huge_pages(root: Path) -> Item:
-    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    if text is None:
-        return Item("huge pages", "unknown: not shown by this kernel")
-    chosen = re.search(r"\[(\w+)\]", text)
-    mode = chosen[1] if chosen else text
-    advice = (
-        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (fewer TLB misses when rows are gathered)"
-    )
-    return Item("huge pages", mode, advice if mode == "never" else "")
-
-
-def _cuda(driver: Driver, gpu_on_bus: bool) -> Iterator[Item]:
+def _cuda(driver: Driver) -> Iterator[Item]:
     supported = "" if driver.version is None else "CUDA {}.{}".format(*driver.version)
-    if driver.fault:
-        advice = "an NVIDIA device is on the PCI bus: install its driver, or give the container access to it"
-        fault = "; ".join(part for part in (supported, driver.fault) if part)
-        yield Item("CUDA driver", fault, advice if gpu_on_bus else "")
-        return
-    yield Item("CUDA driver", supported)
+    yield Item("CUDA driver", "; ".join(part for part in (supported, driver.fault) if part))
     for number, device in enumerate(driver.devices):
         capability = "{}.{}".format(*device.capability)
         memory = format_bytes(device.memory_bytes)
         yield Item(f"CUDA device {number}", f"{device.name}, {memory}, compute capability {capability}")
-        atomics = "yes" if device.host_native_atomics else "no: host and device use plain loads and stores"
-        yield Item(f"host-native atomics {number}", atomics)
-
-
-def _pci_gpus(root: Path, driver: Driver) -> list[str]:
-    """PCI addresses of the driver's devices; without a driver, of NVIDIA's display and 3D controllers."""
-    if driver.devices:
-        return [d.pci for d in driver.devices if d.pci]
-    addresses = []
-    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        if _read(folder / "vendor") == "0x10de" and (_read(folder / "class") or "").startswith("0x03"):
-            addresses.append(folder.name)
-    return addresses
 
 
 def _pcie(root: Path, address: str) -> Item:
@@ -232,17 +186,6 @@ def _pcie(root: Path, address: str) -> Item:
     narrow = bool(now_width) and now_width != width
     advice = f"use a slot with {width} lanes: the link has {now_width}"
     return Item(name, f"generation {generation}, {now_width or width} lanes", advice if narrow else "")
-
-
-def _nvidia_fs(root: Path, has_gpu: bool) -> Item:
-    module = _read(root / "proc/driver/nvidia-fs/version")
-    if module is not None:
-        return Item("nvidia-fs", module.partition("\n")[0])
-    advice = (
-        "run `modprobe nvidia-fs` (package nvidia-fs or nvidia-gds): SSDs then read into GPU memory; on "
-        "Linux 6.2 or newer, cuFile can do without it (use_pci_p2pdma in cufile.json)"
-    )
-    return Item("nvidia-fs", "not loaded", advice if has_gpu else "")
 
 
 def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], KvikioProbe]) -> Iterator[Item]:

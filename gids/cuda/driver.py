@@ -17,7 +17,6 @@ from typing import Any
 MULTIPROCESSOR_COUNT = 16
 PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
-HOST_NATIVE_ATOMICS = 86
 READ_ONLY_HOST_REGISTER = 113
 CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
 # Flags of cuStreamCreateWithPriority, cuEventCreate and cuMemHostRegister
@@ -140,7 +139,6 @@ class Device:
     name: str
     memory_bytes: int
     capability: tuple[int, int]
-    host_native_atomics: bool
     pci: str
 
 
@@ -192,7 +190,6 @@ def _device(cuda: Any, index: int) -> Device:
         name=name.value.decode(errors="replace"),
         memory_bytes=memory.value,
         capability=(attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR)),
-        host_native_atomics=attribute(HOST_NATIVE_ATOMICS) == 1,
         pci=pci.value.decode(errors="replace").lower(),
     )
 

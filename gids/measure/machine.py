@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,8 @@ class Machine:
 
     def as_json(self) -> dict[str, Any]:
         """The object "machine" of docs/bench-schema.json."""
-        return {
-            "processor": self.processor,
-            "cores": self.cores,
-            "memory_bytes": self.memory_bytes,
-            "kernel": self.kernel,
-            "load_average": self.load_average,
-            "gpus": list(self.gpus),
-        }
+        left_out = ("all_cores", "available_bytes")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def this_machine(root: Path = Path("/"), driver: Driver | None = None) -> Machine:

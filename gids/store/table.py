@@ -251,10 +251,7 @@ class Table:
             if wrong := [n for n in order if not 0 <= n < count]:
                 raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
             starts = [n * rows_per_block for n in order]
-        decode = _bytes_of if stored else self.decode
-        if self._order is not None:
-            return self._gathered(starts, rows_per_block, decode)
-        return self._scanned(starts, rows_per_block, decode)
+        return self._scanned(starts, rows_per_block, _bytes_of if stored else self.decode)
 
     def open_pages(self, *, check_crc: bool) -> PageReader:
         """The pages, read without the memory map. check_crc: compare each with its checksum. Close it."""
@@ -271,15 +268,13 @@ class Table:
     def _scanned(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor]]:
+        if self._order is not None:
+            for start in starts:
+                rows = np.arange(start, min(start + rows_per_block, self.row_count))
+                yield start, decode(self.read_stored(rows))
+            return
         with self.open_pages(check_crc=False) as reader:
             yield from read_ahead(lambda start: decode(reader.rows(start, rows_per_block)), starts)
-
-    def _gathered(
-        self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        for start in starts:
-            rows = np.arange(start, min(start + rows_per_block, self.row_count))
-            yield start, decode(self.read_stored(rows))
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         order = self.order

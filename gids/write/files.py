@@ -184,10 +184,9 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path] = ()
         directories.setdefault(device, directory)
     needed_bytes = totals.total()
     for root in written:
-        for file in root.rglob("*"):
-            if file.is_file():
-                status = file.stat()
-                totals[status.st_dev] -= status.st_blocks * 512
+        statuses = [file.stat() for file in root.rglob("*") if file.is_file()]
+        for status in {status.st_ino: status for status in statuses}.values():  # once with several names
+            totals[status.st_dev] -= status.st_blocks * 512
     for device, directory in directories.items():
         disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize

@@ -232,16 +232,10 @@ def scratch_times(times: Rows, path: Path) -> np.ndarray:
     return np.memmap(path, np.int64, "r", shape=(count,)) if count else np.empty(0, np.int64)
 
 
-def time_range(times: Rows) -> tuple[int, int]:
-    """The least and the latest time; (0, 0) of none."""
-    ends = [(int(block.numpy().min()), int(block.numpy().max())) for _, block in blocks(times, _PIECE_BYTES)]
-    return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0, 0)
-
-
 def time_dtype(times: Rows) -> str:
     """The type that times are stored in: int32 if they fit."""
-    low, high = time_range(times)
-    return "int32" if low >= -(1 << 31) and high < 1 << 31 else "int64"
+    values = (block.numpy() for _, block in blocks(times, _PIECE_BYTES))
+    return "int32" if all(v.min() >= -(1 << 31) and v.max() < 1 << 31 for v in values) else "int64"
 
 
 def check_times(times: Rows, count: int, owner: str) -> None:

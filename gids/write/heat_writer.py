@@ -5,9 +5,9 @@ New array files are written beside the old ones; then a manifest that names them
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,13 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
         with unchanged_on_error(root, "storing heat"):
             nodes = tuple(
-                _with_array(n, role, _write_array(root, n, role, heat[n.type])) if n.type in heat else n
+                replace(n, arrays={**n.arrays, role: _write_array(root, n, role, heat[n.type])})
+                if n.type in heat
+                else n
                 for n in manifest.nodes
             )
             sync_directory(root / "nodes")
-            replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
+            replace_manifest(root, dump_manifest(replace(manifest, nodes=nodes)))
         for old in replaced:
             (root / old).unlink(missing_ok=True)
 
@@ -67,7 +69,3 @@ def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -
     name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"
     (root / name).unlink(missing_ok=True)
     return write_array(root, name, heat_dtype(role), values.shape, [values])
-
-
-def _with_array(nodes: NodesEntry, role: str, entry: ArrayEntry) -> NodesEntry:
-    return NodesEntry(nodes.type, nodes.count, {**nodes.arrays, role: entry})

@@ -51,7 +51,7 @@ class Journal:
     def abandon(self) -> None:
         """Record that this work must not be resumed, before any of it is removed. Keeps the folders."""
         try:
-            self.record({"abandoned": True})
+            self.record(abandoned=True)
         except OSError:  # the disk is full
             self._file.truncate(0)
         self.resumed, self.publication = False, None
@@ -68,10 +68,13 @@ class Journal:
         """Remove all records and begin again with this key."""
         self.clear()
         self.folders = folders
-        self.record({"journal": _HEADER, "id": self.id, "key": key, "folders": folders})
+        self.record(journal=_HEADER, id=self.id, key=key, folders=folders)
 
-    def record(self, fields: Mapping[str, Any]) -> None:
-        """Append a record and sync it. Raises OSError, which leaves the journal unchanged."""
+    def record(self, **fields: Any) -> None:
+        """Append a record and sync it: (item, done), (item, saved) or publication, all JSON.
+
+        Raises OSError, which leaves the journal unchanged.
+        """
         data = json.dumps(fields).encode() + b"\n"
         size_bytes = os.fstat(self._file.fileno()).st_size
         try:
@@ -81,21 +84,16 @@ class Journal:
         except OSError:
             self._file.truncate(size_bytes)
             raise
-
-    def record_saved(self, item: str, value: Any) -> None:
-        self.record({"item": item, "saved": value})
-        self.saved[item] = value
-
-    def record_done(self, item: str, result: Any) -> None:
-        self.record({"item": item, "done": result})
-        self.done[item] = result
-
-    def record_publication(self, fields: Mapping[str, Any]) -> None:
-        self.record({"publication": fields})
-        self.publication = dict(fields)
+        self._take(fields)
 
     def close(self) -> None:
         self._file.close()
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        self.publication = record.get("publication", self.publication)
+        for name, results in (("done", self.done), ("saved", self.saved)):
+            if name in record:
+                results[record["item"]] = record[name]
 
     def _load(self, key: Any) -> bool:
         self._file.seek(0)
@@ -109,23 +107,22 @@ class Journal:
         self._file.truncate(length)  # the next record must not continue an incomplete line
         if not records:
             return False
-        if not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
+        header, *others = records
+        if not isinstance(header, dict) or header.get("journal") != _HEADER:
             self.difference = "it was begun by another version of gids"
             return False
-        self.folders, self.key = records[0]["folders"], records[0]["key"]
-        if any("abandoned" in r for r in records):
+        self.folders, self.key = header["folders"], header["key"]
+        if any("abandoned" in record for record in others):
             return False
-        self.publication = next((r["publication"] for r in reversed(records) if "publication" in r), None)
-        if key is None or records[0]["key"] != key:
-            self.difference = _difference(records[0]["key"], key)
-            return False
-        self.id = records[0]["id"]
-        for record in records[1:]:
-            if "done" in record:
-                self.done[record["item"]] = record["done"]
-            elif "saved" in record:
-                self.saved[record["item"]] = record["saved"]
-        return True
+        is_same = key is not None and header["key"] == key
+        for record in others:
+            if is_same or "publication" in record:
+                self._take(record)
+        if is_same:
+            self.id = header["id"]
+        else:
+            self.difference = _difference(header["key"], key)
+        return is_same
 
 
 def _locked(path: Path) -> io.FileIO:

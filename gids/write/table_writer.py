@@ -78,7 +78,7 @@ def create_table(
             f"rows={rows}, but {store.name} has {count} of {describe_type(type_)}: give rows={count}"
         )
     shape = (count, dim) if isinstance(dim, int) else (count, *dim)
-    return TableWriter(store, store.locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace)
+    return TableWriter(store, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace)
 
 
 def temporary_table(
@@ -90,7 +90,7 @@ def temporary_table(
     files of a killed process are removed when the next table is created. Raises as `create_table`.
     """
     shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
-    return TableWriter(store, store.locate, type_, "temporary", shape, dtype, temporary=True)
+    return TableWriter(store, type_, "temporary", shape, dtype, temporary=True)
 
 
 class TableWriter:
@@ -108,7 +108,6 @@ class TableWriter:
     def __init__(
         self,
         store: FeatureStore,
-        locate: Locator,
         type_: str | Relation,
         key: str,
         shape: tuple[int, ...],
@@ -121,7 +120,7 @@ class TableWriter:
         check_name(key, "the table's key")
         self.name = table_name(type_, key)
         self.replace, self.temporary = replace or temporary, temporary
-        self._store, self._locate = store, locate
+        self._store, locate = store, store.locate
         self.row_count, *row = shape
         self.shape, self.dtype = tuple(row), dtype
         element = dtype_name(dtype)
@@ -239,7 +238,7 @@ class TableWriter:
                 sync_directory(directory.parent)
         checksums = dataclasses.replace(self.entry.checksums, crc32c=crc)
         self.entry = dataclasses.replace(self.entry, checksums=checksums)
-        self._table = Table(self.entry, self._locate, self._store.name)
+        self._table = Table(self.entry, self._store.locate, self._store.name)
         return self._table
 
     def publish(self) -> FeatureStore:
@@ -286,7 +285,7 @@ class TableWriter:
 
 def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     """Publish tables of one dataset together: a reader sees all of them or none. See TableWriter.publish."""
-    store, locate = writers[0]._store, writers[0]._locate
+    store = writers[0]._store
     for writer in writers:
         if writer.temporary:
             raise ValueError(f"{writer.name!r} is temporary and cannot be published")
@@ -305,7 +304,7 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         manifest = dataclasses.replace(manifest, tables=tuple(tables.values()))
         replace_manifest(store.path, dump_manifest(manifest))
         for old in replaced:
-            remove_replaced(old, locate, manifest)
+            remove_replaced(old, store.locate, manifest)
     for writer in writers:
         writer._state = "published"
         writer.discard()

@@ -174,7 +174,7 @@ class Workplace:
     def save(self, item: str, value: Any) -> None:
         """Record, durably, how much of an unfinished item is on disk. value: JSON."""
         if self._resumable:
-            self._journal.record_saved(item, value)
+            self._journal.record(item=item, saved=value)
 
     def saved(self, item: str, files: Mapping[Path, int]) -> Any:
         """The last value saved for an item; None: it begins again. files: with sizes, which it must have."""
@@ -201,7 +201,7 @@ class Workplace:
                 self._sync_names()
             elif self._resumable:
                 self._sync_names_of(folders or ())
-            self._journal.record_done(item, result)
+            self._journal.record(item=item, done=result)
         return result
 
     def _sync_names(self) -> None:
@@ -234,7 +234,7 @@ class Workplace:
                 for root in (self.path, *part_paths(self.path)) if replaces and not is_locked else ():
                     locks.enter_context(locked_directory(root))
                 record = publication(self.partial, self.path)
-                self._journal.record_publication(record)
+                self._journal.record(publication=record)
                 put_in_place(self.partial, self.path, replace=replaces, of_parts=self._of_parts)
         self._is_published = True
         try:

@@ -1,4 +1,4 @@
-"""Sessions, steps, reports and tables: results are kept when the time is up; progress is shown."""
+"""Sessions, reports and tables: results are kept when the time is up."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import argparse
 import errno
 import json
 import os
-import re
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gids.bench import session
 from gids.bench.report import Report, check_writable
-from gids.bench.session import Session, Step, TimeIsUp
+from gids.bench.session import Session, TimeIsUp
 from gids.bench.text import Column, ratio, seconds, shared, table
 from gids.cli.bench import _hand_over
 
@@ -79,6 +75,19 @@ def test_a_table_has_medians_and_ranges_and_omits_empty_columns() -> None:
     ]
 
 
+def test_an_upright_table_has_a_column_per_figure() -> None:
+    report = Report("test", ["gids"])
+    report.figure(place="a").add(score=1.0, time=0.25)
+    report.figure(place="bb").add(score=22.0)
+    columns = [Column("score", "score", ratio), Column("time", "time", seconds)]
+    assert table(report.figures, {"place": "place"}, columns, upright=True).splitlines() == [
+        "place        a      bb",
+        "----------------------",
+        "score     1.00   22.00",
+        "time    250 ms       -",
+    ]
+
+
 def test_shared_settings_are_found() -> None:
     report = Report("test", ["gids"])
     report.figure(place="a", size=None, depth=4, kind="x").add(score=1)
@@ -115,62 +124,3 @@ def test_checking_a_path_does_not_change_the_file(tmp_path: Path) -> None:
 )
 def test_seconds_have_a_fitting_unit(value: float, shown: str) -> None:
     assert seconds(value) == shown
-
-
-@pytest.fixture
-def wait_for_lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Wait until a Step has written so many times."""
-    written = threading.Semaphore(0)
-    write = Step._write
-
-    def counted(self: Step, text: str, *, last: bool) -> None:
-        write(self, text, last=last)
-        written.release()
-
-    monkeypatch.setattr(Step, "_write", counted)
-
-    def wait(count: int) -> None:
-        for _ in range(count):
-            assert written.acquire(timeout=60)
-
-    return wait
-
-
-def test_a_file_gets_lines_at_the_start_at_intervals_and_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wait_for_lines: Callable[[int], None]
-) -> None:
-    monkeypatch.setattr(session, "_LINE_S", 0.02)
-    with Step("working") as step:
-        assert capsys.readouterr().err == "working ...\n"
-        step.show(0.25, "hard")
-        wait_for_lines(6)
-        step.say("it went well")
-        step.say("")
-        assert re.search(r"(working \.\.\. hard 25% after 0 s\n){2}", capsys.readouterr().err)
-    assert re.search(r"working \.\.\. \d+\.\d s\n  it went well\n$", capsys.readouterr().err)
-
-
-def test_a_short_step_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with Step("working") as step:
-        step.show(0.5)
-    assert re.fullmatch(r"working \.\.\.\nworking \.\.\. \d+\.\d s\n", capsys.readouterr().err)
-
-
-def test_a_terminal_gets_one_line_that_is_updated(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wait_for_lines: Callable[[int], None]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(session, "_REFRESH_S", 0.02)
-    with Step("working") as step:
-        step.show(0.5)
-        wait_for_lines(6)
-    text = capsys.readouterr().err
-    assert "\rworking ... 50% after 0 s\x1b[K" in text
-    assert text.count("\n") == 1
-    assert re.search(r"\rworking \.\.\. \d+\.\d s\x1b\[K\n$", text)
-
-
-def test_a_step_that_fails_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError), Step("working"):
-        raise KeyError
-    assert re.search(r"^working \.\.\. failed after \d+\.\d s$", capsys.readouterr().err, re.M)

@@ -671,7 +671,7 @@ def test_closed_or_ascii_output_is_no_error():
 def test_full_disk_leaves_only_what_can_be_resumed(tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "x.npy", FEAT)
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("gids.write.journal.Journal.record", full)

@@ -213,7 +213,7 @@ def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, sour
     journal.restart({"k": 1}, [])
     new = tmp_path / "a.gids.partial/dataset"
     write_dataset(new)
-    journal.record_publication(publish.publication(new.parent, path))
+    journal.record(publication=publish.publication(new.parent, path))
     journal.close()
     path.rename(tmp_path / "a.gids.partial/replaced")
     path.mkdir()
@@ -396,7 +396,7 @@ def test_failed_record_leaves_the_journal_unchanged(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", full)
         with pytest.raises(OSError, match="No space left"):
-            journal.record_done("table x", 7)
+            journal.record(item="table x", done=7)
     assert os.path.getsize(tmp_path / "a.gids.partial/journal") == size
     journal.close()
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from gids.errors import StorageError
 from gids.store.array_checks import file_crc32c
+from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_rows, map_array
 from gids.store.manifest import ArrayEntry, Manifest, RelationEntry
 from gids.store.names import encode_path
@@ -94,6 +96,31 @@ def copy_array(source: AnyFile, entry: ArrayEntry, roots: Sequence[Path]) -> Non
 def _damaged(path: AnyFile) -> StorageError:
     what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
     return StorageError(errno.EBADMSG, what, path)
+
+
+@dataclass
+class Division:
+    """What the steps that follow share: the dataset, the directories of all parts, limits and progress.
+
+    on_bytes(n): progress, from any thread.
+    """
+
+    store: FeatureStore
+    manifest: Manifest
+    roots: Sequence[Path]
+    workers: int
+    memory_bytes: int
+    sync_bytes: int
+    on_bytes: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self.arrays = SourceArrays(self.store.locate)
+        self.owner_entries: dict[str, ArrayEntry] = {}  # of the arrays in the first part, by node type
+
+    def owners(self, ntype: str) -> np.ndarray:
+        """The part of each node, memory-mapped."""
+        entry = self.owner_entries[ntype]
+        return map_array(self.roots[0] / entry.path, entry)
 
 
 # Which edges and rows are whose
@@ -174,24 +201,17 @@ class EdgeOwners:
                 window[ids[mine] - first] = parts[mine]
 
 
-def count_parts(
-    manifest: Manifest,
-    arrays: SourceArrays,
-    owners_of: Callable[[str], np.ndarray],
-    parts: int,
-    *,
-    memory_bytes: int,
-    on_bytes: Callable[[int], None],
-) -> dict[str, Any]:
+def count_parts(division: Division) -> dict[str, Any]:
     """The nodes (by type), edges (by relation) and training seeds of each part, and the number of cut edges.
 
-    owners_of(node type): the part of each node. on_bytes(n): progress, 8 bytes per edge. Checks the checksums
-    of the topology and the training seeds; raises StorageError for a damaged array.
+    Progress is 8 bytes per edge. Checks the checksums of the topology and the training seeds; raises
+    StorageError for a damaged array.
     """
+    manifest, arrays, parts = division.manifest, division.arrays, len(division.roots)
     nodes, edges, cut = [], [], 0
     seeds = np.zeros(parts, np.int64)
     for entry in manifest.nodes:
-        owners = owners_of(entry.type)
+        owners = division.owners(entry.type)
         counts = np.zeros(parts, np.int64)
         for start in range(0, entry.count, _EDGES):
             counts += np.bincount(owners[start : start + _EDGES], minlength=parts)
@@ -202,11 +222,11 @@ def count_parts(
             for start in range(0, train.shape[0], _EDGES):
                 ids = arrays.read(train, start, min(start + _EDGES, train.shape[0]))
                 seeds += np.bincount(owners[ids], minlength=parts)
-    step = max(1, min(_EDGES, memory_bytes // _COUNTED_BYTES))
+    step = max(1, min(_EDGES, division.memory_bytes // _COUNTED_BYTES))
     for relation in manifest.relations:
         for array in relation.arrays.values():
             arrays.check(array)
-        sources, destinations = owners_of(relation.type[0]), owners_of(relation.type[2])
+        sources, destinations = division.owners(relation.type[0]), division.owners(relation.type[2])
         counts = np.zeros(parts, np.int64)
         for begin, end, edge_parts in edge_blocks(
             arrays.mapped(relation.arrays["indptr"]), destinations, step
@@ -214,7 +234,7 @@ def count_parts(
             counts += np.bincount(edge_parts, minlength=parts)
             source_parts = sources[arrays.read(relation.arrays["indices"], begin, end)]
             cut += int(np.count_nonzero(source_parts != edge_parts))
-            on_bytes(8 * (end - begin))
+            division.on_bytes(8 * (end - begin))
         edges.append(counts.tolist())
     return {"nodes": nodes, "edges": edges, "seeds": seeds.tolist(), "cut": cut}
 
@@ -230,38 +250,35 @@ def id_dtype(relation: RelationEntry) -> str:
 
 
 def divide_topology(
-    relation: RelationEntry,
-    paths: Mapping[str, AnyFile],
-    indptr: np.ndarray,
-    owners: np.ndarray,
-    roots: Sequence[Path],
-    parts: range,
-    held: Sequence[int],
-    *,
-    memory_bytes: int,
-    on_bytes: Callable[[int], None],
+    division: Division, relation: RelationEntry, parts: range, held: Sequence[int]
 ) -> list[dict[str, ArrayEntry]]:
     """Write the arrays of these parts, which get the in-edges of their nodes; returns their entries.
 
-    paths: the source's arrays by role. owners: of the destinations. roots: the directories of all parts.
     held: the number of edges of each part. Reads the source once.
     """
+    arrays, owners = division.arrays, division.owners(relation.type[2])
+    indptr = arrays.mapped(relation.arrays["indptr"])
     dtypes = {"indices": relation.arrays["indices"].dtype, "edge_ids": id_dtype(relation)}
     if "time" in relation.arrays:
         dtypes["time"] = relation.arrays["time"].dtype
     folder = f"graph/{encode_path(*relation.type)}"
-    sources = {r: array_rows(paths[r], relation.arrays[r]) for r in dtypes if r in relation.arrays}
+    sources = {
+        role: array_rows(arrays.path(entry), entry)
+        for role, entry in relation.arrays.items()
+        if role in dtypes
+    }
     with ExitStack() as stack:
 
         def array(part: int, role: str, dtype: str, count: int) -> ArrayFile:
-            return stack.enter_context(ArrayFile(roots[part], f"{folder}/{role}.npy", dtype, (count,)))
+            path = f"{folder}/{role}.npy"
+            return stack.enter_context(ArrayFile(division.roots[part], path, dtype, (count,)))
 
         pointers = [array(part, "indptr", "int64", len(indptr)) for part in parts]
         files = {
             role: [array(part, role, dtype, held[part]) for part in parts] for role, dtype in dtypes.items()
         }
         _write_pointers(indptr, owners, parts, pointers)
-        step = max(1, min(_EDGES, memory_bytes // _DIVIDED_BYTES))
+        step = max(1, min(_EDGES, division.memory_bytes // 2 // _DIVIDED_BYTES))
         for begin, end, edge_parts in edge_blocks(indptr, owners, step):
             chosen = by_part(edge_parts, parts)
             for role, written in files.items():
@@ -271,7 +288,7 @@ def divide_topology(
                     values = np.arange(begin, end, dtype=np.int64)
                 for file, mine in zip(written, chosen, strict=True):
                     file.append(values[mine])
-            on_bytes(8 * (end - begin))
+            division.on_bytes(8 * (end - begin))
         return [
             {"indptr": pointers[i].finish(), **{role: files[role][i].finish() for role in files}}
             for i in range(len(parts))
@@ -295,35 +312,32 @@ def _write_pointers(indptr: np.ndarray, owners: np.ndarray, parts: range, files:
 
 
 def divide_rows(
+    division: Division,
     table: Table,
     owners_of: OwnersOf,
     sinks: Sequence[PageSink],
     parts: range,
     *,
     first_row: int,
-    memory_bytes: int,
-    workers: int,
-    sync_bytes: int,
     on_sync: Callable[[int], None],
-    on_bytes: Callable[[int], None],
 ) -> None:
     """Write the rows of a table from first_row on to the sinks of these parts, in the order of their ids.
 
     Rows stay as they are stored. Reads the source once, and compares every page with its checksum; a source
     with an order of rows is compared first, then read through memory maps. on_sync(n): called when the first
-    n rows of the source are on disk. on_bytes(n): progress, in bytes of the source. Raises StorageError.
+    n rows of the source are on disk. Progress is in bytes of the source. Raises StorageError.
     """
-    block_rows = max(1, memory_bytes // (_COPIES * table.row_bytes + _ROW_BYTES))
+    block_rows = max(1, division.memory_bytes // 2 // (_COPIES * table.row_bytes + _ROW_BYTES))
     next_rows = [0] * len(parts)  # of each part
     for start in range(0, first_row, block_rows):
         chosen = by_part(owners_of(start, min(start + block_rows, first_row)), parts)
         next_rows = [row + len(mine) for row, mine in zip(next_rows, chosen, strict=True)]
     for sink, row in zip(sinks, next_rows, strict=True):
         sink.resume(row)
-    on_bytes(first_row * table.row_bytes)
+    division.on_bytes(first_row * table.row_bytes)
     with (
         table.open_pages(check_crc=True) as reader,
-        ThreadPoolExecutor(workers, "gids-partition") as pool,
+        ThreadPoolExecutor(division.workers, "gids-partition") as pool,
     ):
         if table.order is not None and first_row == 0:
             step = max(1, _PART_BYTES // table.page_bytes)
@@ -349,9 +363,9 @@ def divide_rows(
             for _ in pool.map(add, sinks, next_rows, chosen):
                 pass
             next_rows = [row + len(mine) for row, mine in zip(next_rows, chosen, strict=True)]
-            on_bytes(rows.nbytes)
+            division.on_bytes(rows.nbytes)
             unsynced_bytes += rows.nbytes
-            if unsynced_bytes >= sync_bytes:
+            if unsynced_bytes >= division.sync_bytes:
                 for _ in pool.map(sync, sinks):
                     pass
                 on_sync(start + len(rows))

@@ -19,7 +19,7 @@ import numpy as np
 from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
-from gids.store.files import array_bytes, map_array
+from gids.store.files import array_bytes
 from gids.store.geometry import div_ceil
 from gids.store.manifest import (
     MAX_PARTS,
@@ -145,14 +145,15 @@ def partition(
         run = _Run(
             store,
             manifest,
+            [workplace.root / part_name(i) for i in range(parts)],
+            workers,
+            memory_bytes,
+            sync_bytes,
+            on_bytes,
             workplace,
             Part(0, parts, manifest_checksum(manifest), method, manifest.topology_crc),
             seed,
-            workers=workers,
-            memory_bytes=memory_bytes,
-            sync_bytes=sync_bytes,
-            say=say,
-            on_bytes=on_bytes,
+            say,
         )
         try:
             return run.run(on_total)
@@ -177,28 +178,20 @@ def _check(manifest: Manifest) -> None:
 
 
 @dataclass
-class _Run:
+class _Run(divide.Division):
     """One call of partition(). Its steps are recorded in the journal, and skipped when it resumes.
 
     first: the first part.
     """
 
-    store: FeatureStore
-    manifest: Manifest
     workplace: Workplace
     first: Part
     seed: int
-    workers: int
-    memory_bytes: int
-    sync_bytes: int
     say: Callable[[str], None]
-    on_bytes: Callable[[int], None]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.parts = self.first.count
-        self.roots = [self.workplace.root / part_name(i) for i in range(self.parts)]
-        self.arrays = divide.SourceArrays(self.store.locate)
-        self.owner_entries: dict[str, ArrayEntry] = {}
 
     def run(self, on_total: Callable[[int], None]) -> Report:
         manifest, workplace = self.manifest, self.workplace
@@ -220,7 +213,9 @@ class _Run:
             self.say(f"dividing the nodes by {self.first.method}")
         for entry in manifest.nodes:
             self.owner_entries[entry.type] = self.write_owners(entry, by_graph)
-        counts = self.once("counts", 8 * sum(r.count for r in manifest.relations), self.count)
+        counts = self.once(
+            "counts", 8 * sum(r.count for r in manifest.relations), partial(divide.count_parts, self)
+        )
         held: dict[str | Relation, list[int]] = {}  # the nodes and edges of each part, by type
         held |= {n.type: of_parts for n, of_parts in zip(manifest.nodes, counts["nodes"], strict=True)}
         held |= {r.type: of_parts for r, of_parts in zip(manifest.relations, counts["edges"], strict=True)}
@@ -275,20 +270,6 @@ class _Run:
 
         return array_entry(self.once(f"owners {nodes.type}", 0, write, "nodes", range(1)))
 
-    def owners(self, ntype: str) -> np.ndarray:
-        entry = self.owner_entries[ntype]
-        return map_array(self.roots[0] / entry.path, entry)
-
-    def count(self) -> dict[str, Any]:
-        return divide.count_parts(
-            self.manifest,
-            self.arrays,
-            self.owners,
-            self.parts,
-            memory_bytes=self.memory_bytes,
-            on_bytes=self.on_bytes,
-        )
-
     def copy_node_arrays(self, nodes: NodesEntry) -> dict[str, ArrayEntry]:
         """Copy every array of a node type, and the owners, to every part. Returns their entries."""
         name = encode_path(nodes.type)
@@ -317,24 +298,11 @@ class _Run:
 
     def divide_topology(self, relation: RelationEntry, held: Sequence[int]) -> list[dict[str, ArrayEntry]]:
         """Divide the in-edges of a relation. Returns the entries of each part."""
-        paths = {role: self.arrays.path(entry) for role, entry in relation.arrays.items()}
         name, entries = encode_path(*relation.type), list[dict[str, ArrayEntry]]()
         for group in groups(self.parts, divide.files_limit(divide.TOPOLOGY_FILES)):
 
             def work(group: range = group) -> Any:
-                return entry_json(
-                    divide.divide_topology(
-                        relation,
-                        paths,
-                        self.arrays.mapped(relation.arrays["indptr"]),
-                        self.owners(relation.type[2]),
-                        self.roots,
-                        group,
-                        held,
-                        memory_bytes=self.memory_bytes // 2,
-                        on_bytes=self.on_bytes,
-                    )
-                )
+                return entry_json(divide.divide_topology(self, relation, group, held))
 
             item = f"graph {name} {group.start}-{group.stop - 1}"
             done = self.once(item, 8 * relation.count, work, f"graph/{name}", group)
@@ -395,16 +363,13 @@ class _Run:
                 for layout, shard, sums in zip(layouts, shards, checksums, strict=True)
             ]
             divide.divide_rows(
+                self,
                 self.store.tables[entry.name],
                 self.row_owners(entry),
                 sinks,
                 group,
                 first_row=first_row,
-                memory_bytes=self.memory_bytes // 2,
-                workers=self.workers,
-                sync_bytes=self.sync_bytes,
                 on_sync=partial(self.workplace.save, item),
-                on_bytes=self.on_bytes,
             )
         return [file_crc32c(path) for path in checksums]
 
