@@ -373,6 +373,7 @@ def test_a_missing_build_backend_is_named(check: Check, monkeypatch: pytest.Monk
     assert "--wheels DIR (no network)" in check.steps[0].note
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     as_pytest: Callable[[str], None],
     tmp_path: Path,

@@ -44,6 +44,7 @@ def late(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("policy", ["lookahead", "lru"])
 @pytest.mark.parametrize("lines", [0, 1, 40, 10_000])

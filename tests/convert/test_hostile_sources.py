@@ -435,7 +435,7 @@ def test_reading_arrays_leaves_no_file_open(tmp_path, form):
 
 @pytest.mark.slow
 def test_randomly_changed_sources_fail_in_the_same_way():
-    *failures, outcomes = run("--cases", 150, "--seed", 1)
+    *failures, outcomes = run("--cases", 80, "--seed", 1)
     assert failures == []
-    assert outcomes["refused"] > 50
-    assert outcomes["converted"] > 10
+    assert outcomes["refused"] > 25
+    assert outcomes["converted"] > 5

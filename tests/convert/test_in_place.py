@@ -52,6 +52,7 @@ def write(path: Path, times: bool = False) -> FeatureStore:
     return FeatureStore(path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", [AT_THE_END, BETWEEN_RENAMES], ids=["at the end", "between two renames"])
 def test_a_conversion_in_place_that_is_killed_is_finished_by_the_same_command_once(
     tmp_path: Path, program: str

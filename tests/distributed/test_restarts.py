@@ -14,7 +14,7 @@ from test_cooperative import CITES, write
 from gids.write.partition import partition
 
 PROGRAM = Path(__file__).with_name("restart_program.py")
-RANKS, KILLS = 2, 3
+RANKS, KILLS = 2, 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
 
 ENVIRONMENT = {

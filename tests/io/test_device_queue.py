@@ -200,7 +200,7 @@ def test_tiny_rings_go_round_many_times(
     wait: str,
     slots: int,
 ) -> None:
-    requests = tables.requests(rng, 300)
+    requests = tables.requests(rng, 100)
     queue = open_queue(slots, engine, rounds_max=4, wait=wait)
     assert queue.depth == slots
     assert queue.round_max == slots // 4 if wait == "stream" else queue.depth

@@ -109,6 +109,7 @@ def test_rows_are_those_of_the_model(
                 check(features, ids, expected, dtype)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_rows_are_those_of_the_model_on_a_device(

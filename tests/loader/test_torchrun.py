@@ -18,7 +18,7 @@ from gids.write import DatasetWriter
 
 pytestmark = pytest.mark.slow
 
-NODES = 700
+NODES, RANKS = 700, 2
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
@@ -33,27 +33,21 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[3])
-def ranks(request: pytest.FixtureRequest, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module")
+def ranks(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*command, str(request.param), str(PROGRAM), str(dataset), str(folder)],
+        [*command, str(PROGRAM), str(dataset), str(folder)],
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
 def joined(parts: tuple[Any, ...]) -> list[Any]:

@@ -51,7 +51,7 @@ void test_numbering_equals_the_model(u32 threads) {
   cache::Workers workers(threads);
   NodeSet set;
   std::mt19937_64 rng(threads);
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 6; ++round) {
     const u64 below = round % 3 == 0 ? 50 : round % 3 == 1 ? 100'000 : id_map::max_ids;
     const std::vector<i64> seeds = some_ids(rng, rng() % 300, below);
     Model model(seeds);
@@ -70,7 +70,7 @@ void test_numbering_nodes_of_trees_equals_the_model(u32 threads) {
   cache::Workers workers(threads);
   TreeSet set;
   std::mt19937_64 rng(100 + threads);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < 4; ++round) {
     const u64 below = round % 2 ? 40 : id_map::max_ids, trees = round % 3 ? 30 : id_map::max_ids;
     const auto some_trees = [&](size_t count) { return some_ids(rng, count, trees); };
     const auto keys = [](const std::vector<i64>& ids, const auto& of) {
@@ -170,7 +170,7 @@ void test_samplers_of_any_threads_agree() {
   temporal.times = {{times.data(), true, false}};
   NeighborOptions last = temporal;
   last.last = true;
-  for (u64 step = 0; step < 3; ++step) {
+  for (u64 step = 0; step < 1; ++step) {
     const Moment moment = moment_of(1, 0, step, 1), slow = moment_of(1, 0, step, 2);
     equal(sample_neighbors(one, graph, given, fanouts, {}, moment),
           sample_neighbors(four, graph, given, fanouts, {}, moment));
@@ -191,8 +191,8 @@ void test_samplers_of_any_threads_agree() {
 }  // namespace
 
 int main() {
-  for (const u32 threads : {1, 2, 3, 4}) test_numbering_equals_the_model(threads);
-  for (const u32 threads : {1, 3, 4}) test_numbering_nodes_of_trees_equals_the_model(threads);
+  for (const u32 threads : {1, 2, 4}) test_numbering_equals_the_model(threads);
+  for (const u32 threads : {1, 3}) test_numbering_nodes_of_trees_equals_the_model(threads);
   test_threads_note_the_least_position();
   test_samplers_of_any_threads_agree();
 }

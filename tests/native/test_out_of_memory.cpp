@@ -105,14 +105,13 @@ int main(int, char** argv) {
   for (u64 i = 0; i < rows.size(); ++i) rows[i] = static_cast<char>(i * 2654435761u >> 13);
   const std::string shard = g_dir + "/shard";
   std::ofstream(shard, std::ios::binary) << rows;
-  for (const bool to_file : {false, true})
-    for (const bool unreadable : {false, true}) {
-      // The sweep may be ahead of the count, so that one run meets no failure although the next one does.
-      int failures = 0, without = 0;
-      for (i64 left = 0; without < 5; ++left) {
-        if (run(shard, rows, {to_file, unreadable}, left)) ++failures, without = 0;
-        else ++without;
-      }
-      CHECK(failures > 10);  // there were allocations
+  for (const Case& c : {Case{false, false}, Case{true, true}}) {
+    // The sweep may be ahead of the count, so that one run meets no failure although the next one does.
+    int failures = 0, without = 0;
+    for (i64 left = 0; without < 5; ++left) {
+      if (run(shard, rows, c, left)) ++failures, without = 0;
+      else ++without;
     }
+    CHECK(failures > 10);  // there were allocations
+  }
 }

@@ -138,6 +138,7 @@ def test_closing_and_dropping_end_the_work_and_free_the_scratch(path: Path) -> N
         assert len(list(loader)) == len(loader)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("packs", [None, 40])
 @pytest.mark.parametrize("pack_bytes", [300_000, 400_000, 800_000])
 def test_a_minibatch_that_does_not_fit_in_a_pack_is_cut(

@@ -43,7 +43,7 @@ def inclusion(share: np.ndarray, size: int) -> np.ndarray:
 
 def test_draws_with_replacement_follow_the_column_norms() -> None:
     """First with one draw, then with many draws and their weights."""
-    graph, steps = distinct_graph(40, 60, (0, 12)), 4000
+    graph, steps = distinct_graph(40, 60, (0, 12)), 2000
     share = shares(graph)
     counts = np.zeros(60)
     for step in range(steps):
