@@ -131,16 +131,16 @@ class CsvTable(ArrowTable):
 
     def _kinds(self) -> dict[str, str]:
         """The type of each column with a name: "int", "float", "bool", "text" or "id", over all files."""
-        kinds: dict[str, str] = {}
         names, row = [name for name in self._names if not name.startswith(_UNNAMED)], 0
+        kinds = {name: "id" if name in self._texts else "" for name in names}
         for file in self._sources:
             for batch in self._batches(file, names):
                 for name in names:
-                    kinds[name] = self._kind(name, batch.column(name), kinds.get(name, ""), row)
+                    kinds[name] = self._kind(name, batch.column(name), kinds[name], row)
                 row += batch.num_rows
         for name, kind in kinds.items():
-            if not kind or (kind == "int" and name in self._gaps):
-                kinds[name] = "float"
+            if kind in ("", "int"):  # "": no field has a value
+                kinds[name] = "float" if name in self._gaps else "int"
         groups: dict[str, list[str]] = {}
         for name in kinds:
             if (numbered := _NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):

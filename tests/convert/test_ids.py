@@ -1,5 +1,6 @@
 """Ids of nodes that are text, or whole numbers with gaps. The model is a dictionary from id to node."""
 
+import contextlib
 import csv
 import gzip
 
@@ -486,3 +487,42 @@ def test_inference_writes_its_output_by_id(tmp_path, suffix):
         result.export(out)
     with pytest.raises(ValueError, match=r"must be called NAME.parquet or NAME.csv"):
         result.export(tmp_path / "out.txt")
+
+
+def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
+    nodes = write_csv(tmp_path / "nodes.csv", id=["a", "b"], x=[1, 2])
+    edges = write_csv(tmp_path / "cites.csv", src=["a"], dst=["b"])
+    target = str(tmp_path / "a.gids")
+
+    def error(*arguments):
+        with contextlib.suppress(SystemExit):
+            assert main(["convert", *map(str, arguments)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "together with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST" in error(
+        edges, target
+    )
+    assert "give all paths before the options" in error(nodes, edges, "--id-column", "id", target)
+    assert "several SRC has no effect: " in error(nodes, edges, target, "--from", "ogb")
+    assert "no source at" in error(nodes, tmp_path / "none.csv", target)
+    assert "are both the table 'nodes': rename one" in error(nodes, nodes, target)
+    (tmp_path / "none").mkdir()
+    assert "is no table: give .parquet" in error(nodes, tmp_path / "none", target)
+    more = write_csv(tmp_path / "likes.csv", src=["a"], dst=["b"])
+    assert "cites.csv: the name of a relation must be SOURCE.RELATION.DESTINATION" in error(
+        nodes, edges, more, target
+    )
+
+
+def test_tables_without_rows(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/nodes.csv").write_text("id,x\n")
+    (tmp_path / "s/edges.csv").write_text("src,dst,w\n")
+    store = convert(tmp_path / "s", tmp_path / "a.gids")
+    assert (store.num_nodes(), store.num_edges()) == (0, 0)
+    write_parquet(tmp_path / "s/nodes.parquet", id=pa.array([], pa.string()), x=pa.array([], pa.int64()))
+    (tmp_path / "s/nodes.csv").unlink()
+    store = convert(tmp_path / "s", tmp_path / "b.gids")
+    assert store.ids()[:] == []
+    with pytest.raises(KeyError):
+        store.ids().find(["a"])
