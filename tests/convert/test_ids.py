@@ -360,6 +360,9 @@ def test_ids_stay_with_their_nodes_when_a_dataset_is_changed(tmp_path, capsys):
     assert np.array_equal(changed.table("paper.x").read_rows(range(N)), FEAT.astype(np.float64))
     assert main(["info", str(tmp_path / "b.gids")]) == 0
     assert "  paper  300  ids text" in capsys.readouterr().out
+    for against in ("a.gids", "s"):
+        assert main(["verify", str(tmp_path / "b.gids"), "--against", str(tmp_path / against)]) == 0
+        assert "ids of 'author' nodes: equal" in capsys.readouterr().err
     partition(tmp_path / "b.gids", tmp_path / "parts", 2)
     assert main(["verify", str(tmp_path / "parts"), "--quiet"]) == 0
     assert_ids(FeatureStore(tmp_path / "parts/part-001.gids"), "paper", TEXTS)
