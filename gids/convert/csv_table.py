@@ -94,6 +94,7 @@ class CsvTable(ArrowTable):
             self._write(file, target, kinds)
         super().__init__(parsed, memory_bytes)
         self.types |= {name: self._pa.string() for name, kind in kinds.items() if kind == "text"}
+        self.types |= {name: self._pa.null() for name in self._names if name not in kinds}
         self.text_at, self._files = self._not_numbers, files
 
     def ids_are_text(self, column: str) -> bool:

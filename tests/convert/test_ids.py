@@ -208,6 +208,13 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     assert "--drop-unknown" in error
     edges.write_text("src,dst\na,b\n,a\n")
     assert "line 3: 'src' is empty, which no" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
+    write_csv(nodes, id=[0, 1, 2], x=[1, 2, 3])  # these are node numbers
+    write_csv(edges, src=[0, 2, 1], dst=[1, 3, 7])
+    assert "line 3: 'dst' is 3, which no '_N' node has" in refused(
+        capsys, tmp_path / "s", tmp_path / "a.gids"
+    )
+    assert convert(tmp_path / "s", tmp_path / "n.gids", "--drop-unknown").num_edges() == 1
+    assert "dropped 2 of 3 edges" in capsys.readouterr().err
     parts = tmp_path / "p/edges/n.to.n"
     write_parquet(tmp_path / "p/nodes/n.parquet", node_id=[70, 10], x=[1, 2])
     write_parquet(parts / "0.parquet", src=[70, 10], dst=[10, 10])
@@ -335,6 +342,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
     assert f"left out column 'text': 'v0' is no number ({table}, line 2)" in error
+    assert "left out column '(unnamed) 1': of type null" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
     assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
     assert values["_N.n"].dtype == torch.int64
@@ -509,6 +517,10 @@ def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
     assert "several SRC has no effect: " in error(nodes, edges, target, "--from", "ogb")
     assert "no source at" in error(nodes, tmp_path / "none.csv", target)
     assert "are both the table 'nodes': rename one" in error(nodes, nodes, target)
+    write_csv(tmp_path / "s/nodes.csv", id=["a", "b"], x=[1, 2])
+    write_parquet(tmp_path / "s/nodes.parquet", id=["a", "b"], x=[1, 2])
+    assert "nodes.csv and " in error(tmp_path / "s", target)
+    assert "are both the table 'nodes': keep one" in error(tmp_path / "s", target)
     (tmp_path / "none").mkdir()
     assert "is no table: give .parquet" in error(nodes, tmp_path / "none", target)
     more = write_csv(tmp_path / "likes.csv", src=["a"], dst=["b"])
