@@ -225,13 +225,14 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, suffix):
+def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkeypatch, suffix):
     """Also their features. The other edges get the ids 0, 1, 2, …"""
     write_nodes(tmp_path / "s", TEXTS[:200], suffix)
     write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]), suffix)
     kept = [
         (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
     ]
+    monkeypatch.setattr("gids.convert.readers.tables._BLOCK_ROWS", 64)
     store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
     assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
     assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)

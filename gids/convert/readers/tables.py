@@ -7,7 +7,7 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,6 +31,7 @@ from gids.write.edges import edge_list
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
+_BLOCK_ROWS = 1 << 20
 
 # Files
 
@@ -375,30 +376,33 @@ class _Reading:
         if not named:
             return None
         limits = list(self._source.ends(relation).values())
-        target, count, first = self._place(), 0, -1
-        with open(target, "wb") as out:
-            for start in range(0, table.row_count, BLOCK_BYTES // 8):
-                stop = min(start + BLOCK_BYTES // 8, table.row_count)
-                known = np.ones(stop - start, bool)
+
+        def known() -> Iterator[tuple[int, np.ndarray]]:
+            """(first row, whether both ends of each edge are known) of blocks."""
+            for start in range(0, table.row_count, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, table.row_count)
+                mask = np.ones(stop - start, bool)
                 for i in named:
                     nodes = read_range(numbers[i], start, stop).numpy()
-                    known &= (nodes >= 0) & (nodes < limits[i])
-                if first < 0 and not known.all():
-                    first = start + int(np.flatnonzero(~known)[0])
-                rows = np.flatnonzero(known) + start
-                count += len(rows)
-                out.write(rows.data)
-        if first < 0:
-            target.unlink()
+                    mask &= (nodes >= 0) & (nodes < limits[i])
+                yield start, mask
+
+        first = next((start + int(mask.argmin()) for start, mask in known() if not mask.all()), None)
+        if first is None:
             return None
         end = next(i for i in named if not 0 <= int(read_range(numbers[i], first, first + 1)) < limits[i])
         where = f"{table.where(first)}: {ends[end]!r} is {_shown_id(table, ends[end], first)}"
-        ntype = relation[2 * end]
         if not self._choices.drop_unknown:
             raise FormatError(
-                f"{where}, which no {ntype!r} node has as its id: add the node, or leave out such edges with "
-                "--drop-unknown"
+                f"{where}, which no {relation[2 * end]!r} node has as its id: add the node, or leave out "
+                "such edges with --drop-unknown"
             )
+        target, count = self._place(), 0
+        with open(target, "wb") as out:
+            for start, mask in known():
+                rows = start + np.flatnonzero(mask)
+                count += len(rows)
+                out.write(rows.data)
         self._source.warnings.append(
             f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
             f"ends no nodes have as their ids, such as {where}"
