@@ -88,8 +88,10 @@ def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
         )
     options = [option for action in parser._actions for option in action.option_strings]
     first = unknown[0].partition("=")[0]
-    similar = _did_you_mean(first, options) if first.startswith("--") else ""
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}{similar}")
+    advice = _did_you_mean(first, options) if first.startswith("--") else ""
+    if not first.startswith("-") and any(a.nargs == "+" and not a.option_strings for a in parser._actions):
+        advice = "; give all paths before the options"
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="SRC",
         type=Path,
         nargs="+",
-        help="a file or a directory; or several files of tables, such as nodes.csv edges.csv",
+        help="a file, a directory, or tables: nodes.csv edges.csv",
     )
     parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
     rare = [
@@ -85,30 +85,25 @@ def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
         metavar="[TYPE.]KEY",
         help="table name of a single array (default: feat)",
     )
-    add(
-        "--id-column",
-        action="append",
-        default=[],
-        metavar="[TYPE=]NAME",
-        help="column of ids in tables of nodes, text or whole numbers (default: id, node_id or nid)",
-    )
-    for option, what, names in (
-        ("--src-column", "sources", "src or source"),
-        ("--dst-column", "destinations", "dst, destination or target"),
-    ):
-        add(
-            option,
-            action="append",
-            default=[],
-            metavar="[RELATION=]NAME",
-            help=f"column of {what} in tables of edges (default: {names})",
-        )
-    add(
-        "--drop-unknown",
-        action="store_true",
-        help="leave out edges with an id that no node has, and print their number",
+    columns = (
+        (
+            "--id-column",
+            "TYPE",
+            "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)",
+        ),
+        ("--src-column", "RELATION", "sources in tables of edges (default: src or source)"),
+        ("--dst-column", "RELATION", "destinations in tables of edges (default: dst, destination or target)"),
     )
     return [
+        *(
+            add(option, action="append", default=[], metavar=f"[{of}=]NAME", help=f"column of {what}")
+            for option, of, what in columns
+        ),
+        add(
+            "--drop-unknown",
+            action="store_true",
+            help="leave out edges with an id that no node has, and print their number",
+        ),
         add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
         add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)"),
         add(

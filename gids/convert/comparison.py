@@ -14,8 +14,10 @@ from gids.convert.source import Source
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
 from gids.store.feature_store import FeatureStore
+from gids.store.files import array_rows
+from gids.store.ids import ID_ROLES
 from gids.store.quantize import scales_of
-from gids.store.rows import Rows, read_range
+from gids.store.rows import Rows, blocks, read_range
 from gids.store.table import Table
 from gids.write.narrow import Narrowing, Tally, describe_rounding, first_place
 
@@ -31,7 +33,8 @@ def compare(
 ) -> Iterator[tuple[bool, str]]:
     """Compare each table with the one of the same name in the source, and report tables that only one has.
 
-    Yields (whether it is a fault, a sentence) per table. on_bytes(n): progress, in bytes of the dataset's
+    Compares the ids of nodes too. Yields (whether it is a fault, a sentence) per table, and per node type
+    with ids. on_bytes(n): progress, in bytes of the dataset's
     rows. Raises StorageError, and FormatError for a damaged source.
     """
     sources = {t.name: t for t in source.tables}
@@ -43,6 +46,22 @@ def compare(
             yield True, f"table {name!r} of {store.name} is not in the source"
         else:
             yield _compare_table(table, sources[name].rows, on_bytes)
+    for nodes in store.locate.read_manifest().nodes:
+        stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
+        expected = source.ids.get(nodes.type, {})
+        if stored or expected:
+            same = stored.keys() == expected.keys() and all(
+                _are_equal(expected[role], array_rows(store.locate.array(entry), entry))
+                for role, entry in stored.items()
+            )
+            yield not same, f"ids of {nodes.type!r} nodes: {'equal' if same else 'not those of the source'}"
+
+
+def _are_equal(expected: Rows, rows: Rows) -> bool:
+    return (expected.shape, expected.dtype) == (rows.shape, rows.dtype) and all(
+        torch.equal(block, read_range(rows, start, start + len(block)))
+        for start, block in blocks(expected, _BLOCK_BYTES)
+    )
 
 
 def _compare_table(table: Table, rows: Rows, on_bytes: Callable[[int], None]) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ import csv
 import importlib
 import re
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 """A whole number as an id: as it would be printed, so that equal numbers are equal text."""
 _MOST = str((1 << 63) - 1)
 _UNNAMED = "(unnamed)"
+_MAX_IDLE_LINES = 1_000_000  # before the names
+_MAX_COLUMNS = 100_000
 _LONG = r"^[+-]?[0-9]{16,}$"  # a whole number that float64 may not hold
 _NUMBERED = re.compile(r"(.+)_\d+")
 
@@ -42,15 +45,19 @@ def csv_header(path: Path) -> list[str]:
 def _header(path: Path) -> tuple[list[str], int]:
     """The names, and the number of lines up to them. A column without a name gets one."""
     with open_text(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARS), ""), 1):
+        lines = iter(lambda: file.readline(MAX_LINE_CHARS), "")
+        for number, line in enumerate(islice(lines, _MAX_IDLE_LINES), 1):
             if line.strip():
-                names = next(csv.reader([line], delimiter=_delimiter(path)))
+                with parsing(path, _FAULT):
+                    names = next(csv.reader([line], delimiter=_delimiter(path)))
                 names = [name.strip() or f"{_UNNAMED} {i}" for i, name in enumerate(names, 1)]
+                if len(names) > _MAX_COLUMNS:
+                    raise FormatError(f"{path} has {len(names)} columns; the limit is {_MAX_COLUMNS}")
                 if len(set(names)) < len(names):
                     twice = next(name for i, name in enumerate(names) if name in names[:i])
                     raise FormatError(f"{path} has two columns {shown(twice)}")
                 return names, number
-    raise FormatError(f"{path} is empty; its first line must have the names of the columns")
+    raise FormatError(f"{path} has no line with the names of its columns")
 
 
 def _delimiter(path: Path) -> str:
@@ -87,6 +94,7 @@ class CsvTable(ArrowTable):
             self._write(file, target, kinds)
         super().__init__(parsed, memory_bytes)
         self.types |= {name: self._pa.string() for name, kind in kinds.items() if kind == "text"}
+        self.types |= {name: self._pa.null() for name in self._names if name not in kinds}
         self.text_at, self._files = self._not_numbers, files
 
     def ids_are_text(self, column: str) -> bool:
@@ -131,16 +139,16 @@ class CsvTable(ArrowTable):
 
     def _kinds(self) -> dict[str, str]:
         """The type of each column with a name: "int", "float", "bool", "text" or "id", over all files."""
-        kinds: dict[str, str] = {}
         names, row = [name for name in self._names if not name.startswith(_UNNAMED)], 0
+        kinds = {name: "id" if name in self._texts else "" for name in names}
         for file in self._sources:
             for batch in self._batches(file, names):
                 for name in names:
-                    kinds[name] = self._kind(name, batch.column(name), kinds.get(name, ""), row)
+                    kinds[name] = self._kind(name, batch.column(name), kinds[name], row)
                 row += batch.num_rows
         for name, kind in kinds.items():
-            if not kind or (kind == "int" and name in self._gaps):
-                kinds[name] = "float"
+            if kind in ("", "int"):  # "": no field has a value
+                kinds[name] = "float" if name in self._gaps else "int"
         groups: dict[str, list[str]] = {}
         for name in kinds:
             if (numbered := _NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):

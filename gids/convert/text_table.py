@@ -34,6 +34,10 @@ _QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole fiel
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
 
 
+class NotANumber(FormatError):
+    """Text where a number must be."""
+
+
 class _Fractions(FormatError):
     """Numbers with fractions in columns of whole numbers."""
 
@@ -180,7 +184,7 @@ def _fault(
             column = wrong[0]
             fault = f"{path}, line {number}: could not convert {shown(fields[column])} to {kinds[column]}"
             are_fractions = all(kinds[i].kind == "i" and _is_fraction(fields[i]) for i in wrong)
-            return _Fractions(fault, wrong) if are_fractions else FormatError(fault)
+            return _Fractions(fault, wrong) if are_fractions else NotANumber(fault)
     return None
 
 

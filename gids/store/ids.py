@@ -129,7 +129,9 @@ class NodeIds:
         unknown = np.flatnonzero(nodes < 0)
         if len(unknown):
             more = f", nor {len(unknown) - 1} others of these ids" if len(unknown) > 1 else ""
-            raise MissingError(f"no {self.ntype!r} node has the id {wanted[int(unknown[0])]!r}{more}")
+            first = wanted[int(unknown[0])]
+            shown = repr(first) if isinstance(first, str) else str(first)
+            raise MissingError(f"no {self.ntype!r} node has the id {shown}{more}")
         return torch.from_numpy(nodes)
 
     def _find_numbers(self, wanted: np.ndarray) -> np.ndarray:

@@ -399,7 +399,7 @@ def test_unreadable_options_print_the_usage(arguments, capsys):
     ("arguments", "message"),
     [
         (["--shape", "3,4"], "--shape has no effect"),
-        (["--num-nodes", "50"], "x.npy is read as npy, and the option is for parquet, edges"),
+        (["--num-nodes", "50"], "x.npy is read as npy, and the option is for parquet, csv, edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
         (["--skip", "feat"], "--skip has no effect"),
         (["--reverse-edges", "--dedup"], "--reverse-edges, --dedup: the source has no edges"),
@@ -420,7 +420,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-nodes", "20"], "the option is for parquet, edges"),
+        (["--num-nodes", "20"], "the option is for parquet, csv, edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
         (["--table", "paper.x"], "the option is for npy, raw"),
         (["--shape", "4,4"], "--shape is for raw binary, but"),
@@ -621,7 +621,7 @@ def test_conversion_to_several_disks_prints_how_to_open_the_dataset(tmp_path, ca
     assert f"(or gids ... --allow-dir {stripes[1]} --allow-dir '{stripes[0]}')" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["convert", "--stripe", *map(str, stripes), str(tmp_path / "x.npy"), str(target)])
-    assert "usage: gids convert SRC DST [option ...]" in capsys.readouterr().err
+    assert "usage: gids convert SRC [SRC ...] DST [option ...]" in capsys.readouterr().err
 
 
 def test_damaged_torch_file_is_recognized(tmp_path, capsys):

@@ -268,6 +268,22 @@ CASES = {
         file("e.csv.gz", *[MEBIBYTE_OF_LINES] * 6144),
         "has no numbers in lines 1 to",
     ),
+    "a packed table of one endless line": (
+        file("nodes.csv.gz", *[MEBIBYTE_OF_ONES] * 6144),
+        "nodes.csv.gz cannot be parsed as CSV",
+    ),
+    "a packed table of empty lines": (
+        file("nodes.csv.gz", *[MEBIBYTE_OF_LINES] * 6144),
+        "nodes.csv.gz has no line with the names of its columns",
+    ),
+    "a table of a million columns": (
+        file("nodes.csv", b"a," * 1_000_000 + b"\n"),
+        "has 1000001 columns; the limit is 100000",
+    ),
+    "a table with a line that is too long": (
+        file("nodes.csv", b"id,x\na," + b"1" * (20 << 20) + b"\n"),
+        "nodes.csv cannot be parsed as CSV",
+    ),
     "a packed text with garbage behind": (file("e.csv.gz", gzip.compress(b"1,2\n"), b"xy"), "is damaged or"),
     "a number of a million digits": (
         file("e.csv", b"1," + b"1" * 1_000_000 + b"\n"),

@@ -1,5 +1,6 @@
 """Ids of nodes that are text, or whole numbers with gaps. The model is a dictionary from id to node."""
 
+import contextlib
 import csv
 import gzip
 
@@ -207,6 +208,13 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
     assert "--drop-unknown" in error
     edges.write_text("src,dst\na,b\n,a\n")
     assert "line 3: 'src' is empty, which no" in refused(capsys, tmp_path / "s", tmp_path / "a.gids")
+    write_csv(nodes, id=[0, 1, 2], x=[1, 2, 3])  # these are node numbers
+    write_csv(edges, src=[0, 2, 1], dst=[1, 3, 7])
+    assert "line 3: 'dst' is 3, which no '_N' node has" in refused(
+        capsys, tmp_path / "s", tmp_path / "a.gids"
+    )
+    assert convert(tmp_path / "s", tmp_path / "n.gids", "--drop-unknown").num_edges() == 1
+    assert "dropped 2 of 3 edges" in capsys.readouterr().err
     parts = tmp_path / "p/edges/n.to.n"
     write_parquet(tmp_path / "p/nodes/n.parquet", node_id=[70, 10], x=[1, 2])
     write_parquet(parts / "0.parquet", src=[70, 10], dst=[10, 10])
@@ -217,13 +225,14 @@ def test_an_edge_to_an_unknown_node_is_refused_with_its_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, suffix):
+def test_edges_to_unknown_nodes_are_dropped_and_counted(tmp_path, capsys, monkeypatch, suffix):
     """Also their features. The other edges get the ids 0, 1, 2, …"""
     write_nodes(tmp_path / "s", TEXTS[:200], suffix)
     write_edges(tmp_path / "s", named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]), suffix)
     kept = [
         (TEXTS[s], TEXTS[d], w) for s, d, w in zip(*ENDS.tolist(), WEIGHT, strict=True) if s < 200 and d < 200
     ]
+    monkeypatch.setattr("gids.convert.readers.tables._BLOCK_ROWS", 64)
     store = convert(tmp_path / "s", tmp_path / "a.gids", "--drop-unknown")
     assert f"dropped {E - len(kept)} of {E} edges '_N._E._N', whose ends" in capsys.readouterr().err
     assert_edges(store, ("_N", "_E", "_N"), {"_N": {id_: i for i, id_ in enumerate(TEXTS)}}, kept)
@@ -334,6 +343,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     store = convert(table, tmp_path / "a.gids")
     error = capsys.readouterr().err
     assert f"left out column 'text': 'v0' is no number ({table}, line 2)" in error
+    assert "left out column '(unnamed) 1': of type null" in error
     values = {name: t.read_rows(range(9)) for name, t in store.tables.items()}
     assert sorted(values) == ["_N.gap", "_N.n", "_N.x"]
     assert values["_N.n"].dtype == torch.int64
@@ -359,6 +369,9 @@ def test_ids_stay_with_their_nodes_when_a_dataset_is_changed(tmp_path, capsys):
     assert np.array_equal(changed.table("paper.x").read_rows(range(N)), FEAT.astype(np.float64))
     assert main(["info", str(tmp_path / "b.gids")]) == 0
     assert "  paper  300  ids text" in capsys.readouterr().out
+    for against in ("a.gids", "s"):
+        assert main(["verify", str(tmp_path / "b.gids"), "--against", str(tmp_path / against)]) == 0
+        assert "ids of 'author' nodes: equal" in capsys.readouterr().err
     partition(tmp_path / "b.gids", tmp_path / "parts", 2)
     assert main(["verify", str(tmp_path / "parts"), "--quiet"]) == 0
     assert_ids(FeatureStore(tmp_path / "parts/part-001.gids"), "paper", TEXTS)
@@ -486,3 +499,46 @@ def test_inference_writes_its_output_by_id(tmp_path, suffix):
         result.export(out)
     with pytest.raises(ValueError, match=r"must be called NAME.parquet or NAME.csv"):
         result.export(tmp_path / "out.txt")
+
+
+def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
+    nodes = write_csv(tmp_path / "nodes.csv", id=["a", "b"], x=[1, 2])
+    edges = write_csv(tmp_path / "cites.csv", src=["a"], dst=["b"])
+    target = str(tmp_path / "a.gids")
+
+    def error(*arguments):
+        with contextlib.suppress(SystemExit):
+            assert main(["convert", *map(str, arguments)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "together with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST" in error(
+        edges, target
+    )
+    assert "give all paths before the options" in error(nodes, edges, "--id-column", "id", target)
+    assert "several SRC has no effect: " in error(nodes, edges, target, "--from", "ogb")
+    assert "no source at" in error(nodes, tmp_path / "none.csv", target)
+    assert "are both the table 'nodes': rename one" in error(nodes, nodes, target)
+    write_csv(tmp_path / "s/nodes.csv", id=["a", "b"], x=[1, 2])
+    write_parquet(tmp_path / "s/nodes.parquet", id=["a", "b"], x=[1, 2])
+    assert "nodes.csv and " in error(tmp_path / "s", target)
+    assert "are both the table 'nodes': keep one" in error(tmp_path / "s", target)
+    (tmp_path / "none").mkdir()
+    assert "is no table: give .parquet" in error(nodes, tmp_path / "none", target)
+    more = write_csv(tmp_path / "likes.csv", src=["a"], dst=["b"])
+    assert "cites.csv: the name of a relation must be SOURCE.RELATION.DESTINATION" in error(
+        nodes, edges, more, target
+    )
+
+
+def test_tables_without_rows(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/nodes.csv").write_text("id,x\n")
+    (tmp_path / "s/edges.csv").write_text("src,dst,w\n")
+    store = convert(tmp_path / "s", tmp_path / "a.gids")
+    assert (store.num_nodes(), store.num_edges()) == (0, 0)
+    write_parquet(tmp_path / "s/nodes.parquet", id=pa.array([], pa.string()), x=pa.array([], pa.int64()))
+    (tmp_path / "s/nodes.csv").unlink()
+    store = convert(tmp_path / "s", tmp_path / "b.gids")
+    assert store.ids()[:] == []
+    with pytest.raises(KeyError):
+        store.ids().find(["a"])

@@ -205,7 +205,7 @@ CASES = {
     ),
     ("parquet", "id out of range"): (
         lambda r: tables(r, edge=lambda p: {"dst": p.EDGES[1] + 1}),
-        "it must be from 0 to 499",
+        "'dst' is 500, which no '_N' node has as its id",
     ),
     ("matlab", "truncated"): (lambda r: cut_file(matlab(r)), "is not a valid MATLAB file"),
     ("matlab", "wrong type"): (

@@ -45,6 +45,7 @@ DELETE = object()
 TABLE, NODES, EDGES = ("tables", 0), ("nodes", 0), ("relations", 0)
 
 PART = {"index": 0, "count": 1, "of": "crc32c:0123abcd", "method": "hash", "topology": "crc32c:0123abcd"}
+IDS = {"path": "nodes/id.npy", "dtype": "int64", "shape": [20], "crc32c": 0}
 OWNER = {"path": "nodes/owner.npy", "dtype": "uint8", "shape": [20], "crc32c": 0}
 
 HOSTILE = {
@@ -132,6 +133,22 @@ HOSTILE = {
     "a split of floats": (
         edit(*NODES, "arrays", "train_idx", "dtype", to="float32"),
         "expected int64 ids in train_idx",
+    ),
+    "ids without keys": (
+        edit(*NODES, "arrays", "id", to=IDS),
+        "has only id; ids need id_key, id_node too",
+    ),
+    "ids of other nodes": (
+        edit(*NODES, "arrays", to={role: IDS | {"shape": [19]} for role in ("id", "id_key", "id_node")}),
+        "expected int64[20] ids",
+    ),
+    "text without offsets": (
+        edit(*NODES, "arrays", to=dict.fromkeys(("id", "id_key", "id_node"), IDS | {"dtype": "uint8"})),
+        "expected int64[20] ids",
+    ),
+    "text of numbers": (
+        edit(*NODES, "arrays", to=dict.fromkeys(("id", "id_offset", "id_key", "id_node"), IDS)),
+        "expected uint8 text of ids",
     ),
     "an unknown array of nodes": (edit(*NODES, "arrays", "colour", to={}), "unknown 'colour'"),
     "out-degrees of other nodes": (

@@ -13,7 +13,7 @@ from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.readers.tables import has_node_tables, is_node_csv
 from gids.convert.source import Source
-from gids.convert.text_table import header_of, read_columns
+from gids.convert.text_table import NotANumber, header_of, read_columns
 from gids.convert.untrusted import shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
@@ -108,7 +108,13 @@ def _edges(file: Path, scratch: Path, choices: Choices, source: Source) -> tuple
 def _text_edges(file: Path, scratch: Path, source: Source) -> tuple[Rows, dict[str, Rows]]:
     """The edges, int64[E, 2], and the other columns by name."""
     names, is_comment = header_of(file)
-    columns = read_columns(file, scratch)
+    try:
+        columns = read_columns(file, scratch)
+    except NotANumber as error:
+        raise FormatError(
+            f"{error}; if the ends of edges are ids, convert them together with a table of nodes that has "
+            f"these ids: gids convert nodes.csv {file.name} DST"
+        ) from None
     ends = (0, 1)
     if is_comment and not _names_ends(names, len(columns)):
         names = []

@@ -7,7 +7,7 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,6 +31,7 @@ from gids.write.edges import edge_list
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
+_BLOCK_ROWS = 1 << 20
 
 # Files
 
@@ -48,43 +49,47 @@ def _files(path: Path) -> list[Path]:
 
 
 def _tables(folder: Path) -> dict[str, list[Path]]:
-    """name -> files, of the tables in a directory."""
+    """name -> files, of the tables in a directory: of each file, and of each directory of files."""
     tables: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if files := _files(path):
-            if _stem(path) in tables:
-                raise FormatError(
-                    f"{tables[_stem(path)][0]} and {path} are both the table {_stem(path)!r}: keep one"
-                )
-            tables[_stem(path)] = files
+            tables.setdefault(_stem(path), []).extend(files)
     return tables
 
 
-@dataclass
+def _check_distinct(tables: Mapping[str, list[Path]], folder: Path) -> None:
+    """Raise FormatError if a file and something else in the directory are the same table."""
+    for name, files in tables.items():
+        if len(files) > 1 and any(file.parent == folder for file in files):
+            raise FormatError(f"{files[0]} and {files[1]} are both the table {name!r}: keep one")
+
+
+def _alone(path: Path) -> dict[str, list[Path]]:
+    """name -> files nodes.* or edges.* in a directory."""
+    files = [f for f in _files(path) if _stem(f) in ("nodes", "edges")] if path.is_dir() else []
+    return {name: [f for f in files if _stem(f) == name] for name in map(_stem, files)}
+
+
+@dataclass(frozen=True)
 class _Files:
     """The files of the tables of a source."""
 
     nodes: dict[str, list[Path]] = field(default_factory=dict)
     edges: dict[Relation, list[Path]] = field(default_factory=dict)
 
-    def all(self) -> list[Path]:
-        return [file for files in (*self.nodes.values(), *self.edges.values()) for file in files]
-
 
 def _in_directory(path: Path) -> _Files:
     """Of nodes.* and edges.*, or of nodes/TYPE.* and edges/SOURCE.RELATION.DESTINATION.*."""
-    found = _Files()
-    if typed := _tables(path / "nodes"):
-        found.nodes = {unquote(name): files for name, files in typed.items()}
-    alone = {name: files for name, files in _tables(path).items() if files[0].parent == path}
-    if "nodes" in alone and not typed:
-        found.nodes = {NODE: alone["nodes"]}
-    if "edges" in alone:
-        found.edges = {RELATION: alone["edges"]}
+    alone, nodes, edges = _alone(path), _tables(path / "nodes"), _tables(path / "edges")
+    for tables, folder in ((alone, path), (nodes, path / "nodes"), (edges, path / "edges")):
+        _check_distinct(tables, folder)
+    if nodes or "nodes" not in alone:
+        of_nodes = {unquote(name): files for name, files in nodes.items()}
     else:
-        folder = path / "edges"
-        found.edges = {dotted_relation(n, folder / n): files for n, files in _tables(folder).items()}
-    return found
+        of_nodes = {NODE: alone["nodes"]}
+    if "edges" in alone:
+        return _Files(of_nodes, {RELATION: alone["edges"]})
+    return _Files(of_nodes, {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()})
 
 
 def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
@@ -123,7 +128,14 @@ def _is_of_edges(stem: str, files: Sequence[Path], choices: Choices) -> bool:
 
 def has_node_tables(path: Path) -> bool:
     """Whether a directory has tables of nodes for this reader."""
-    return path.is_dir() and bool("nodes" in _tables(path) or _tables(path / "nodes"))
+    return bool(_of_directory(path, "nodes"))
+
+
+def _of_directory(path: Path, *names: str) -> list[Path]:
+    """The files of the tables of nodes, or of edges, in a directory."""
+    alone = _alone(path)
+    in_folders = [f for name in names for files in _tables(path / name).values() for f in files]
+    return [f for name in names for f in alone.get(name, [])] + in_folders
 
 
 def is_node_csv(path: Path) -> bool:
@@ -142,21 +154,14 @@ def is_node_csv(path: Path) -> bool:
 def _recognises_arrow(path: Path) -> bool:
     if path.is_file():
         return is_arrow(path)
-    files = [f for name in ("nodes", "edges") for f in _all_files(path, name)]
+    files = _of_directory(path, "nodes", "edges")
     return bool(files) and not any(map(is_csv, files))
 
 
 def _recognises_csv(path: Path) -> bool:
     if path.is_file():
         return is_node_csv(path)
-    files = [f for name in ("nodes", "edges") for f in _all_files(path, name)]
-    return has_node_tables(path) and any(map(is_csv, files))
-
-
-def _all_files(path: Path, name: str) -> list[Path]:
-    """The files of the tables of nodes, or of edges, in a directory."""
-    alone = [f for f in _tables(path).get(name, []) if f.parent == path]
-    return alone + [f for files in _tables(path / name).values() for f in files]
+    return has_node_tables(path) and any(map(is_csv, _of_directory(path, "nodes", "edges")))
 
 
 # Columns
@@ -290,7 +295,7 @@ class _Reading:
     def __init__(self, source: Source, choices: Choices, scratch: Path) -> None:
         self._source, self._choices, self._scratch = source, choices, scratch
         self._ids: dict[str, NodesById] = {}
-        self._unnamed: set[str] = set()  # node types without a column of ids
+        self._unnamed: set[str] = set()  # node types without a column of ids, or without a table
         self._numbered = 0
 
     def _place(self) -> Path:
@@ -327,6 +332,8 @@ class _Reading:
         named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
         table = _open(files, named, self._place(), self._choices)
         for ntype, end in zip(ntypes, ends, strict=True):
+            if ntype not in self._source.nodes:
+                self._unnamed.add(ntype)
             dtype = table.dtype(end)
             if end not in named and (dtype is None or not is_whole(dtype)):
                 raise FormatError(
@@ -364,30 +371,38 @@ class _Reading:
 
         Raises FormatError for other edges, unless they are to be dropped.
         """
-        named = [i for i, ntype in enumerate((relation[0], relation[2])) if ntype in self._ids]
-        target, count, first = self._place(), 0, -1
-        with open(target, "wb") as out:
-            for start in range(0, table.row_count, BLOCK_BYTES // 8):
-                stop = min(start + BLOCK_BYTES // 8, table.row_count)
-                known = np.ones(stop - start, bool)
-                for i in named:
-                    known &= read_range(numbers[i], start, stop).numpy() >= 0
-                if first < 0 and not known.all():
-                    first = start + int(np.flatnonzero(~known)[0])
-                rows = np.flatnonzero(known) + start
-                count += len(rows)
-                out.write(rows.data)
-        if first < 0:
-            target.unlink()
+        has_ids = [ntype not in self._unnamed for ntype in (relation[0], relation[2])]
+        named = [i for i in (0, 1) if has_ids[i] or self._choices.drop_unknown]
+        if not named:
             return None
-        end = next(i for i in named if int(read_range(numbers[i], first, first + 1)) < 0)
+        limits = list(self._source.ends(relation).values())
+
+        def known() -> Iterator[tuple[int, np.ndarray]]:
+            """(first row, whether both ends of each edge are known) of blocks."""
+            for start in range(0, table.row_count, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, table.row_count)
+                mask = np.ones(stop - start, bool)
+                for i in named:
+                    nodes = read_range(numbers[i], start, stop).numpy()
+                    mask &= (nodes >= 0) & (nodes < limits[i])
+                yield start, mask
+
+        first = next((start + int(mask.argmin()) for start, mask in known() if not mask.all()), None)
+        if first is None:
+            return None
+        end = next(i for i in named if not 0 <= int(read_range(numbers[i], first, first + 1)) < limits[i])
         where = f"{table.where(first)}: {ends[end]!r} is {_shown_id(table, ends[end], first)}"
-        ntype = relation[2 * end]
         if not self._choices.drop_unknown:
             raise FormatError(
-                f"{where}, which no {ntype!r} node has as its id: add the node, or leave out such edges with "
-                "--drop-unknown"
+                f"{where}, which no {relation[2 * end]!r} node has as its id: add the node, or leave out "
+                "such edges with --drop-unknown"
             )
+        target, count = self._place(), 0
+        with open(target, "wb") as out:
+            for start, mask in known():
+                rows = start + np.flatnonzero(mask)
+                count += len(rows)
+                out.write(rows.data)
         self._source.warnings.append(
             f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
             f"ends no nodes have as their ids, such as {where}"
