@@ -149,9 +149,9 @@ class RankRows:
             features[name] = values if self._dtype is None else values.to(self._dtype)
         return features
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, learned: Learned | None = None) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        return self.feature_loader.stats() | ({"group": dict(self.counts)} if self.exchanged else {})
+        return self.feature_loader.stats(learned) | ({"group": dict(self.counts)} if self.exchanged else {})
 
     def leave(self, user: object) -> None:
         self.feature_loader.leave(user)
