@@ -142,7 +142,7 @@ def looked_up(node: ast.expr) -> Any:
     if not isinstance(owner, ModuleType):
         return None
     name = f"{owner.__name__}.{node.attr}"
-    if importlib.util.find_spec(name) is None:
+    if not hasattr(owner, "__path__") or importlib.util.find_spec(name) is None:
         return getattr(owner, node.attr)  # AttributeError: the page names what there is not
     try:
         return importlib.import_module(name)

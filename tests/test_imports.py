@@ -44,6 +44,7 @@ ALLOWED = {
     "distributed": LOADER | {"distributed"},
     "dgl": LOADER | {"dgl"},
     "pyg": LOADER | {"pyg"},
+    "lightning": LOADER,
     "graphbolt": LOADER | {"graphbolt"},
     "trace": LOADER | {"trace"},
     "measure": MEASURE,

@@ -19,7 +19,7 @@ wheel=$(echo "$work"/dist/*.whl)
 
 for python in "${@:-python3}"; do
   "$python" -m venv "$work/fresh"
-  CC=false CXX=false "$work/fresh/bin/pip" install -q --only-binary :all: "$wheel"
+  CC=false CXX=false "$work/fresh/bin/pip" install -q --only-binary :all: -c constraints.txt "$wheel"
   (cd "$work" && fresh/bin/python - && fresh/bin/gids --version) <<'PYTHON'
 import importlib.metadata
 import subprocess

@@ -3,7 +3,7 @@
 Make a dataset (or convert your own, see docs/datasets.md), then train:
 
     gids generate papers --nodes 50000 && gids convert papers papers.gids
-    torchrun --nproc-per-node 2 docs/examples/distributed_pyg.py papers.gids
+    python -m torch.distributed.run --nproc-per-node 2 docs/examples/distributed_pyg.py papers.gids
 """
 
 import argparse

@@ -5,7 +5,7 @@ Make a dataset (or convert your own, see docs/datasets.md), divide it, then star
     gids generate papers --nodes 50000 && gids convert papers papers.gids
     gids partition papers.gids papers.parts --parts 2
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun of torch 2.13 cannot restart processes without
-    torchrun --nproc-per-node 2 --max-restarts 3 \
+    python -m torch.distributed.run --nproc-per-node 2 --max-restarts 3 \
         docs/examples/distributed_pytorch.py papers.parts --checkpoint papers.pt
 
 If a process ends, torchrun starts all of them again, and they go on with the checkpoint.

@@ -170,8 +170,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         return epoch
 
     def stats(self) -> dict[str, Any]:
-        """FeatureLoader.stats(): counters, times and memory by purpose. Empty with ``gids=None``."""
-        return self.feature_loader.stats() if self.feature_loader is not None else {}
+        """FeatureLoader.stats() of this loader: counters, times and memory. Empty with ``gids=None``."""
+        return self.feature_loader.stats(self.learned) if self.feature_loader is not None else {}
 
     def close(self) -> None:
         """End the open epochs, release engine and cache. Iterating afterwards raises. Idempotent."""

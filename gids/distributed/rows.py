@@ -190,9 +190,9 @@ class RankRows:
         )
         return out
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, learned: Learned | None = None) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        return self.feature_loader.stats() | ({"group": dict(self.counts)} if self.exchanged else {})
+        return self.feature_loader.stats(learned) | ({"group": dict(self.counts)} if self.exchanged else {})
 
     def leave(self, user: object) -> None:
         self.feature_loader.leave(user)

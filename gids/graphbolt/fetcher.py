@@ -92,7 +92,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
 
     def stats(self) -> dict[str, Any]:
         """FeatureLoader.stats(): counters, times and memory by purpose."""
-        return self.feature_loader.stats()
+        return self.feature_loader.stats(self._learned)
 
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. Idempotent."""

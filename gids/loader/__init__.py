@@ -1,5 +1,6 @@
 """The loader: composes sampling, cache and I/O into a stream of minibatches with features."""
 
+from gids.loader.counting import epoch_figures
 from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
 from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.epoch_stream import EpochStream
@@ -20,4 +21,5 @@ __all__ = [
     "SampledEpoch",
     "Source",
     "Tuning",
+    "epoch_figures",
 ]

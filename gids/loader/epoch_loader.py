@@ -359,7 +359,7 @@ class EpochLoader(Closing, ABC):
         self._ranks.taken = 0
 
     def stats(self) -> dict[str, Any]:
-        """The counters of FeatureLoader.stats(); ``memory`` also has the sampler and the topology.
+        """The counters of FeatureLoader.stats() for this loader; ``memory`` also has sampler and topology.
 
         ``"topology"``: pinned host memory that this process allocated; 0 on the CPU, where the topology is
         memory-mapped. Memory that the ranks of a machine share is counted only by the rank that allocated
@@ -369,7 +369,7 @@ class EpochLoader(Closing, ABC):
         """
         if self._last_stats is not None:
             return self._last_stats
-        result = self._features.stats() if self._features is not None else {}
+        result = self._features.stats(self._learned) if self._features is not None else {}
         memory = dict(result.get("memory", {}))
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)

@@ -154,7 +154,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
-    reader without lookahead. check: called before each minibatch; raises where none can be taken.
+    reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn: called
+    before this stream reads, or ends, for who counts.
     """
 
     first_alone = True
@@ -173,10 +174,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         begin: Callable[[EpochStream[T]], None] | None = None,
         aside: Callable[[], Reader] = Reader,
         check: Callable[[], None] = lambda: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = check
         self._source, self._ids_of, self._count = source, ids_of, count
-        self._find_window, self._aside, self.has_window = begin, aside, False
+        self._find_window, self._aside, self._on_turn, self.has_window = begin, aside, on_turn, False
         self._ended: Callable[[int], None] = lambda _: None
         self._seconds = {"sample": 0.0}
         self._observers = Observers()
@@ -327,6 +329,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             except BaseException:
                 self.close()
                 raise
+        self._on_turn()  # once another stream was set aside: its reads were its own
         if self.first_alone and (failed := self._source.failed_first()) is not None:
             self._returned += 1
             self._raise(failed)
@@ -370,6 +373,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._on_turn()
                 self._held.clear()
                 self._again.clear()
                 self._end = self._end_again = None

@@ -30,6 +30,7 @@ from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
+from gids.loader.counting import Stats, added, between, is_size
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.memory import (
     DevicePlacement,
@@ -171,6 +172,8 @@ class FeatureLoader(Closing):
         self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
         self._adapt_at = 0  # a step of the cache
         self._last_stats: dict[str, Any] | None = None  # once closed
+        self._shares: weakref.WeakKeyDictionary[Learned, Stats] = weakref.WeakKeyDictionary()
+        self._turn: tuple[Learned, Stats] | None = None  # whose streams read now, and stats() as that began
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         """The loaders that share this one: see Source.feature_loader."""
         self.source.lender.join(self)
@@ -443,7 +446,14 @@ class FeatureLoader(Closing):
         # Together, a stream ends with its superbatch.
         known = count if together is _ALONE else None
         stream = EpochStream(
-            source, through(), ids_of, count=known, begin=begin, aside=through, check=self.check_device
+            source,
+            through(),
+            ids_of,
+            count=known,
+            begin=begin,
+            aside=through,
+            on_turn=partial(_take_turn, weakref.ref(self), mine),
+            check=self.check_device,
         )
         self._streams.add(stream)
         return stream
@@ -456,8 +466,10 @@ class FeatureLoader(Closing):
                 return
             time.sleep(0.0005)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, learned: Learned | None = None) -> dict[str, Any]:
         """Counters since construction. After close(), as they were then.
+
+        learned: that of attach(), to count its streams only. None: those of all loaders that share this one.
 
         In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
@@ -468,8 +480,16 @@ class FeatureLoader(Closing):
         predicted and actual seconds. ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of
         each table, or None; ``engine``: its own counters; ``tables``: the counters of each table.
         """
-        if self._last_stats is not None:
-            return self._last_stats
+        if learned is None:
+            return self._last_stats or self._totals()
+        with self._lock:
+            totals = self.stats()
+            own = added(self._shares.get(learned, {}), between(totals, totals))
+            if self._turn is not None and self._turn[0] is learned:
+                own = added(own, between(self._turn[1], totals))
+        return own
+
+    def _totals(self) -> dict[str, Any]:
         packs = self._packs.stats()
         tables = self._table_stats()
         io = self._engine.stats()
@@ -510,7 +530,7 @@ class FeatureLoader(Closing):
         present = self._cache.stats() if self._cache is not None else {}
         return {
             name: {
-                key: present.get(name, {}).get(key, 0) + (0 if _is_size(key) else before.get(key, 0))
+                key: present.get(name, {}).get(key, 0) + (0 if is_size(key) else before.get(key, 0))
                 for key in (present.get(name) or before)
             }
             for name in (present or self._counted)
@@ -574,6 +594,7 @@ class FeatureLoader(Closing):
             stream.close()
         if self._finalizer.alive:
             self._last_stats = self.stats()
+            self.source.lender.count(self._last_stats)
             self._finalizer()
             self._packs.close()
             self._heats.clear()
@@ -738,11 +759,6 @@ class FeatureLoader(Closing):
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
 
 
-def _is_size(key: str) -> bool:
-    """Whether a counter of a table is a present size, and not a number of events."""
-    return key in ("lines", "host_lines") or key.endswith("_bytes")
-
-
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
     """The method of heat for a table, or None if it has no heat."""
     if not isinstance(table.type, str) or heat == "none" or not is_of_nodes(table, store):
@@ -751,6 +767,19 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
+
+
+def _take_turn(loader: weakref.ref[FeatureLoader], learned: Learned) -> None:
+    """What is counted from now on is of the streams with this `learned`."""
+    me = loader()
+    if me is None or (me._turn is not None and me._turn[0] is learned) or me.closed:
+        return
+    with me._lock:
+        totals = me.stats()
+        if me._turn is not None:
+            before, since = me._turn
+            me._shares[before] = added(me._shares.get(before, {}), between(since, totals))
+        me._turn = learned, totals
 
 
 def _stream_ended(

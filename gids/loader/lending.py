@@ -11,12 +11,13 @@ import threading
 import weakref
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
+from gids.loader.counting import PRESENT, Stats, added
 from gids.loader.ranks import local_ranks
 from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
@@ -35,6 +36,9 @@ class Borrower(Protocol):
         """The memories that its cache takes: "host", "cuda:INDEX", or both."""
 
     @property
+    def closed(self) -> bool: ...
+
+    @property
     def has_cache(self) -> bool: ...
 
     @property
@@ -46,6 +50,8 @@ class Borrower(Protocol):
 
     def release_cache(self) -> None:
         """Free the cache. The next minibatch makes a new one."""
+
+    def stats(self) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -61,6 +67,7 @@ class Lender:
         self.shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
+        self._ended: Stats = {}  # of closed loaders
         self.closed = False
 
     def scratch(self, options: Options, shards: Sequence[Path]) -> Scratch | None:
@@ -110,6 +117,20 @@ class Lender:
     def join(self, borrower: Borrower) -> None:
         """Called by each new FeatureLoader."""
         self._borrowers.add(borrower)
+
+    def count(self, stats: Stats) -> None:
+        """Called by a FeatureLoader that closes."""
+        with self.lock:
+            self._ended = added(self._ended, stats)
+
+    def stats(self) -> dict[str, Any]:
+        """The sum over all FeatureLoaders, without what only one of them has."""
+        with self.lock:
+            total = self._ended
+            for borrower in self._borrowers:
+                if not borrower.closed:
+                    total = added(total, borrower.stats())
+        return {key: value for key, value in total.items() if key not in PRESENT}
 
     def lend(self, to: Borrower) -> int:
         """Take the memory from idle caches of other loaders. Returns the host memory that they keep.

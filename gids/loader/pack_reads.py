@@ -149,7 +149,7 @@ class PackHost:
     together: Together
 
 
-@dataclass
+@dataclass(eq=False)
 class Learned:
     """What a loader learned about its own epochs. Other loaders of the same source learn for themselves.
 

@@ -61,7 +61,7 @@ class RowLoader(Protocol):
         learned: Learned,
         following: Callable[[], EpochSampling | None] | None,
     ) -> EpochStream[Minibatch]: ...
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self, learned: Learned | None = None) -> dict[str, Any]: ...
     def leave(self, user: object) -> None: ...
 
 
@@ -86,6 +86,10 @@ class RowSource(Closing, ABC):
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The ids of a split, as FeatureStore.split."""
         return self.store.split(name, ntype)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of all loaders of this source, open and closed: the sums of their stats()."""
+        return self.lender.stats()
 
     @abstractmethod
     def graphs(self) -> list[Graph]:

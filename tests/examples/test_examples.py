@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +118,28 @@ def test_every_example_is_tested_and_listed() -> None:
     listed = set(re.findall(r"\]\((\w+\.py)\)", (FOLDER / "README.md").read_text()))
     [marks] = [mark for mark in test_an_example_learns.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     assert scripts == listed == {script for _, script, *_ in marks.args[1]}
+
+
+def run_notebook(path: Path) -> dict[str, Any]:
+    """Run the code cells as Jupyter does, in one namespace. `!gids` lines call the command."""
+    names: dict[str, Any] = {"__name__": "__main__", "run_gids": lambda words: main(words.split())}
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        if cell["cell_type"] == "code":
+            code = re.sub(r"^!gids (.*)", r"assert run_gids('\1') == 0", "".join(cell["source"]), flags=re.M)
+            exec(compile(code, f"{path.name}, cell {number}", "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_the_notebook_is_interrupted_goes_on_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names = run_notebook(FOLDER / "first_training.ipynb")
+    said = capsys.readouterr().out
+    assert "interrupted; next is epoch 2 step 7" in said
+    assert numbers(r"epoch (\d+):", said) == [0, 1, 2, 3, 4, 5]
+    assert numbers(r"accuracy (\d+\.\d)%", said)[-1] > 75, "12.5 % by chance"
+    steps = names["loader"].stats()["tables"]["_N.feat"]["steps"]
+    assert steps == 13 + 3 * 20, "the rest of epoch 2, and three epochs"

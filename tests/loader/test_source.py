@@ -146,10 +146,9 @@ def test_loaders_with_the_same_tables_share_one_cache(opened: gids.Source) -> No
     with node_loader(opened) as train, node_loader(opened, shuffle=True) as val:
         assert train.feature_loader is val.feature_loader
         expected = [m.features["paper.feat"] for m in val]
-        hits = val.stats()["hits"]
         for m in train:
             assert len(m.features["paper.feat"]) == len(m.input_nodes["paper"])  # type: ignore[call-overload]
-        assert val.stats()["hits"] - hits > 0
+        assert train.stats()["hits"] > 0
         assert held_bytes(train, val) <= MEMORY
     with node_loader(opened, shuffle=True) as alone:
         for m, rows in zip(alone, expected, strict=True):
@@ -427,3 +426,49 @@ def test_stored_rows_and_rows_are_read_by_loaders_of_their_own(path: Path) -> No
         for loader, dtype in ((rows, table.dtype), (stored, torch.uint8)):
             ((_, features),) = loader.attach([{"paper.feat": torch.arange(9)}], lambda ids: ids)
             assert features["paper.feat"].dtype == dtype
+
+
+def pages_of(loader: gids.NodeLoader, minibatch: Any) -> int:
+    """The distinct pages of a minibatch's rows."""
+    table = loader.tables["paper.feat"]
+    positions = np.asarray(minibatch.input_nodes["paper"])
+    if table.order is not None:
+        positions = table.order[positions]
+    return len(np.unique(positions // table.rows_per_page))
+
+
+def test_loaders_that_share_a_cache_count_their_own_minibatches(opened: gids.Source) -> None:
+    train, val = node_loader(opened), node_loader(opened, shuffle=True, batch_size=32)
+    first = sum(pages_of(train, m) for m in train)
+    assert (train.stats()["pages"], val.stats()["pages"]) == (first, 0)
+    validated = 0
+    for step, _ in enumerate(train):
+        if step in (1, 2):  # the training stream is set aside, and goes on
+            validated += sum(pages_of(val, m) for m in val)
+    assert val.stats()["pages"] == validated
+    assert val.stats()["tables"]["paper.feat"]["steps"] == 2 * len(val)
+    assert train.stats()["pages"] >= 2 * first  # what was planned as it was set aside was planned again
+    assert train.feature_loader is not None
+    total, own = train.feature_loader.stats(), (train.stats(), val.stats())
+    for key in ("pages", "hits", "misses", "coalesced", "loads", "bypasses", "evictions", "pages_read"):
+        assert total[key] == sum(stats[key] for stats in own), key
+    for stage, seconds in total["seconds"].items():
+        assert seconds == pytest.approx(sum(stats["seconds"][stage] for stats in own))
+    assert all(stats["hit_ratio"] == stats["hits"] / stats["pages"] for stats in own)
+    assert own[0]["memory"]["lines"] == own[1]["memory"]["lines"] == total["memory"]["lines"]
+
+
+def test_a_source_counts_for_all_its_loaders(opened: gids.Source) -> None:
+    assert opened.stats() == {}
+    pages = 0
+    for tables in (["paper.feat"], ["author.feat"], ["paper.feat"]):
+        with node_loader(opened, tables) as loader:
+            for _ in loader:
+                pass
+            pages += loader.stats()["pages"]
+            assert opened.stats()["pages"] == pages
+    counted = opened.stats()
+    assert counted["tables"].keys() == {"paper.feat", "author.feat"}
+    assert counted["pages"] == pages == sum(table["pages"] for table in counted["tables"].values())
+    assert counted["hit_ratio"] == counted["hits"] / pages
+    assert not {"memory", "engine", "window"} & counted.keys()

@@ -14,6 +14,8 @@ import gids
 import gids.pyg
 
 pl = pytest.importorskip("lightning.pytorch")
+from gids.lightning import LogStats  # noqa: E402
+from gids.loader import epoch_figures  # noqa: E402
 
 
 class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
@@ -61,7 +63,13 @@ def test_a_trainer_takes_loaders_of_a_dataset(one: Data, one_path: Path, tmp_pat
         gids.pyg.NeighborLoader(source, [3, 2], torch.arange(1, PAPERS, 2), batch_size=100) as val,
         gids.pyg.LinkNeighborLoader(source, [3], one.edge_index[:, :300], batch_size=150) as links,
     ):
+        fit.callbacks.append(LogStats(train))
         fit.fit(model, train, val)
+        stats = train.stats()
+        logged = {name: float(fit.callback_metrics[f"gids/{name}"]) for name in epoch_figures(stats, stats)}
+        assert 0 < logged["hit_ratio"] <= 1
+        assert 0 < sum(s for name, s in logged.items() if name.startswith("seconds/")) < 60
+        assert logged["seconds/gather"] < stats["seconds"]["gather"], "of the second epoch only"
         assert len(model.seen["train"]) == 2 * len(train) == 6
         assert len(model.seen["val"]) >= 2 * len(val)
         for batch in model.seen["train"]:

@@ -1,0 +1,57 @@
+"""Arithmetic with FeatureLoader.stats(): what happened between two of them, and sums over loaders.
+
+Numbers that count are subtracted and added. Sizes and names are those of the later stats().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Stats = Mapping[str, Any]
+PRESENT = ("memory", "window", "planned", "policy", "heat", "engine")
+"""Entries that say how things are, and count nothing of one loader."""
+
+
+def is_size(key: str) -> bool:
+    """Whether a counter of a table is a present size, and not a number of events."""
+    return key in ("lines", "host_lines") or key.endswith("_bytes")
+
+
+def between(before: Stats, after: Stats) -> dict[str, Any]:
+    """What happened from one stats() to the next of the same FeatureLoader."""
+    return _combined(before, after, -1)
+
+
+def added(first: Stats, second: Stats) -> dict[str, Any]:
+    """The sum of two stats()."""
+    return _combined(first, second, 1)
+
+
+def epoch_figures(before: Stats, after: Stats) -> dict[str, float]:
+    """What a loader did from one stats() to the next, for a logger: {"hit_ratio", "pages_read", "bytes_read",
+    "seconds/sample", "seconds/plan", "seconds/wait", "seconds/gather", "seconds/read"}. {} without tables.
+    """
+    if "seconds" not in after:
+        return {}
+    epoch = between(before, after)
+    figures = {name: float(epoch[name]) for name in ("hit_ratio", "pages_read", "bytes_read")}
+    return figures | {f"seconds/{stage}": float(seconds) for stage, seconds in epoch["seconds"].items()}
+
+
+def _combined(first: Stats, second: Stats, sign: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in second.items():
+        before = first.get(key)
+        if before is None or key in PRESENT or is_size(key):
+            result[key] = value
+        elif isinstance(value, Mapping):
+            result[key] = _combined(before, value, sign)
+        elif isinstance(value, list):  # of choices, in their order
+            result[key] = value[len(before) :] if sign < 0 else before + value
+        else:
+            result[key] = value + sign * before
+    result |= {key: value for key, value in first.items() if key not in second}
+    if "hit_ratio" in result:
+        result["hit_ratio"] = result["hits"] / result["pages"] if result["pages"] else 0.0
+    return result
