@@ -195,7 +195,7 @@ class CudaDevice(Device):
             yield
         finally:
             stream.batches -= 1
-            if not hold:
+            if not (hold or stream.batches):
                 stream.flush()
 
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:

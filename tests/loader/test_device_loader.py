@@ -20,6 +20,8 @@ from waits import Waits
 import gids
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError
+from gids.loader.sampling import SampleStream
+from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 STAGING: dict[str, Any] = {"staging": 1 << 20}  # 256 MiB take a while to pin
@@ -302,6 +304,20 @@ def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
             assert torch.equal(minibatch.features["paper.cites.paper.weight"], weights[edges])
         sampled.passed = True
         del minibatch, edges
+    device.close()
+
+
+def test_a_minibatch_from_the_spool_does_not_wait_for_what_is_sampled_ahead() -> None:
+    """It is a copy that the sampling stream does not know: it waits for the minibatch finished last."""
+    device, seeds = LateDevice(0), torch.arange(3)
+    sampling, sampled, training = SampleStream(device), LateEvent(device), device.new_stream()
+    sampling.finished([Minibatch(seeds, seeds, [])], lambda minibatch: {"feat": seeds})
+    with sampling.use():
+        device.current_stream().wait_event(sampled)
+    with device.use(training):
+        sampling.hand_over(Minibatch(seeds, seeds, []))
+        training.synchronize()
+    sampled.passed = True
     device.close()
 
 
