@@ -362,7 +362,7 @@ class EmulatedDevice(Device):
             yield
         finally:
             stream.batches -= 1
-            if not hold:
+            if not (hold or stream.batches):
                 stream.flush()
 
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:

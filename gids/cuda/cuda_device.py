@@ -68,12 +68,14 @@ class CudaEvent:
     def synchronize(self) -> None:
         if not self._passed:
             self._enqueue()
-            self._device.driver.call("cuEventSynchronize", self.cuda_event)
+            with self._device.in_context():
+                self._device.driver.call("cuEventSynchronize", self.cuda_event)
             self._passed = True
 
     def query(self) -> bool:
         self._enqueue()
-        self._passed = self._passed or self._device.driver.ready("cuEventQuery", self.cuda_event)
+        with self._device.in_context():
+            self._passed = self._passed or self._device.driver.ready("cuEventQuery", self.cuda_event)
         return self._passed
 
     def wait(self, stream: Stream) -> None:
@@ -210,7 +212,7 @@ class CudaDevice(Device):
             yield
         finally:
             stream.batches -= 1
-            if not hold:
+            if not (hold or stream.batches):
                 stream.flush()
 
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
@@ -264,14 +266,14 @@ class CudaDevice(Device):
             return self.idle_events.pop()
         except IndexError:
             made = ctypes.c_void_p()
-            with self._in_context():
+            with self.in_context():
                 self.driver.call("cuEventCreate", ctypes.byref(made), libcuda.EVENT_DISABLE_TIMING)
             assert made.value is not None
             return made.value
 
     def _create_stream(self, priority: int) -> int:
         made = ctypes.c_void_p()
-        with self._in_context():
+        with self.in_context():
             self.driver.call(
                 "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
             )
@@ -290,7 +292,7 @@ class CudaDevice(Device):
         flags = libcuda.REGISTER_PORTABLE | libcuda.REGISTER_DEVICEMAP
         if read_only and self._can_map_read_only:
             flags |= libcuda.REGISTER_READ_ONLY
-        with self._in_context():
+        with self.in_context():
             try:
                 self.driver.call("cuMemHostRegister_v2", address, nbytes, flags)
             except CudaError as error:
@@ -344,7 +346,7 @@ class CudaDevice(Device):
 
     def _allocate(self, nbytes: int) -> int:
         address = ctypes.c_uint64()
-        with self._in_context():
+        with self.in_context():
             self.driver.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
         return address.value
 
@@ -375,7 +377,7 @@ class CudaDevice(Device):
     def undo(self, function: str, address: int) -> None:
         """Call a driver function that gives memory back."""
         try:
-            with self._in_context():
+            with self.in_context():
                 self.driver.call(function, address)
         except CudaError as error:
             if error.status != libcuda.DEINITIALIZED:  # CUDA has ended, and released everything
@@ -393,7 +395,7 @@ class CudaDevice(Device):
                 return self._units[unit]
             source = self._compiler.sources.unit(unit)
             code = self._compiler.compile(source, self._target)
-            with self._in_context():
+            with self.in_context():
                 module = ctypes.c_void_p()  # until the process ends
                 self.driver.call("cuModuleLoadData", ctypes.byref(module), code)
                 kernels = {name: self._find(module, name) for name in source.kernels}
@@ -424,7 +426,7 @@ class CudaDevice(Device):
             sizes.append(size.value)
 
     @contextlib.contextmanager
-    def _in_context(self) -> Iterator[None]:
+    def in_context(self) -> Iterator[None]:
         current = ctypes.c_void_p()
         self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
         if current.value == self._context.value:

@@ -158,8 +158,9 @@ class Device(ABC):
         """A context: what is enqueued on a stream of new_stream() is enqueued at its end, by one native call.
 
         That call does not hold the GIL. hold: wait for the next work outside of a batch, the end of a batch
-        without hold, or a wait for one of its events. A batch in a batch is part of it. Inside, torch may
-        allocate on this stream, but not work on it. On torch's own streams a batch does nothing.
+        without hold, use(), or a wait for one of its events. A batch in a batch is part of it. While work is
+        held, torch may allocate on this stream, but not work on it. On torch's own streams a batch does
+        nothing.
         """
 
     @abstractmethod

@@ -154,8 +154,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
-    reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn: called
-    before this stream reads, or ends, for who counts.
+    reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn:
+    called before this stream reads, or ends, for who counts.
     """
 
     first_alone = True

@@ -52,7 +52,7 @@ extern "C" __global__ __launch_bounds__(1024, 1) void gids_read_pages(const queu
                                                                       gids::u64 limit, gids::u8* to, gids::u64 bytes,
                                                                       int* errors) {
   const gids::u64 warp_index = thread_index() / 32;
-  const queue::Pair& q = pairs[warp_index % pair_count];  // a copy would take 30 of the 64 registers
+  const queue::Pair& q = pairs[warp_index % pair_count];  // a copy would take registers
   const gids::u64 size = smaller(*count > first ? *count - first : 0, limit);
   const queue::Warp warp = this_warp();
   for (gids::u64 i = warp_index; i < size; i += thread_count() / 32) {

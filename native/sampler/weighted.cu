@@ -66,12 +66,11 @@ extern "C" __global__ void gids_count_weighted(u64 n, const i64* begins, const u
 // Without replacement: those with the least waiting times, in the graph's order; all that can be drawn of a node that
 // has no more of them than the fanout, or with a fanout of `none`. numbers: u64 for each place, of the fanouts that
 // are less. estimates: how often the edge at a place counts.
-extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
-                                              const i64* offsets, u64 now, u64 next, double cos, double sin, u64 fanout,
-                                              const float* weights, const u8* near, float factor, u64* numbers,
-                                              float* estimates, const void* indices, u32 wide, u64 num_src, u64 known,
-                                              u64 base, u64* slots, u32 log2_slots, u32* sources, i64* positions,
-                                              u32* slot_of, const u32* tags, u64* fault) {
+extern "C" __global__ __launch_bounds__(256, 4) void gids_draw_weighted(  // 4 x 256 threads of 64 registers
+    const i64* nodes, u64 n, const i64* begins, const u64* degrees, const i64* offsets, u64 now, u64 next, double cos,
+    double sin, u64 fanout, const float* weights, const u8* near, float factor, u64* numbers, float* estimates,
+    const void* indices, u32 wide, u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
+    i64* positions, u32* slot_of, const u32* tags, u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const u32 lane = threadIdx.x % warp_lanes;
@@ -112,13 +111,11 @@ extern "C" __global__ void gids_draw_weighted(const i64* nodes, u64 n, const i64
 
 // With replacement, by the inverse of the running sum; all that can be drawn with a fanout of -1 are taken by the
 // kernel above. Reads all weights twice: their sum says where the draws lie. numbers: u64 for each place.
-extern "C" __global__ void gids_draw_weighted_replaced(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
-                                                       const i64* offsets, u64 now, u64 next, double cos, double sin,
-                                                       u64 fanout, const float* weights, const u8* near, float factor,
-                                                       u64* numbers, float* estimates, const void* indices, u32 wide,
-                                                       u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots,
-                                                       u32* sources, i64* positions, u32* slot_of, const u32* tags,
-                                                       u64* fault) {
+extern "C" __global__ __launch_bounds__(256, 3) void gids_draw_weighted_replaced(  // of 80 registers; 64 would spill
+    const i64* nodes, u64 n, const i64* begins, const u64* degrees, const i64* offsets, u64 now, u64 next, double cos,
+    double sin, u64 fanout, const float* weights, const u8* near, float factor, u64* numbers, float* estimates,
+    const void* indices, u32 wide, u64 num_src, u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
+    i64* positions, u32* slot_of, const u32* tags, u64* fault) {
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, tags, fault};
   const Rates rates{weights, near, factor};
   const Variates variates{now, next, cos, sin};

@@ -274,7 +274,7 @@ def test_a_batch_is_enqueued_by_one_call_in_order(
     own, at = stream.cuda_stream, words.data_ptr()  # type: ignore[attr-defined]
     with made.batch(stream):
         stream.wait_event(earlier)
-        with made.batch(stream, hold=True):
+        with made.batch(stream):
             made.launch(stream, "noun/unit.cu", "first", 2, 64, words, np.uint32(7), np.float32(1))
         made.fill(stream, words, 0xFF)
         made.copy(stream, words[:1], words[2:])

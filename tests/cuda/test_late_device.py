@@ -236,3 +236,43 @@ def test_a_copy_to_the_host_comes_late_and_in_order() -> None:
     copied.synchronize()
     assert copy[0] == 5
     device.close()
+
+
+def test_torch_works_on_no_stream_inside_its_batch() -> None:
+    device = LateDevice(0)
+    stream = device.new_stream()
+    with device.use(stream):
+        words = device.zeros(4, torch.int64)
+        with device.batch(stream):
+            device.fill(stream, words, 1)
+            with pytest.raises(RuntimeError, match="torch works on a stream inside a batch"):
+                words.add_(1)
+            with pytest.raises(AssertionError, match="torch works on a stream inside a batch"):
+                device.zeros(4, torch.int64)
+    device.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_held_work_comes_before_later_work(late: bool) -> None:
+    device = LateDevice(1) if late else EmulatedDevice()
+    stream = device.new_stream()
+    with device.use(stream):
+        words = device.zeros(4, torch.int64)
+    for wait in ("work", "event", "torch"):
+        with device.batch(stream, hold=True):
+            device.fill(stream, words, 2)
+            held = stream.record_event()
+        assert not held.passed
+        if wait == "work":
+            device.fill(stream, words[:1], 0)
+        elif wait == "event":
+            held.synchronize()
+            assert words[0].item() == 0x0202020202020202
+        else:
+            with device.use(stream):
+                words += 1
+        stream.synchronize()
+        assert held.passed
+        assert words[1].item() == 0x0202020202020202 + (wait == "torch")
+    if late:
+        device.close()

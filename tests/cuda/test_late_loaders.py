@@ -71,6 +71,8 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 def sampled(loader: Any) -> Made:
     for minibatch in loader:
+        if isinstance(loader, gids.NodeLoader):
+            assert torch.equal(minibatch.labels.cpu(), minibatch.input_nodes.cpu())
         edges = torch.cat([block.edge_ids for block in minibatch.blocks])
         yield minibatch.input_nodes, edges, minibatch.features
 
@@ -84,7 +86,14 @@ def of_pyg(loader: Any) -> Made:
 
 def of_nodes(source: gids.Source) -> tuple[Any, Made]:
     loader = gids.NodeLoader(
-        source, SEEDS, [4, 4], tables=list(source.store.tables), batch_size=20, shuffle=True, device="cuda"
+        source,
+        SEEDS,
+        [4, 4],
+        tables=list(source.store.tables),
+        labels="inputs",
+        batch_size=20,
+        shuffle=True,
+        device="cuda",
     )
     return loader, sampled(loader)
 

@@ -17,6 +17,7 @@ from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Labor, LocalityBias, Neighbor, Topology
 from gids.sampler.device import PinnedGraph
+from gids.sampler.device.sampling import DeviceSampler
 from gids.sampler.layered import LayeredSampler
 
 
@@ -211,3 +212,20 @@ def test_errors_of_the_seeds_and_the_topology_come_with_the_minibatch(device: De
 def test_graphs_on_the_host_cannot_be_started() -> None:
     with pytest.raises(ValueError, match=r"call sample\(\)"):
         Neighbor([3]).start(make_graph([3] * 10), torch.arange(3))
+
+
+@pytest.mark.parametrize("n", [0, 1, 255, 2048, 2049, 40_001])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_running_sums_equal_those_of_torch(device: Device, n: int, dtype: torch.dtype) -> None:
+    """In one block, and in several."""
+    sampler, values = DeviceSampler(device), torch.randint(0, 4, (n + 1,), dtype=dtype)
+    stream = sampler._stream = device.new_stream()
+    with device.use(stream):
+        here = values.to(device.torch_device).clone()
+        total, base = (torch.full((1,), fill, device=device.torch_device) for fill in (0, 100))
+        with device.batch(stream):
+            sampler._scan(here, total, base=base, skip=1)
+    stream.synchronize()
+    expected = values[1:].cumsum(0, dtype=dtype)
+    assert here.tolist() == [0, *expected.tolist()]
+    assert total.item() == 100 + int(values[1:].sum())

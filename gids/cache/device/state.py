@@ -213,11 +213,14 @@ class MissPool:
         self._kernels = kernels
         self._most = most
         self._idle: list[MissBuffers] = []
+        self._outgrown: list[MissBuffers] = []  # that the batch of a plan may still use
         self._largest = 1
         self.nbytes = 0
 
     def take(self, capacity: int) -> MissBuffers:
-        """Buffers for this many pages. The cache's stream must be torch's current one. Does not block."""
+        """Buffers for this many pages, once a plan. The cache's stream must be torch's current one. Does not
+        block."""
+        self._outgrown.clear()
         if capacity > self._largest:
             self._largest = min(self._most, int(GROWTH * capacity))
         while self._idle:
@@ -225,6 +228,7 @@ class MissPool:
             if buffers.capacity >= capacity:
                 return buffers
             self.nbytes -= buffers.nbytes
+            self._outgrown.append(buffers)
         buffers = MissBuffers(self._device, self._largest)
         self._kernels.describe(buffers)
         self.nbytes += buffers.nbytes

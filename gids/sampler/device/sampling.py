@@ -452,7 +452,7 @@ class DeviceSampler:
                 self.ask(report)
             answer = self._answer()
             _raise_faults(topology, nodes, answer[: report.fault_count], waiting[0].in_trees)
-            with self._device.batch(stream, hold=True):
+            with self._device.batch(stream):
                 return self._blocks(waiting, topology, nodes, report, answer)
 
     def _blocks(

@@ -32,6 +32,13 @@
 #include <time.h>
 #endif
 
+// Unrolled further, the loops of a warp that also polls would need more registers than it may have.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define GIDS_NO_UNROLL _Pragma("unroll 1")
+#else
+#define GIDS_NO_UNROLL
+#endif
+
 namespace gids::queue {
 
 using Request = u64;     // what to read: page | table << 48
@@ -198,16 +205,16 @@ GIDS_HD void copy_page(const Warp& warp, u8* to, const u8* from, u32 bytes) {
     auto* out = reinterpret_cast<uint4*>(to);
     const u32 count = bytes / 16, step = warp.lanes;
     u32 i = warp.lane;
-    for (; i + 3 * step < count; i += 4 * step) {  // four loads in flight: the pages may lie across the bus
-      const uint4 a = in[i], b = in[i + step], c = in[i + 2 * step], d = in[i + 3 * step];
+    GIDS_NO_UNROLL
+    for (; i + step < count; i += 2 * step) {  // two loads in flight: 32 blocks have 256 KB, the bus takes 80
+      const uint4 a = in[i], b = in[i + step];
       out[i] = a;
       out[i + step] = b;
-      out[i + 2 * step] = c;
-      out[i + 3 * step] = d;
     }
-    for (; i < count; i += step) out[i] = in[i];
+    if (i < count) out[i] = in[i];
     return;
   }
+  GIDS_NO_UNROLL
   for (u32 i = warp.lane; i < bytes; i += warp.lanes) to[i] = from[i];
 #else
   if (warp.lane == 0) __builtin_memcpy(to, from, bytes);
