@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges, same_bits
-from packs_example import PAPERS, open_source
+from packs_example import PAPERS, assert_same, open_loader, open_source
 
 import gids
 from gids import _core
+from gids.io import open_engine
+from gids.loader import pack_reads
+from gids.packs import superbatch as superbatch_module
 from gids.write import DatasetWriter
 
 ROWS, DIM = 600_000, 128
@@ -70,6 +73,30 @@ def test_the_memory_of_a_superbatch_is_free_before_the_next_one_takes_its_own(la
     used = found["most"] - found["before"]
     assert used >= memory // 2
     assert used <= sum(found["memory"].values()) + (16 << 20)
+
+
+def test_a_sweep_keeps_every_disk_busy_within_an_eighth_of_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths: list[int] = []
+
+    def opening(*args: Any, depth: int, **options: Any) -> Any:
+        depths.append(depth)
+        return open_engine(*args, depth=depth, **options)
+
+    monkeypatch.setattr(superbatch_module, "open_engine", opening)
+    epochs, sweeps = [], []
+    for disks in (1, 3, 1000):
+        monkeypatch.setattr(pack_reads, "disk_count", lambda paths, disks=disks: disks)
+        with open_source(path, "pack", memory=64 << 20) as source:
+            loader = open_loader(source)
+            epochs.append(list(loader))
+            sweeps.append(loader.stats()["memory"]["sweep"])
+    assert sorted(set(depths)) == [32, 96, 128]
+    assert sweeps == [sweeps[0], 3 * sweeps[0], 4 * sweeps[0]]
+    for epoch in epochs[1:]:
+        for a, b in zip(epochs[0], epoch, strict=True):
+            assert_same(a, b)
 
 
 @pytest.mark.parametrize("check_crc", [False, True])
