@@ -1,6 +1,7 @@
 """How many rows do P ranks move with each placement of the feature rows, and at what cost?
 
     python bench/placement.py           # 4 million nodes, 4 and 8 ranks; ten minutes
+    python bench/placement.py --times   # seconds of preprocessing, compared with METIS
     python bench/placement.py --small   # seconds; only shows that it works
 
 Counted in one process; nothing is sent. Neighbor sampling, 256 seeds per rank from a tenth of the nodes,
@@ -21,8 +22,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=50, help="steps to count (default: 50)")
     add("--metis", action=argparse.BooleanOptionalAction, default=_has_metis())
     add("--threads", type=int)
+    add("--times", action="store_true", help="measure the preprocessing in place of the costs")
     args = parser.parse_args(argv)
     if args.small:
         args.log2_nodes, args.batch_size, args.steps = 12, 8, 3
@@ -197,11 +201,41 @@ def measure(name: str, args: argparse.Namespace) -> list[Row]:
     return found
 
 
+def seconds_of(make: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    make()
+    return time.perf_counter() - begun
+
+
+def preprocess(name: str, args: argparse.Namespace, figures: Figures) -> list[Row]:
+    """Seconds of what must be computed before training: heat and placement, or parts."""
+    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
+    reads, rows = Reads(graph, args), []
+    heat_s = seconds_of(reads.heat)
+    heat = reads.heat()
+    for ranks in args.ranks:
+        capacities = [graph.num_dst * args.percent // 100] * ranks
+        row: Row = {"P": ranks, "heat by sampling, s": heat_s}
+        row["placement, s"] = seconds_of(partial(place, heat, capacities, 1, 10))
+        row["hash, s"] = seconds_of(partial(OwnersOf(graph), "hash", ranks))
+        row["community, s"] = seconds_of(partial(OwnersOf(graph), "community", ranks))
+        if args.metis:
+            row["METIS, s"] = seconds_of(partial(metis, graph, ranks))
+            prepared = heat_s + row["placement, s"]
+            figures.add(f"{name}, {ranks} ranks: METIS over placement, time", row["METIS, s"] / prepared, "x")
+        figures.add(f"{name}, {ranks} ranks: placement", row["placement, s"], "s", note="without heat")
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     args = parse()
     figures = Figures(args)
     for name in args.graphs:
-        figures.table(f"{name}: where rows come from", measure(name, args))
+        if args.times:
+            figures.table(f"{name}: seconds of preprocessing", preprocess(name, args, figures))
+        else:
+            figures.table(f"{name}: where rows come from", measure(name, args))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Tables 2 to 4 and 6 of "Cooperative Minibatching in Graph Neural Networks" (Bali
 Processes of one machine with gloo: more of them than cores slow each other down, so compare ways on as many
 processes.
 
-independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank.
+independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank;
+range, heat: the same with these owners in place of "hash".
 parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks.
 c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go.
 
@@ -116,7 +117,8 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     else:
         parts = Path(folder) / f"{case.ranks // case.copies}.parts"
         path = parts if case.way == "parts" else whole
-        source = gids.distributed.open(path, replicas=case.copies, bulk=case.bulk, **options)
+        owners: Any = case.way if case.way in ("range", "heat") else "hash"
+        source = gids.distributed.open(path, owners=owners, replicas=case.copies, bulk=case.bulk, **options)
     sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
     together = case.way == "cooperative"
     loader = gids.NodeLoader(
@@ -225,7 +227,10 @@ def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
         ways = ["independent", "cooperative"] if ranks > 1 or args.small else ["independent"]
         cases += [Case(way, ranks, sampler=sampler, kappa=kappa) for way in ways]
     if ranks > 1 or args.small:
-        cases += [Case("shared", ranks), *(Case("parts", ranks, bulk=bulk) for bulk in args.bulks)]
+        cases += [
+            *(Case(way, ranks) for way in ("shared", "range", "heat")),
+            *(Case("parts", ranks, bulk=bulk) for bulk in args.bulks),
+        ]
     copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
     cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
     if ranks > 1:
@@ -260,6 +265,12 @@ def main() -> None:
             print(f"{size} ranks: done", flush=True)
     figures.table("milliseconds and counts of a minibatch, by way", rows)
     by_case = {Case(**{key: row[key] for key in asdict(Case("", 0))}): row for row in rows}
+    for ranks in args.ranks:
+        if (layerwise := by_case.get(Case("parts", ranks, sampler="ladies"))) is not None:
+            figures.add(f"{ranks} ranks, ladies, parts: time", layerwise["ms"], "ms")
+        if (hottest := by_case.get(Case("heat", ranks))) is not None:
+            ratio = hottest["ms"] / by_case[Case("shared", ranks)]["ms"]
+            figures.add(f"{ranks} ranks: owners by heat over hash: time", ratio, "x")
     for case, row in by_case.items():
         if case.way != "cooperative" or case.ranks == 1:
             continue

@@ -1,4 +1,4 @@
-"""Print the figures of bench/results into docs/performance.md and their conditions into
+"""Print the figures of bench/results into docs/performance.md and docs/papers.md, and their conditions into
 docs/performance-conditions.md, between the lines that mark these tables.
 
     python bench/report.py            # after a new result: bench/io.py --json bench/results/io.json
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from papers import PLOTS, TABLES, WORKS, Row, command_of, result_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
@@ -83,7 +85,64 @@ def conditions(section: str) -> Iterator[str]:
             yield f"* [`{name}`](../bench/results/{name}.json): {result['conditions']}."
 
 
+def of_papers(section: str) -> Iterator[str]:
+    """The lines of a section of docs/papers.md: a row for each item of a paper, or a whole table."""
+    if section in TABLES:
+        yield from whole_table(*TABLES[section])
+        return
+    if section in PLOTS:
+        run, title = PLOTS[section]
+        there = (ROOT / f"docs/papers-{run}.png").exists()
+        yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{command_of(run)}`."
+        return
+    yield from ("| in the paper | command | paper | gids | what differs |", "|---|---|---|---|---|")
+    for row in WORKS[section]:
+        command, ours = row.command, "-"
+        if row.run:
+            command, ours = _ours(row)
+        shown = f"`{command}`" if command else ""
+        yield f"| {row.item} | {shown} | {row.paper} | {ours} | {row.differs} |"
+    for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):
+        exists = name.startswith("papers-") and (RESULTS / f"{name}.json").exists()
+        if exists and (said := read(name).get("conditions")):
+            yield from ("", f"[`{name}`](../bench/results/{name}.json): {said}.")
+
+
+def _ours(row: Row) -> tuple[str, str]:
+    """(command, figures) of a row."""
+    path = RESULTS / f"{result_of(row.run)}.json"
+    if not path.exists():
+        return command_of(row.run), "not measured yet"
+    result = read(path.stem)
+    by_name = {figure["name"]: figure for figure in result["figures"]}
+    ours = []
+    for label, name in row.figures:
+        # {most}: the largest size that was measured
+        pattern = re.escape(name).replace(re.escape("{most}"), r"\d+")
+        measures = [f for n, f in by_name.items() if re.fullmatch(pattern, n)]
+        if measures:
+            ours.append(f"{label}: {measured(measures[0] | {'note': ''})}")
+    command = re.sub(r" --(json|plot) \S+", "", result["command"] or "")
+    return command, "; ".join(ours) or ("below" if not row.figures else "not measured yet")
+
+
+def whole_table(run: str, title: str) -> Iterator[str]:
+    path = RESULTS / f"{result_of(run)}.json"
+    tables = read(path.stem)["tables"] if path.exists() else []
+    for table in tables:
+        if table["title"].startswith(title) and not table["title"].endswith("curves"):
+            yield from (f"{table['title'][0].upper()}{table['title'][1:]}:", "")
+            columns = table["columns"]
+            yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
+            for row in table["rows"]:
+                cells = [f"{v:.3g}" if isinstance(v, float) and abs(v) < 1000 else f"{v}" for v in row]
+                yield f"| {' | '.join(cells)} |"
+            return
+    yield f"Not measured yet: `{command_of(run)}`."
+
+
 PAGES: dict[str, Callable[[str], Iterator[str]]] = {
+    "papers.md": of_papers,
     "performance.md": figures,
     "performance-conditions.md": conditions,
 }

@@ -72,10 +72,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
             for question in LOADING
         ),
         ("ranks.py", [], "1 ranks: done"),
+        ("placement.py", ["--times"], "seconds of preprocessing"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
         ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
         ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),
+        ("dependent.py", ["locality"], "locality 16: accuracy"),
         ("packs.py", [], "rows that differ from the table: 0 of "),
         ("pack_epochs.py", ["--reads", "pack", "--hidden", "4"], "| 16 | 16 | 0 |"),
     ],

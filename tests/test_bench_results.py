@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import harness
+import papers
 import report
 
 ROOT = report.ROOT
@@ -19,6 +21,9 @@ RESULTS = [json.loads(path.read_text()) for path in sorted(report.RESULTS.glob("
 
 def test_every_result_is_in_one_section() -> None:
     names = [name for section in report.SECTIONS.values() for name in section]
+    names += [
+        name for run in papers.RUNS if (report.RESULTS / f"{(name := papers.result_of(run))}.json").exists()
+    ]
     assert sorted(names) == sorted(path.stem for path in report.RESULTS.glob("*.json"))
 
 
@@ -26,7 +31,17 @@ def test_every_result_is_in_one_section() -> None:
 def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
     page = (ROOT / "docs" / name).read_text()
     assert report.with_tables(page, report.PAGES[name]) == page, "run bench/report.py"
-    assert set(re.findall(r"<!-- results: (.*) -->", page)) == set(report.SECTIONS)
+    sections = {*papers.WORKS, *papers.TABLES, *papers.PLOTS} if name == "papers.md" else set(report.SECTIONS)
+    assert set(re.findall(r"<!-- results: (.*) -->", page)) == sections
+
+
+def test_rows_of_papers_name_figures_that_their_results_have() -> None:
+    for row in itertools.chain(*papers.WORKS.values()):
+        if row.run and (report.RESULTS / f"{papers.result_of(row.run)}.json").exists():
+            lines = report.of_papers(next(work for work, rows in papers.WORKS.items() if row in rows))
+            assert [line for line in lines if row.item in line and "not measured yet" not in line], row.item
+        elif not row.run:
+            assert row.differs.startswith("Not shown") or row.command
 
 
 def test_commands_of_results_name_scripts() -> None:

@@ -71,6 +71,7 @@ SAMPLERS: dict[str, Any] = {
     "RandomWalk": RandomWalk([3, 4], num_walks=6, walk_length=3),
     "Ladies": Ladies([40, 30]),
     "Ladies poisson": Ladies([40, -1, 30], poisson=True),
+    "Ladies distinct": Ladies([40, 30], replace=False),
 }
 
 

@@ -68,6 +68,7 @@ SAMPLERS = {
     "labor-*": (Labor, {"importance_sampling": -1, "batch_dependency": math.inf}),
     "ladies": (Ladies, {}),
     "poisson ladies": (Ladies, {"poisson": True}),
+    "distinct ladies": (Ladies, {"replace": False}),
     "walks": (RandomWalk, {}),
 }
 

@@ -35,6 +35,7 @@ SAMPLERS: dict[str, LayeredSampler] = {
     },
     "ladies": Ladies([25], threads=1),
     "poisson ladies": Ladies([25], threads=1, poisson=True),
+    "distinct ladies": Ladies([25], threads=1, replace=False),
 }
 
 

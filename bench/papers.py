@@ -1,0 +1,111 @@
+"""Run what docs/papers.md shows. papers.toml has the rows of that page.
+
+    python bench/papers.py                 # everything, then bench/report.py; 25 minutes on an idle machine
+    python bench/papers.py cold windows    # some of it
+    python bench/papers.py --list          # print the commands
+
+Results are in bench/results/papers-NAME.json, curves in docs/papers-NAME.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUNS = {
+    "cold": "loading.py cold",
+    "windows": "loading.py windows",
+    "memory": "loading.py memory",
+    "disks": "loading.py disks",
+    "hetero": "loading.py hetero",
+    "labor": "labor.py",
+    "sampling": "sampling.py --rounds 3 --batches 10 --threads 1 --samplers neighbor labor labor-1 "
+    "labor-star ladies ladies-poisson walk",
+    "work": "dependent.py work --log2-nodes 19 --doublings 10",
+    "misses": "dependent.py misses --log2-nodes 18",
+    "learning": "dependent.py learning --steps 200",
+    "locality": "dependent.py locality --steps 200",
+    "ranks": "ranks.py",
+    "placing": "placement.py --log2-nodes 18 --times",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of docs/papers.md, as papers.toml says."""
+
+    item: str
+    paper: str
+    differs: str
+    run: str = ""
+    figures: Sequence[tuple[str, str]] = ()
+    command: str = ""
+
+
+WORKS = {
+    work: [Row(**row) for row in rows]
+    for work, rows in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
+}
+"""By the section of docs/papers.md."""
+
+TABLES = {
+    "windows": ("windows", "time and hits"),
+    "layers of dense": ("labor", "dense: "),
+    "layers of sparse": ("labor", "sparse: "),
+    "stages": ("ranks", "milliseconds and counts"),
+}
+"""Whole tables of the page: the run, and how the title begins."""
+
+
+PLOTS = {
+    "curves from cold": ("cold", "Milliseconds of aggregation of the first minibatches"),
+    "curves of samplers": ("labor", "Accuracy by the number of nodes and edges that were sampled"),
+    "curves of work": ("work", "Input nodes per seed by the number of seeds"),
+    "curves of misses": ("misses", "Misses of LRU caches by kappa, for 1 to 8 ranks"),
+    "curves of learning": ("learning", "Loss and accuracy by minibatch, for several kappas"),
+    "curves of locality": ("locality", "Loss and accuracy by minibatch, for several factors of the bias"),
+}
+"""Curves of the page: the run, and what they show."""
+
+
+def result_of(run: str) -> str:
+    """The name of the result of a run, or of another result."""
+    return f"papers-{run}" if run in RUNS else run
+
+
+def command_of(run: str) -> str:
+    return f"bench/{RUNS[run]}" + (
+        f" --plot docs/papers-{run}.png" if run in {name for name, _ in PLOTS.values()} else ""
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", metavar="NAME", help=f"{', '.join(RUNS)} (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
+    args = parser.parse_args(arguments)
+    if unknown := [name for name in args.runs if name not in RUNS]:
+        parser.error(f"no run {unknown[0]!r}; the runs are {', '.join(RUNS)}")
+    failed = []
+    for name in args.runs or RUNS:
+        command = [sys.executable, *command_of(name).split(), "--json", f"bench/results/papers-{name}.json"]
+        print(f"\n== {name}: {' '.join(command[1:])}", flush=True)
+        if not args.list and subprocess.run(command, cwd=ROOT).returncode != 0:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    elif not args.list:
+        subprocess.run([sys.executable, "bench/report.py"], cwd=ROOT, check=True)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
