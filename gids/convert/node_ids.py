@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable
+from gids.convert.edges import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.ids import MAX_ID_BYTES, number_keys, text_keys
 from gids.store.manifest import position_dtype
-from gids.store.rows import FileRows, Rows
+from gids.store.rows import FileRows, Rows, blocks
 
 _PARTITION_IDS = 1 << 18
 _MAX_PARTITIONS = 256  # files that are open at a time
@@ -295,7 +297,15 @@ def _text(ids: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def are_positions(table: ArrowTable, column: str) -> bool:
-    """Whether a column of whole numbers is 0, 1, 2, …: then ids are node numbers."""
+    """Whether a column of numbers is 0, 1, 2, …: then ids are node numbers."""
+    dtype = table.dtype(column)
+    if dtype is not None and dtype.is_floating_point and not table.is_list(table.types[column]):
+        return all(
+            bool(equal_values(block, torch.arange(start, start + len(block))).all())
+            for start, block in blocks(table.rows([column]), BLOCK_BYTES)
+        )
+    if table.ids_are_text(column):
+        return False
     row = 0
     for ids in table.ids(column, as_text=False):
         if ids.null_count or (ids.to_numpy() != np.arange(row, row + len(ids))).any():
