@@ -1,7 +1,7 @@
 """NodesById: the nodes of one type by the ids in a table, to number the ends of edges. For readers/tables.py.
 
 Ids are divided by their key into partitions on disk. Nodes and edges of equal ids are in the same partition,
-so they are joined a few partitions at a time: memory does not grow with the table. pyarrow compares the ids
+so they are joined one partition at a time: memory does not grow with the table. pyarrow compares the ids
 themselves, not their keys.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable
+from gids.convert.edges import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
+from gids.store.dtypes import equal_values
 from gids.store.ids import MAX_ID_BYTES, number_keys, text_keys
 from gids.store.manifest import position_dtype
-from gids.store.rows import FileRows, Rows
+from gids.store.rows import FileRows, Rows, blocks
 
 _PARTITION_IDS = 1 << 18
 _MAX_PARTITIONS = 256  # files that are open at a time
@@ -54,7 +56,7 @@ class NodesById:
         self._nodes = _Partitions(scratch / "nodes", count)
         self.arrays: dict[str, Rows] = {}
         self._write_ids()
-        self._groups = list(self._grouped())
+        self._check_memory()
         self._write_keys()
 
     def nodes_of(self, table: ArrowTable, column: str, target: Path) -> FileRows:
@@ -65,7 +67,7 @@ class NodesById:
 
         if self._nodes.count == 1:
             with open(target, "wb") as out:
-                self._join(self._groups[0], lambda _: ids(), out)
+                self._join(0, ids(), out)
             return FileRows(target, (table.row_count,), torch.int64)
         ends, which = (
             _Partitions(target.with_suffix(".ends"), self._nodes.count),
@@ -78,8 +80,8 @@ class NodesById:
                 ends.add(self._pa.record_batch([batch], ["id"]), partitions)
                 numbers.write(partitions.data)
         with open(joined, "wb") as out:
-            for group in self._groups:
-                self._join(group, lambda p: (batch.column("id") for batch in ends.read(p)), out)
+            for index in range(ends.count):
+                self._join(index, (batch.column("id") for batch in ends.read(index)), out)
         ends.remove()
         with open(target, "wb") as out:
             for nodes in _merged(which, joined, ends.row_counts):
@@ -133,8 +135,8 @@ class NodesById:
         count = self._table.row_count
         dtype = position_dtype(count)
         with open(self._scratch / "key", "wb") as keys, open(self._scratch / "node", "wb") as nodes:
-            for group in self._groups:
-                rows, ids = self._loaded(group)
+            for index in range(self._nodes.count):
+                rows, ids = self._loaded(index)
                 firsts = self._compute.index_in(ids, value_set=ids).to_numpy()
                 again = np.flatnonzero(firsts != np.arange(len(firsts)))
                 if len(again):
@@ -149,25 +151,21 @@ class NodesById:
         self.arrays["id_key"] = FileRows(self._scratch / "key", (count,), torch.int64)
         self.arrays["id_node"] = FileRows(self._scratch / "node", (count,), getattr(torch, dtype))
 
-    def _grouped(self) -> Iterator[range]:
-        """Successive partitions that fit into memory together."""
-        limit, first, used = self._memory_bytes // 2, 0, 0
-        for index in range(self._nodes.count):
-            needed = _ID_BYTES * self._nodes.row_counts[index] + _TEXT_COPIES * self._nodes.nbytes[index]
-            if needed > limit:
-                raise FormatError(
-                    f"the ids of {self._table.row_count} {self.ntype!r} nodes need more memory: give "
-                    f"--memory {-(-2 * needed // 1_000_000)}MB"
-                )
-            if used + needed > limit:
-                yield range(first, index)
-                first, used = index, 0
-            used += needed
-        yield range(first, self._nodes.count)
+    def _check_memory(self) -> None:
+        """Raise FormatError if a partition does not fit into half of the memory."""
+        needed = max(
+            _ID_BYTES * count + _TEXT_COPIES * size_bytes
+            for count, size_bytes in zip(self._nodes.row_counts, self._nodes.nbytes, strict=True)
+        )
+        if needed > self._memory_bytes // 2:
+            raise FormatError(
+                f"the ids of {self._table.row_count} {self.ntype!r} nodes need more memory: give "
+                f"--memory {-(-2 * needed // 1_000_000)}MB"
+            )
 
-    def _loaded(self, group: range) -> tuple[np.ndarray, Any]:
-        """(rows, ids) of the nodes in some partitions."""
-        batches = [batch for index in group for batch in self._nodes.read(index)]
+    def _loaded(self, index: int) -> tuple[np.ndarray, Any]:
+        """(rows, ids) of the nodes in a partition."""
+        batches = list(self._nodes.read(index))
         rows = [batch.column("row").to_numpy() for batch in batches]
         kind = self._pa.large_string() if self.is_text else self._pa.int64()
         ids = self._pa.chunked_array([batch.column("id") for batch in batches], kind).combine_chunks()
@@ -175,14 +173,13 @@ class NodesById:
             ids = self._pa.array([], kind)
         return np.concatenate([np.empty(0, np.int64), *rows]), ids
 
-    def _join(self, group: range, read: Callable[[int], Iterable[Any]], out: Any) -> None:
-        """Append the nodes of the ids that read(partition) yields, for each partition of a group."""
-        rows, known = self._loaded(group)
+    def _join(self, index: int, batches: Iterable[Any], out: Any) -> None:
+        """Append the nodes of ids in a partition to a file."""
+        rows, known = self._loaded(index)
         rows = np.append(rows, -1)  # for an unknown id, whose index is -1
-        for index in group:
-            for ids in self._joined(read(index)):
-                found = self._compute.index_in(ids, value_set=known)
-                out.write(rows[found.fill_null(-1).to_numpy()].data)
+        for ids in self._joined(batches):
+            found = self._compute.index_in(ids, value_set=known)
+            out.write(rows[found.fill_null(-1).to_numpy()].data)
 
     def _joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches in pieces of an eighth of the memory: each lookup builds a hash table of the nodes."""
@@ -295,7 +292,15 @@ def _text(ids: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def are_positions(table: ArrowTable, column: str) -> bool:
-    """Whether a column of whole numbers is 0, 1, 2, …: then ids are node numbers."""
+    """Whether a column of numbers is 0, 1, 2, …: then ids are node numbers."""
+    dtype = table.dtype(column)
+    if dtype is not None and dtype.is_floating_point and not table.is_list(table.types[column]):
+        return all(
+            bool(equal_values(block, torch.arange(start, start + len(block))).all())
+            for start, block in blocks(table.rows([column]), BLOCK_BYTES)
+        )
+    if table.ids_are_text(column):
+        return False
     row = 0
     for ids in table.ids(column, as_text=False):
         if ids.null_count or (ids.to_numpy() != np.arange(row, row + len(ids))).any():

@@ -316,9 +316,9 @@ class _Reading:
             source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
 
     def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
-        is_text = table.ids_are_text(column)
-        if not is_text and are_positions(table, column):
+        if are_positions(table, column):
             return
+        is_text = table.ids_are_text(column)
         memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
         self._ids[ntype] = NodesById(
             ntype, table, column, is_text=is_text, scratch=self._place(), memory_bytes=memory_bytes
