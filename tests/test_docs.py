@@ -221,7 +221,7 @@ def test_page_of_public_names_is_that_of_the_code() -> None:
 
 def test_page_of_public_names_follows_imports_bases_and_constants(tmp_path: Path) -> None:
     texts = {
-        "README.md": "gids.io, gids.nothing",
+        "README.md": "gids.io, gids.nothing; disk.bytes, disk.close() and Disk.find()",
         "gids/__init__.py": """
 from gids import io as io
 from gids.io.disk import SIZE as SIZE, Disk
@@ -248,7 +248,7 @@ class Disk(_Base):
     def close(self):
         \"\"\"Stop it.\"\"\"
     def spin(self):
-        \"\"\"Turn once. Called by Shape.\"\"\"
+        \"\"\"Turn once.\"\"\"
     def _turn(self): ...
 class Shape(NamedTuple):
     \"\"\"Rows and columns\"\"\"

@@ -21,7 +21,7 @@ HEAD = """# Public names
 
 For everyone who looks for a name of gids. `python tools/api_page.py` writes this page from the code: each
 name, and each method of a class, with its signature and the first sentence of its docstring. `help(name)`
-shows the rest. Other names are private, and so are methods that say by whom they are called.
+shows the rest. Other names are private, and so are methods that no page and no example names.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign
@@ -39,6 +39,8 @@ class Code:
 
     def __init__(self, root: Path):
         self._root = root
+        text = "\n".join(page.read_text() for page in pages_of(root))
+        self._named = set(re.findall(r"\.([a-z]\w*)", text))
         self._trees: dict[str, ast.Module | None] = {}
 
     def tree(self, module: str) -> ast.Module | None:
@@ -113,7 +115,7 @@ class Code:
     def methods(self, place: Place) -> dict[str, str]:
         """The public methods and properties of a class, with their arguments, -> their first sentences.
 
-        Without those that only gids calls: their docstrings say "Called by".
+        Only those that a page names, as ".method".
         """
         found: dict[str, str] = {}
         seen: set[str] = set()
@@ -124,7 +126,7 @@ class Code:
                 if method.name in seen:  # a nearer class has its own, or it is a property's setter
                     continue
                 seen.add(method.name)
-                if "Called by" not in (ast.get_docstring(method) or ""):
+                if method.name in self._named:
                     decorators = {ast.unparse(d).rpartition(".")[2] for d in method.decorator_list}
                     is_property = decorators & {"property", "cached_property"}
                     at = Place(module, method)
@@ -230,14 +232,17 @@ def bullet(text: str, width: int = 120) -> str:
     )
 
 
+def pages_of(root: Path) -> list[Path]:
+    """The pages and examples for users, without this one."""
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/examples/*")]
+    return [page for page in pages if page.name not in (PAGE.name, "CHANGELOG.md") and page.is_file()]
+
+
 def modules_of_pages(root: Path) -> list[str]:
     """Packages and modules of gids that the user pages mention, sorted."""
-    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/examples/*")]
     code = Code(root)
     modules = {"gids"}
-    for page in pages:
-        if page.name == PAGE.name:
-            continue
+    for page in pages_of(root):
         for name in re.findall(r"\bgids(?:\.[a-z_]+)+", page.read_text()):
             words = name.split(".")
             prefixes = (".".join(words[:n]) for n in range(2, len(words) + 1))
