@@ -252,8 +252,9 @@ def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
                 assert_same(a, b)
             assert len(list(valid)) == len(valid)
         assert (loader._learned.why_random, valid._learned.why_random) == ("", "")
-        minibatches = sum(map(len, expected)) + len(expected) * len(valid)
-        assert loader.stats()["packs"]["minibatches"] == minibatches
+        counted = [each.stats()["packs"]["minibatches"] for each in (loader, valid, source)]
+        trained, validated = sum(map(len, expected)), len(expected) * len(valid)
+        assert counted == [trained, validated, trained + validated]
 
 
 def test_a_child_that_is_forked_while_packs_are_made_does_not_wait_for_them(

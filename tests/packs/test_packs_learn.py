@@ -78,7 +78,8 @@ def test_training_is_read_by_packs_whatever_validation_is(
                 assert_same(a, b)
             assert train.stats()["packs"]["minibatches"] == before + len(epoch)
             assert len(list(valid)) == 2
-        assert "random" in ways(train)  # of the validation
+        assert "random" in ways(valid)
+        assert set(ways(train)) == {"pack"}
         assert len(measured) == 1
 
 
