@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -155,8 +155,9 @@ class Learned:
 
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
-    slower: actual seconds of packs over predicted ones, once known. choice: the last one. by_packs: whether
-    packs were chosen last, and are soon made. next_epoch: what is prepared of it, or None.
+    slower: actual seconds of packs over predicted ones, once known. choices: all; choice: the last one that
+    later ones learn from. by_packs: whether packs were chosen last, and are soon made. next_epoch: what is
+    prepared of it, or None.
     """
 
     consumer_s: float = 0.0
@@ -164,6 +165,7 @@ class Learned:
     why_random: str = ""
     random_count: float = 0
     slower: float | None = None
+    choices: list[dict[str, Any]] = field(default_factory=list)
     choice: dict[str, Any] | None = None
     by_packs: bool = False
     next_epoch: NextEpoch | None = None
@@ -195,10 +197,17 @@ class NextEpoch:
     It lasts from one stream to the next: until take() or close(), or until its loader is dropped.
 
     minibatches: what the loader will give to attach(). source: of them. opened: what a stream must close.
+    counters: those of PackReads, which get what is read and written for nothing.
     """
 
-    def __init__(self, minibatches: Iterable[Any], source: Sampled[Any], sampled: SampledAhead[Any]) -> None:
-        self.minibatches, self.source, self.sampled = minibatches, source, sampled
+    def __init__(
+        self,
+        minibatches: Iterable[Any],
+        source: Sampled[Any],
+        sampled: SampledAhead[Any],
+        counters: dict[str, Any],
+    ) -> None:
+        self.minibatches, self.source, self.sampled, self._counters = minibatches, source, sampled, counters
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
@@ -247,7 +256,13 @@ class NextEpoch:
 
     def close(self) -> None:
         """Drop what is prepared. Idempotent."""
-        self._finalizer()
+        if self.here:
+            self._finalizer()
+            parts: list[Any] = [self.sampled.spool]
+            if self._making is not None and not self._making.exception():
+                parts.append(self._making.result())
+            for counter in ("bytes_read", "bytes_written"):
+                self._counters[counter] += sum(getattr(part, counter) for part in parts if part is not None)
 
 
 class _Making:
@@ -591,6 +606,7 @@ class PackReads:
             }
         )
         self.learned.choice = self.choices[-1]
+        self.learned.choices.append(self.choices[-1])
 
     def _layout(
         self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, ahead: Ahead

@@ -595,7 +595,7 @@ class PackSwitch(Generic[T]):
             source = Sampled(following)
             sampled = self._sample_ahead([], source)
             if sampled is not None:
-                packs.begin_next(NextEpoch(following, source, sampled))
+                packs.begin_next(NextEpoch(following, source, sampled, packs.counters))
         coming = learned.next_epoch
         if coming is None or not coming.open:
             return

@@ -88,7 +88,10 @@ class RowSource(Closing, ABC):
         return self.store.split(name, ntype)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of all loaders of this source, open and closed: the sums of their stats()."""
+        """The sums of the stats() of all loaders of this source.
+
+        One that was dropped without close() does not count.
+        """
         return self.lender.stats()
 
     @abstractmethod

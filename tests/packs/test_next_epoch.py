@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -385,7 +386,23 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
                 assert (len(coming.sampled.spool) == len(loader)) == (stop is None)
             assert len(list(valid)) == len(valid)
         minibatches = sum(map(len, expected)) + len(expected) * len(valid) - len(epoch) + 10
-        assert loader.stats()["packs"]["minibatches"] == minibatches
+        assert source.stats()["packs"]["minibatches"] == minibatches
+
+
+def test_what_is_written_for_an_epoch_that_nobody_reads_counts(loader: gids.NodeLoader) -> None:
+    coming = loader._learned.next_epoch
+    assert coming is not None
+    assert coming._making is not None
+    superbatch = coming._making.result()
+    assert superbatch is not None
+    while not superbatch.ready:
+        time.sleep(0.001)
+    before = loader.stats()["packs"]["bytes_written"]
+    loader.epoch = 0
+    next(iter(loader))  # drops it
+    loader.close()
+    spooled = coming.sampled.spool.bytes_written
+    assert loader.stats()["packs"]["bytes_written"] - before >= spooled + superbatch.bytes_written > spooled
 
 
 def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list[Minibatch]]) -> None:
