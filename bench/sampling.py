@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from graphs import graph_of, rmat
 from harness import Figures, alternate, integers, make_parser
 
-from gids.bench.minibatches import SAMPLERS, counts, make_sampler
+from gids.bench.arguments import SAMPLERS
+from gids.bench.minibatches import counts, make_sampler
 from gids.bench.sampling import verify
 from gids.sampler import (
     Block,

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SAMPLERS = ("neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk")
+DEPENDENT = SAMPLERS[:4]
+"""The samplers that take a kappa."""
+
+
+def check_sampler(name: str) -> None:
+    """Raise ValueError for an unknown name."""
+    if name not in SAMPLERS:
+        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)} (got {name!r})")
+
 
 def checked(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str) -> Callable[[str], T]:
     """Return an argparse type that parses, and accepts some values only."""

@@ -18,7 +18,8 @@ from typing import Any
 import numpy.typing as npt
 
 from gids.bench import arguments
-from gids.bench.minibatches import DEPENDENT, check_sampler, endless, input_nodes, make_sampler
+from gids.bench.arguments import DEPENDENT, check_sampler
+from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
 from gids.cache import page_heat

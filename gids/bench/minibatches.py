@@ -12,15 +12,12 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
+from gids.bench.arguments import DEPENDENT, check_sampler
 from gids.heat import choose_seeds
 from gids.loader.node_loader import NodeLoader
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
 from gids.sampler.minibatch import Block, PerType
 from gids.store import FeatureStore
-
-SAMPLERS = ("neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk")
-DEPENDENT = SAMPLERS[:4]
-"""The samplers that take a kappa."""
 
 
 def make_sampler(
@@ -43,12 +40,6 @@ def make_sampler(
         return Ladies(sizes, poisson=name == "ladies-poisson", threads=threads)
     importance = {"labor": 0, "labor-1": 1, "labor-star": -1}[name]
     return Labor(fanouts, importance_sampling=importance, batch_dependency=kappa, threads=threads)
-
-
-def check_sampler(name: str) -> None:
-    """Raise ValueError for an unknown name."""
-    if name not in SAMPLERS:
-        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)} (got {name!r})")
 
 
 class SeedOrder:

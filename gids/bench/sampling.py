@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gids import cuda
 from gids.bench import arguments, text
+from gids.bench.arguments import check_sampler
 from gids.bench.report import Figure, Report
 from gids.bench.session import Session
 
@@ -78,7 +79,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     import torch
 
     from gids import cuda
-    from gids.bench.minibatches import SeedOrder, check_sampler, make_sampler
+    from gids.bench.minibatches import SeedOrder, make_sampler
     from gids.heat import choose_seeds
     from gids.sampler import Topology
     from gids.sampler.device import PinnedGraph

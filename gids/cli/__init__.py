@@ -83,14 +83,14 @@ def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Print the usage of a command and the words that it does not know, and exit."""
     if not unknown[0].startswith("-"):
         takes = [f"{a.metavar or a.dest} ({a.help})" for a in parser._actions if not a.option_strings]
+        several = any(a.nargs == "+" and not a.option_strings for a in parser._actions)
         parser.error(
             f"one argument too many: {unknown[0]!r}; it takes {' and '.join(takes) or 'options only'}"
+            + "; give all paths before the options" * several
         )
     options = [option for action in parser._actions for option in action.option_strings]
     first = unknown[0].partition("=")[0]
     advice = _did_you_mean(first, options) if first.startswith("--") else ""
-    if not first.startswith("-") and any(a.nargs == "+" and not a.option_strings for a in parser._actions):
-        advice = "; give all paths before the options"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
 
 

@@ -96,8 +96,8 @@ def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
     )
     return [
         *(
-            add(option, action="append", default=[], metavar=f"[{of}=]NAME", help=f"column of {what}")
-            for option, of, what in columns
+            add(option, action="append", default=[], metavar=f"[{kind}=]NAME", help=f"column of {what}")
+            for option, kind, what in columns
         ),
         add(
             "--drop-unknown",

@@ -7,8 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir, add_minibatches, natural, parse_cache_size, positive, rate
-from gids.bench.minibatches import SAMPLERS, check_sampler
+from gids.bench.arguments import (
+    SAMPLERS,
+    add_allow_dir,
+    add_minibatches,
+    natural,
+    parse_cache_size,
+    positive,
+    rate,
+)
 from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
@@ -42,7 +49,8 @@ def add_parser(subparsers: Any) -> None:
     )
     add = parser.add_argument
     add("path", metavar="DATASET", type=Path, help="a dataset with topology and features")
-    add("--sampler", default="neighbor", metavar="NAME", help=f"{', '.join(SAMPLERS)} (default: neighbor)")
+    names = f"{', '.join(SAMPLERS)} (default: neighbor)"
+    add("--sampler", default="neighbor", choices=SAMPLERS, metavar="NAME", help=names)
     add_minibatches(parser)
     add(
         "--kappa",
@@ -108,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore, graphs_of
     from gids.store.part import refuse_part
 
-    check_sampler(args.sampler)
     if args.plot is not None:
         check_plotting()
     for path in (args.json, args.plot):

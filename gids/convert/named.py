@@ -48,9 +48,7 @@ def directory_arrays(
             yield path.stem, Found(open_raw(path, dtype, shape))
         elif path.is_file():
             why = "not .npy, .npz or .bin; an edge list is called edges.csv, .tsv or .txt"
-            if path.suffix in (".csv", ".tsv", ".txt"):
-                why += "; save columns of nodes and edges as nodes.parquet and edges.parquet"
-            elif path.suffix == ".parquet":
+            if path.suffix == ".parquet":
                 why = "call the tables nodes.parquet and edges.parquet"
             yield path.name, Found(None, why=why)
 

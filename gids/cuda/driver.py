@@ -105,8 +105,8 @@ class Libcuda:
 
     def addresses(self, functions: Sequence[str]) -> list[int]:
         """Where functions are, for native code; 0 for one that this driver does not have."""
-        found = [self._functions.get(name) for name in functions]
-        return [0 if f is None else ctypes.cast(f, c_void_p).value or 0 for f in found]
+        known = [self._functions.get(name) for name in functions]
+        return [0 if f is None else ctypes.cast(f, c_void_p).value or 0 for f in known]
 
     def check(self, function: str, status: int) -> None:
         """Raise CudaError unless the status that a function returned is 0."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gids.bench.minibatches import SAMPLERS
+from gids.bench.arguments import SAMPLERS
 from gids.cli import main
 from gids.scale.cut import Cut
 from gids.store import FeatureStore, graphs_of
@@ -257,7 +257,7 @@ def test_wrong_values_are_refused(dataset: Path, capsys: pytest.CaptureFixture[s
         ("--network-gb-s", "0"),
         ("--flops", "fast"),
         ("--ranks", "0"),
-        ("--sampler", "walk"),
+        ("--sampler", "graph"),
     ):
         with pytest.raises(SystemExit):
             main(["scale", str(dataset), option, value])

@@ -211,13 +211,3 @@ def test_other_bad_sources_print_one_line(tmp_path, capsys):
     save(tmp_path / "d", feat=FEAT[:9])
     text(tmp_path / "d/edges.csv")
     assert "it must be from 0 to 8" in error(tmp_path / "d")
-
-
-def test_columns_of_nodes_in_text_are_left_out_with_advice(tmp_path, capsys):
-    (tmp_path / "csv").mkdir()
-    (tmp_path / "csv/edges.csv").write_text("src,dst\n0,1\n1,0\n")
-    (tmp_path / "csv/nodes.csv").write_text("id,label\n0,1\n1,0\n")
-    convert(tmp_path / "csv", tmp_path / "csv.gids", "--quiet")
-    said = capsys.readouterr().err
-    assert said.startswith("left out 'nodes.csv' of ")
-    assert said.endswith("save columns of nodes and edges as nodes.parquet and edges.parquet\n")

@@ -274,7 +274,7 @@ void test_cancel_completes_unissued_reads_with_ecanceled(const std::string& kind
   for (const auto& r : batch->results) CHECK_EQUAL(r.error, ECANCELED);
   held->open = true;
   wait(*held);
-  CHECK_EQUAL(engine->stats().errors, reads.size());
+  CHECK_EQUAL(engine->stats().errors, 0u);  // nothing was read
   engine->cancel(*batch);  // a finished batch: nothing
   batch->results.assign(batch->results.size(), {});
   engine->submit(batch);  // a finished batch may be submitted again, and cancelled in flight

@@ -231,6 +231,7 @@ def test_info_reads_no_labels_and_splits(hollow, capsys, monkeypatch):
         "labels": f"int64[{MANY}]",
         "splits": {"train": MANY},
         "times": None,
+        "ids": None,
         "heat": [],
     }
     assert [t["ordered"] for t in found["tables"]] == [False, True]
