@@ -19,7 +19,7 @@ from gids.store.scan import PageReader
 from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
 from gids.write.publish import dataset_path, only_writer, unchanged_on_error
-from gids.write.workplace import Workplace, restore
+from gids.write.workplace import Workplace, finish_published, restore
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
@@ -50,6 +50,7 @@ def restripe(
         if directories.count(directory) > 1:
             raise ValueError(f"stripe directory {directory} is given twice: give each directory once")
     restore(root)
+    finish_published(root, {})  # of a killed writer: what it left is removed even if there is nothing to move
     with only_writer(root):
         locate, manifest = open_dataset(root, [*allow_dirs, *directories])
         if all(_is_striped_over(t, directories) for t in manifest.tables):

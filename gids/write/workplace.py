@@ -291,6 +291,8 @@ def finish_published(path: Path, key: Mapping[str, Any], *, but: Collection[str]
     """
     partial = partial_path(path)
     if not (partial / _JOURNAL).is_file():
+        with contextlib.suppress(OSError):  # it does not exist, or is not empty
+            partial.rmdir()
         return False
     try:
         opened = _open_journal(partial, key)

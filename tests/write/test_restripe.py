@@ -151,7 +151,7 @@ def killed(moment, dataset, disks):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("next_stripe", [[2], []])
+@pytest.mark.parametrize("next_stripe", [[0, 1, 2], [2], []])
 def test_killed_restripe_leaves_a_valid_dataset_and_the_next_one_cleans_up(
     dataset, disks, moment, next_stripe
 ):

@@ -4,7 +4,7 @@
     python tools/kill_writers --every 1 --only "convert in place"
     python tools/kill_writers --kills 500 --losses 500
 
-The commands are those of scenarios.py: convert, partition, heat, create_table and layerwise, with
+The commands are those of scenarios.py: convert, partition, restripe, heat, create_table and layerwise, with
 and without --stripe and --overwrite.
 
 A command is killed (SIGKILL) when it makes its n-th call that creates, writes, syncs, renames or removes

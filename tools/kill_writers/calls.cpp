@@ -209,7 +209,7 @@ int mkdirat(int dirfd, const char* path, mode_t mode) {
 int mkdir(const char* path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
 
 int linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
-  return static_cast<int>(change("unknown", path_of(to_dir, to), "", [&] {
+  return static_cast<int>(change("link", path_of(from_dir, from), path_of(to_dir, to), [&] {
     return syscall(SYS_linkat, from_dir, from, to_dir, to, flags);
   }));
 }

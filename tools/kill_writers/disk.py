@@ -93,6 +93,13 @@ class Disk:
         if call.name in ("rename", "exchange"):
             self._rename(call.path, call.second, exchange=call.name == "exchange")
             return
+        if call.name == "link":
+            directory, name = self._parent(call.second)
+            node = self.at(call.path)
+            assert directory.entries is not None
+            assert node is not None, call.path
+            directory.entries[name] = node
+            return
         if call.name in ("create", "mkdir", "unlink", "rmdir"):
             directory, name = self._parent(call.path)
             assert directory.entries is not None

@@ -25,7 +25,7 @@ from gids.convert.source import source_files
 from gids.inference import layerwise
 from gids.store import verify
 from gids.store.part import part_paths
-from gids.write import create_table
+from gids.write import create_table, restripe
 from gids.write.partition import partition
 
 NAME = "a.gids"
@@ -226,6 +226,12 @@ def converted_in_place(*disks: int) -> Step:
     return step
 
 
+def restriped(*disks: int) -> Step:
+    return lambda place: restripe(
+        place.dataset, [place.disks[i] for i in disks], allow_dirs=place.disks, workers=1
+    )
+
+
 def heated(seed: int) -> Step:
     options = ("--method", "sampled", "--fanouts", "2", "--batch-size", "4", "--seed", str(seed))
     return lambda place: _run(place, "heat", *options)
@@ -319,6 +325,11 @@ SCENARIOS = {
     "convert in place, into the dataset": Scenario(converted_in_place(), (OLD_STRIPED,)),
     "convert in place, then to another disk": Scenario(
         converted_in_place(0), (OLD_STRIPED,), then=converted_in_place(2)
+    ),
+    "restripe, to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
+    "restripe, into the dataset": Scenario(restriped(), (OLD_STRIPED,)),
+    "restripe, old kernel, then to another disk": Scenario(
+        restriped(0, 1), (OLD,), then=restriped(2), old_kernel=True
     ),
     "heat": Scenario(heated(0), (OLD,)),
     "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
