@@ -33,6 +33,7 @@ from gids.io import Engine, open_engine, queue_depth
 from gids.loader.counting import Stats, added, between, is_size
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
 from gids.loader.memory import (
+    KEPT_HEAT,
     DevicePlacement,
     HostPlacement,
     Placement,
@@ -61,9 +62,6 @@ log = logging.getLogger("gids")
 _ALONE = Alone()
 _ADAPT_STEPS = 16
 """Minibatches after which the number of planned ones adapts again."""
-
-_KEPT = 255
-"""The heat of pages that keep their lines for good."""
 
 _WAITING_SHARE = 8
 """Beside packs minibatches are sampled in bulk if that takes at most an eighth of the memory."""
@@ -565,7 +563,7 @@ class FeatureLoader(Closing):
     def keep_pages(self, table: str, pages: npt.NDArray[np.bool_]) -> None:
         """Never evict these pages of a table, bool[page_count]. Call it before the first minibatch.
 
-        A cache on a GPU evicts them all the same.
+        That holds for as many pages as half of the table's lines. A cache on a GPU evicts them all the same.
         """
         if isinstance(self._placement, HostPlacement) and self._cache is None:
             self._kept_pages[table] = pages
@@ -584,9 +582,9 @@ class FeatureLoader(Closing):
         else:
             return None
         if self._kept_pages:
-            of_pages = np.minimum(of_pages, _KEPT - 1)
+            of_pages = np.minimum(of_pages, KEPT_HEAT - 1)
         if kept is not None:
-            of_pages[kept] = _KEPT
+            of_pages[kept] = KEPT_HEAT
         return of_pages
 
     def close(self) -> None:

@@ -113,6 +113,17 @@ def too_large(rows: Rows, excess_bytes: int) -> str:
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
+KEPT_HEAT = 255
+"""The heat of pages that keep their lines for good, if some do."""
+
+
+def _kept_at_most(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint8]:
+    """With so many pages at most that keep their lines; more would leave too few to the others."""
+    kept = np.flatnonzero(heat == KEPT_HEAT)
+    heat = heat.copy()
+    heat[kept[count:]] = KEPT_HEAT - 1
+    return heat
+
 
 class Placement(ABC):
     """Builds the cache once the sizes of minibatches are known."""
@@ -202,6 +213,8 @@ class HostPlacement(Placement):
         )
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
+        if self.keep:
+            heats = {name: _kept_at_most(heat, plan.lines[name] // 2) for name, heat in heats.items()}
         return FeatureCache(
             self._engine,
             self._tables,

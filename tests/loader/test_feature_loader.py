@@ -19,6 +19,8 @@ from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
 from open_options import take_options, tuned
 
 import gids
+from gids import _core
+from gids.loader.memory import KEPT_HEAT
 
 
 @pytest.mark.few(5)
@@ -426,3 +428,16 @@ def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
     for name in ("memory", "cache"):
         with pytest.raises(ValueError, match=f"{name}={wrong} is not a size in bytes"):
             gids.FeatureLoader(gids.open(path, **tuned({name: wrong})), TABLES)
+
+
+def test_pages_that_are_kept_take_half_of_the_lines(path: Path, source: Ids) -> None:
+    with gids.FeatureLoader(gids.open(path, memory=3 << 20, window=2), ["paper.feat"]) as loader:
+        [table] = loader.tables
+        loader.keep_pages(table.name, np.ones(table.page_count, np.bool_))
+        for minibatch, features in loader.attach(minibatches(6), lambda m: {table.name: m[table.name]}):
+            assert torch.equal(features[table.name], source[table.name][minibatch[table.name]])
+        assert loader._cache is not None
+        heats = (loader._cache.page_words(table.name) >> np.uint64(_core.HEAT_SHIFT)) % _core.HEAT_LEVELS
+        lines = loader.stats()["tables"][table.name]["lines"]
+        assert 0 < lines < table.page_count
+        assert np.count_nonzero(heats == KEPT_HEAT) == lines // 2
