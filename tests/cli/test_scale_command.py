@@ -194,10 +194,6 @@ def test_every_sampler_has_curves(dataset: Path, run: Run, tmp_path: Path, sampl
             assert inputs - drawn <= most * point["batch_size"] / 8
 
 
-def test_an_unknown_sampler_is_refused(dataset: Path, run: Run) -> None:
-    assert "--sampler must be one of neighbor, labor, labor-1" in run(dataset, "--sampler", "saint", status=2)
-
-
 def test_plot(dataset: Path, run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run(dataset, *QUICK, "--ranks", "8", "--plot", tmp_path / "out.png")
