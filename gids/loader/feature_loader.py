@@ -168,7 +168,6 @@ class FeatureLoader(Closing):
         self._seconds = {"sample": 0.0}
         self._observers = Observers(observer, stage_for(self.device))
         self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
-        self._adapt_at = 0  # a step of the cache
         self._last_stats: dict[str, Any] | None = None  # once closed
         self._shares: weakref.WeakKeyDictionary[Learned, Stats] = weakref.WeakKeyDictionary()
         self._turn: tuple[Learned, Stats] | None = None  # whose streams read now, and stats() as that began
@@ -219,6 +218,7 @@ class FeatureLoader(Closing):
         self._window = options.window
         self._most_planned = options.planned or most  # lowered to what memory allows, once that is known
         self._planned = options.planned or min(self._placement.least_planned, most)
+        self._adapt_at = 0  # a step of the cache
         self._waiting = 0  # minibatches that are sampled, and not in the window yet
         self._most_waiting: int | None = None  # once memory is shared out
 

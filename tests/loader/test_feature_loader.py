@@ -430,6 +430,18 @@ def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
             gids.FeatureLoader(gids.open(path, **tuned({name: wrong})), TABLES)
 
 
+def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:
+    rows = [{"paper.feat": torch.arange(4 * i, 4 * i + 20)} for i in range(20)]
+    source = gids.open(path, memory=16 << 20, window=2)
+    with gids.FeatureLoader(source, ["paper.feat"]) as loader, gids.FeatureLoader(source, TABLES) as other:
+        for _ in range(3):
+            list(loader.attach(rows, ids_of))
+        before = loader.stats()["planned"]
+        list(other.attach(minibatches(1), ids_of))  # takes the memory
+        planned = [loader.stats()["planned"] for _ in loader.attach(rows, ids_of)]
+        assert planned[-1] == before > 2
+
+
 def test_pages_that_are_kept_take_half_of_the_lines(path: Path, source: Ids) -> None:
     with gids.FeatureLoader(gids.open(path, memory=3 << 20, window=2), ["paper.feat"]) as loader:
         [table] = loader.tables
