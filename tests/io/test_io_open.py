@@ -285,7 +285,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
         try:
             engine.read(files, offsets, 16, out)
         except KeyboardInterrupt:
-            print("interrupted", engine.stats()["reads"] == count, engine.stats()["errors"] > 0)
+            print("interrupted", engine.stats()["reads"] < count, engine.stats()["errors"] == 0)
         assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
     """
     command = [

@@ -53,9 +53,9 @@ std::vector<Sample> every_sampler() {
     all.push_back([=](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
       return s.labor.sample(s.host, graph, seeds, fanouts, options, moment);
     });
-  for (const bool poisson : {false, true})
+  for (const Ladies::Draws draws : {Ladies::Draws::repeated, Ladies::Draws::distinct, Ladies::Draws::poisson})
     all.push_back([=](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
-      return s.ladies.sample(s.host, graph, seeds, fanouts, poisson, moment);
+      return s.ladies.sample(s.host, graph, seeds, fanouts, draws, moment);
     });
   all.push_back([](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
     return sample_walks(s.host, graph, seeds, counts, walk, moment);
