@@ -547,3 +547,35 @@ def test_tables_without_rows(tmp_path):
     assert store.ids()[:] == []
     with pytest.raises(KeyError):
         store.ids().find(["a"])
+
+
+@pytest.mark.parametrize(
+    ("table", "others"),
+    [
+        ("nodes.csv", ["feat.npy", "train_idx.npy"]),
+        ("nodes.parquet", ["label.npy"]),
+        ("nodes/paper.csv", ["nodes/author/feat.npy"]),
+        ("nodes/paper.csv", ["nodes.csv"]),
+        ("nodes.csv", ["edges/_N.cites._N.csv"]),
+        ("edges.parquet", ["feat.npy"]),
+    ],
+)
+def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys, table, others):
+    source = tmp_path / "s"
+    write_csv(source / "edges.csv", src=[0], dst=[0])
+    if table == "edges.parquet":
+        (source / "edges.csv").unlink()
+    suffix = "." + table.rsplit(".", 1)[1]
+    WRITERS[suffix](source / table, id=[0], src=[0], dst=[0])
+    for other in others:
+        (source / other).parent.mkdir(parents=True, exist_ok=True)
+        if other.endswith(".npy"):
+            np.save(source / other, np.zeros(1))
+        else:
+            write_csv(source / other, id=["b"])
+    error = refused(capsys, source, tmp_path / "a.gids")
+    assert f"{', '.join(map(repr, others))} would be left out" in error
+    (source / "README.txt").write_text("text")
+    for other in others:
+        (source / other).unlink()
+    convert(source, tmp_path / "a.gids")

@@ -29,6 +29,7 @@ from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+_DATA_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES, ".npy", ".npz", ".bin")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
 _BLOCK_ROWS = 1 << 20
@@ -88,8 +89,24 @@ def _in_directory(path: Path) -> _Files:
     else:
         of_nodes = {NODE: alone["nodes"]}
     if "edges" in alone:
-        return _Files(of_nodes, {RELATION: alone["edges"]})
-    return _Files(of_nodes, {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()})
+        of_edges = {RELATION: alone["edges"]}
+    else:
+        of_edges = {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()}
+    _refuse_others(path, {file for files in (*of_nodes.values(), *of_edges.values()) for file in files})
+    return _Files(of_nodes, of_edges)
+
+
+def _refuse_others(path: Path, tables: Collection[Path]) -> None:
+    """Raise FormatError for data in a directory that belongs to none of the tables."""
+    files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*")]
+    data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
+    if others := sorted(str(f.relative_to(path)) for f in data.difference(tables)):
+        used = " ".join(sorted(str(f.relative_to(path)) for f in tables)[:3])
+        raise FormatError(
+            f"{path} is read as tables, and {_listed(others)} would be left out: put their columns into the "
+            f"tables, or give only the tables to read, such as {used}; --from edges or --from directory "
+            "reads arrays without tables of nodes"
+        )
 
 
 def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
