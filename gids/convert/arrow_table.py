@@ -171,8 +171,8 @@ class ArrowTable:
             )
         return False
 
-    def ids(self, column: str, *, as_text: bool) -> Iterator[Any]:
-        """A column of ids in batches: pyarrow arrays of large_string, or of int64, with nulls.
+    def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
+        """A column of ids in batches, from a chunk on: arrays of large_string, or of int64, with nulls.
 
         Raises FormatError for ids of the other kind, and for 2^63 and more.
         """
@@ -181,10 +181,20 @@ class ArrowTable:
                 f"column {column!r} of {self._files[0]} is of type {self.types[column]}, but the ids of "
                 f"its nodes are {'text' if as_text else 'whole numbers'}: make both the same"
             )
-        for chunk in self._chunks:
-            for batch in chunk.batches([column], ID_ROWS):
+        for part in self._chunks[chunk:]:
+            for batch in part.batches([column], ID_ROWS):
                 with parsing(self._files[0], f"has an unusable id in column {column!r}"):
                     yield batch.column(0).cast(self._arrow.large_string() if as_text else self._arrow.int64())
+
+    def number_ids(self, column: str) -> StreamRows:
+        """A column of ids that are numbers, int64[rows]; -1: there is none, or it is no whole number."""
+
+        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
+            first = bisect_right(self._starts, row) - 1
+            batches = self.ids(column, as_text=False, chunk=first)
+            return self._starts[first], (torch.tensor(ids.fill_null(-1).to_numpy()) for ids in batches)
+
+        return StreamRows((self.row_count,), torch.int64, open_at)
 
     def where(self, row: int) -> str:
         """The file and the row in it, for messages."""

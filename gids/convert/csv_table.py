@@ -101,10 +101,10 @@ class CsvTable(ArrowTable):
         """See ArrowTable: of texts, whether one field is no whole number."""
         return column not in self._whole
 
-    def ids(self, column: str, *, as_text: bool) -> Iterator[Any]:
+    def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
         """One of the columns of texts as ids; see ArrowTable. As numbers, other fields are null."""
-        for chunk in self._chunks:
-            for batch in chunk.batches([column], ID_ROWS):
+        for part in self._chunks[chunk:]:
+            for batch in part.batches([column], ID_ROWS):
                 ids = batch.column(0)
                 if not as_text:
                     no_id = self._pa.scalar(None, self._pa.large_string())
@@ -192,6 +192,8 @@ class CsvTable(ArrowTable):
             and self._compute.any(self._compute.equal(self._compute.utf8_length(fields), 1)).as_py()
         ):
             return None  # 0 and 1 are whole numbers
+        if kind == "int" and self._compute.any(self._compute.match_substring_regex(fields, "[xX]")).as_py():
+            return None  # Arrow takes 0x10
         try:
             return fields.cast(target)
         except self._pa.ArrowInvalid:

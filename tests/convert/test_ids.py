@@ -547,3 +547,70 @@ def test_tables_without_rows(tmp_path):
     assert store.ids()[:] == []
     with pytest.raises(KeyError):
         store.ids().find(["a"])
+
+
+@pytest.mark.parametrize(
+    ("table", "others"),
+    [
+        ("nodes.csv", ["feat.npy", "train_idx.npy"]),
+        ("nodes.parquet", ["label.npy"]),
+        ("nodes/paper.csv", ["nodes/author/feat.npy"]),
+        ("nodes/paper.csv", ["nodes.csv"]),
+        ("nodes.csv", ["edges/_N.cites._N.csv"]),
+        ("edges.parquet", ["feat.npy"]),
+    ],
+)
+def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys, table, others):
+    source = tmp_path / "s"
+    write_csv(source / "edges.csv", src=[0], dst=[0])
+    if table == "edges.parquet":
+        (source / "edges.csv").unlink()
+    suffix = "." + table.rsplit(".", 1)[1]
+    WRITERS[suffix](source / table, id=[0], src=[0], dst=[0])
+    for other in others:
+        (source / other).parent.mkdir(parents=True, exist_ok=True)
+        if other.endswith(".npy"):
+            np.save(source / other, np.zeros(1))
+        else:
+            write_csv(source / other, id=["b"])
+    error = refused(capsys, source, tmp_path / "a.gids")
+    assert f"{', '.join(map(repr, others))} would be left out" in error
+    (source / "README.txt").write_text("text")
+    for other in others:
+        (source / other).unlink()
+    convert(source, tmp_path / "a.gids")
+
+
+def test_a_column_of_an_unknown_type_or_relation_is_refused(tmp_path, capsys):
+    paper = write_csv(tmp_path / "paper.csv", doi=["d0", "d1"], id=[1, 0])
+    cites = write_csv(tmp_path / "cites.csv", src=[0], dst=[0], other=[1])
+    for option, message in (
+        ("--id-column=paper=doi", "no table of nodes is called 'paper'; there is '_N'; --id-column doi is"),
+        (
+            "--src-column=cites=other",
+            "no relation is called 'cites'; there is '_N._E._N'; --src-column other",
+        ),
+        ("--dst-column=cites=other", "--dst-column cites=other: no relation is called 'cites'"),
+    ):
+        assert main(["convert", str(paper), str(cites), str(tmp_path / "a.gids"), option]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["007", "0x10", "zzz", "", "1.0"])
+def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
+    source = tmp_path / "s"
+    write_csv(source / "nodes.csv", id=range(20), x=["0x10"] + ["1"] * 19, y=range(20))
+    (source / "edges.csv").write_text(f"src,dst,w\n3,2,5\n{end},1,6\n4,9,7\n")
+    error = refused(capsys, source, tmp_path / "a.gids")
+    assert f"line 3: 'src' is {repr(end) if end else 'empty'}, which no '_N' node has as its id" in error
+    store = convert(source, tmp_path / "a.gids", "--drop-unknown")
+    error = capsys.readouterr().err
+    assert "dropped 1 of 3 edges" in error
+    assert "left out column 'x': '0x10' is no number" in error
+    assert store.graph().indices.tolist() == [3, 4]
+    assert store.table("_N._E._N.w").read_rows([0, 1]).tolist() == [5, 7]
+    (source / "edges.csv").unlink()
+    write_parquet(source / "edges.parquet", src=[3, None, 4], dst=[2, 1, 9])
+    assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
+    store = convert(source, tmp_path / "b.gids", "--drop-unknown")
+    assert store.graph().indices.tolist() == [3, 4]

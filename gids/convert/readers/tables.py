@@ -29,6 +29,7 @@ from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+_DATA_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES, ".npy", ".npz", ".bin")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
 _BLOCK_ROWS = 1 << 20
@@ -88,8 +89,24 @@ def _in_directory(path: Path) -> _Files:
     else:
         of_nodes = {NODE: alone["nodes"]}
     if "edges" in alone:
-        return _Files(of_nodes, {RELATION: alone["edges"]})
-    return _Files(of_nodes, {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()})
+        of_edges = {RELATION: alone["edges"]}
+    else:
+        of_edges = {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()}
+    _refuse_others(path, {file for files in (*of_nodes.values(), *of_edges.values()) for file in files})
+    return _Files(of_nodes, of_edges)
+
+
+def _refuse_others(path: Path, tables: Collection[Path]) -> None:
+    """Raise FormatError for data in a directory that belongs to none of the tables."""
+    files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*")]
+    data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
+    if others := sorted(str(f.relative_to(path)) for f in data.difference(tables)):
+        used = " ".join(sorted(str(f.relative_to(path)) for f in tables)[:3])
+        raise FormatError(
+            f"{path} is read as tables, and {_listed(others)} would be left out: put their columns into the "
+            f"tables, or give only the tables to read, such as {used}; --from edges or --from directory "
+            "reads arrays without tables of nodes"
+        )
 
 
 def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
@@ -189,6 +206,21 @@ def _chosen(columns: Mapping[str, str], name: str) -> str | None:
     return columns.get(name, columns.get(""))
 
 
+def _check_chosen(files: _Files, choices: Choices) -> None:
+    """Raise FormatError if an option chooses a column of a node type or relation that there is not."""
+    relations = [".".join(relation) for relation in files.edges]
+    for option, columns, what, known in (
+        ("--id-column", choices.id_column, "table of nodes", list(files.nodes)),
+        ("--src-column", choices.src_column, "relation", relations),
+        ("--dst-column", choices.dst_column, "relation", relations),
+    ):
+        if unknown := [name for name in columns if name and name not in known]:
+            raise FormatError(
+                f"{option} {unknown[0]}={columns[unknown[0]]}: no {what} is called {shown(unknown[0])}; "
+                f"there is {_listed(known) or 'none'}; {option} {columns[unknown[0]]} is for all"
+            )
+
+
 def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
     """The column of ids of a table of nodes; None: it has none. Raises FormatError if there are several."""
     chosen = _chosen(choices.id_column, ntype)
@@ -243,6 +275,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         files = _in_directory(path)
     else:
         files = _single(path, source, choices)
+    _check_chosen(files, choices)
     reading = _Reading(source, choices, scratch)
     for ntype, parts in files.nodes.items():
         reading.add_nodes(ntype, parts)
@@ -295,6 +328,7 @@ class _Reading:
     def __init__(self, source: Source, choices: Choices, scratch: Path) -> None:
         self._source, self._choices, self._scratch = source, choices, scratch
         self._ids: dict[str, NodesById] = {}
+        self._dense: set[str] = set()  # node types with the ids 0, 1, 2, …
         self._unnamed: set[str] = set()  # node types without a column of ids, or without a table
         self._numbered = 0
 
@@ -317,6 +351,7 @@ class _Reading:
 
     def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
         if are_positions(table, column):
+            self._dense.add(ntype)
             return
         is_text = table.ids_are_text(column)
         memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
@@ -329,16 +364,19 @@ class _Reading:
         """The table of a relation, and its columns of sources and destinations."""
         ends = _ends(relation, _names(files, self._choices), self._choices)
         ntypes = (relation[0], relation[2])
-        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
+        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in {*self._ids, *self._dense}]
         table = _open(files, named, self._place(), self._choices)
         for ntype, end in zip(ntypes, ends, strict=True):
             if ntype not in self._source.nodes:
                 self._unnamed.add(ntype)
             dtype = table.dtype(end)
-            if end not in named and (dtype is None or not is_whole(dtype)):
+            is_compared = ntype in self._ids or (end in named and isinstance(table, CsvTable))
+            if not is_compared and (dtype is None or not is_whole(dtype)):
+                why = _not_numbers(table, end) if dtype is None else f"of type {table.types[end]}"
                 raise FormatError(
-                    f"column {end!r} of edges {describe_type(relation)} must be of whole numbers: it is "
-                    f"{_not_numbers(table, end)}, and {ntype!r} nodes {self._without_ids(ntype)}"
+                    f"column {end!r} of edges {describe_type(relation)} must be of whole numbers, but "
+                    f"{why if end in table.text_at else f'it is {why}'}, and {ntype!r} nodes "
+                    f"{self._without_ids(ntype)}"
                 )
         return table, ends
 
@@ -355,6 +393,8 @@ class _Reading:
         for ntype, end in zip((relation[0], relation[2]), ends, strict=True):
             if ntype in self._ids:
                 numbers.append(self._ids[ntype].nodes_of(table, end, self._place()))
+            elif ntype in self._dense:
+                numbers.append(table.number_ids(end))
             else:
                 numbers.append(table.rows([end]))
         kept = self._without_unknown(relation, table, ends, numbers)
