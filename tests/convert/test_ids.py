@@ -614,3 +614,13 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
     store = convert(source, tmp_path / "b.gids", "--drop-unknown")
     assert store.graph().indices.tolist() == [3, 4]
+
+
+def test_an_export_ignores_later_changes_to_the_nodes_of_the_caller(tmp_path):
+    write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c"], x=[1, 2, 3])
+    write_csv(tmp_path / "s/edges.csv", src=["a"], dst=["b"])
+    store, nodes = convert(tmp_path / "s", tmp_path / "a.gids"), torch.tensor([2, 0])
+    result = layerwise([lambda block, h: h[: block.num_dst].float()[:, None]], store, nodes=nodes)
+    nodes += 1
+    result.export(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == '"id","output"\n"c",3\n"a",1\n'
