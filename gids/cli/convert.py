@@ -85,6 +85,28 @@ def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
         metavar="[TYPE.]KEY",
         help="table name of a single array (default: feat)",
     )
+    return [
+        *add_table_input(add),
+        add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
+        add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)"),
+        add(
+            "--num-nodes",
+            type=int,
+            metavar="N",
+            help="number of nodes of an edge list (default: the largest id plus 1)",
+        ),
+        add(
+            "--allow-dir",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="if SRC is a dataset, allow its shards in this directory; may be repeated",
+        ),
+    ]
+
+
+def add_table_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
+    """Add the options of tables of nodes and edges with ids; return them."""
     columns = (
         (
             "--id-column",
@@ -104,22 +126,17 @@ def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
             action="store_true",
             help="leave out edges with an id that no node has, and print their number",
         ),
-        add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
-        add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)"),
-        add(
-            "--num-nodes",
-            type=int,
-            metavar="N",
-            help="number of nodes of an edge list (default: the largest id plus 1)",
-        ),
-        add(
-            "--allow-dir",
-            action="append",
-            default=[],
-            metavar="DIR",
-            help="if SRC is a dataset, allow its shards in this directory; may be repeated",
-        ),
     ]
+
+
+def table_choices(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of Choices for the options of add_table_input."""
+    return {
+        "id_column": _casts(args.id_column),
+        "src_column": _casts(args.src_column),
+        "dst_column": _casts(args.dst_column),
+        "drop_unknown": args.drop_unknown,
+    }
 
 
 def _add_storage(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
@@ -226,10 +243,7 @@ def run(args: argparse.Namespace) -> int:
         allow_dirs=tuple(args.allow_dir),
         load_graphs=load_graphs,
         others=tuple(others),
-        id_column=_casts(args.id_column),
-        src_column=_casts(args.src_column),
-        dst_column=_casts(args.dst_column),
-        drop_unknown=args.drop_unknown,
+        **table_choices(args),
         memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
     )
     options = Options(

@@ -12,7 +12,7 @@ from typing import Any
 
 from gids.bench.arguments import add_allow_dir
 from gids.cli.arguments import add_quiet, add_workers
-from gids.cli.convert import load_graphs, parse_shape
+from gids.cli.convert import add_table_input, load_graphs, parse_shape, table_choices
 from gids.cli.progress import Progress
 
 
@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
         "--against",
         metavar="SRC",
         type=Path,
-        help="also compare the tables with SRC, the source that was converted to PATH",
+        action="append",
+        default=[],
+        help="also compare the tables with SRC, the source that was converted to PATH; may be repeated",
     )
     add_quiet(parser, "faults")
     add = parser.add_argument_group("options of SRC, as given to `gids convert`").add_argument
@@ -39,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
     add("--dtype", metavar="TYPE", help="element type of raw binary")
     add("--shape", type=parse_shape, metavar="N,DIM,…", help="shape of raw binary")
     add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
+    add_table_input(add)
     add("--reverse-edges", action="store_true", help="add the reverse of every edge")
 
 
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         for fault in checked:
             print(fault)
             count += 1
-    if args.against is not None and not count:  # a faulty dataset may not open
+    if args.against and not count:  # a faulty dataset may not open
         count = _compare(args)
     if not count and not args.quiet:
         print(f"{args.path}: no faults")
@@ -80,7 +83,8 @@ def _compare(args: argparse.Namespace) -> int:
 
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "gids verify --against", "compare the whole dataset with its source")
-    reader = find_reader(args.against, args.reader)
+    path, *others = args.against
+    reader = find_reader(path, args.reader, others)
     choices = Choices(
         table=args.table,
         dtype=args.dtype,
@@ -88,13 +92,15 @@ def _compare(args: argparse.Namespace) -> int:
         skip=tuple(args.skip),
         allow_dirs=tuple(args.allow_dir) if "--allow-dir" in reader.takes else (),
         load_graphs=load_graphs,
+        others=tuple(others),
+        **table_choices(args),
     )
     count = 0
     with (
         tempfile.TemporaryDirectory(prefix="gids-verify-", dir=store.path.parent) as scratch,
         Progress("compare", quiet=args.quiet) as progress,
     ):
-        source = open_source(reader, args.against, Path(scratch), choices)
+        source = open_source(reader, path, Path(scratch), choices)
         if args.reverse_edges:
             add_reverse_edges(source)
         progress.total(sum(t.row_count * t.row_bytes for t in store.tables.values()))

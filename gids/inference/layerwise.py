@@ -254,8 +254,8 @@ class _Asked:
             if isinstance(nodes, Mapping)
             else {topology.node_types[0]: nodes}
         )
-        self.given = dict(by_type)
-        """As the user gave them."""
+        self.given: dict[str, torch.Tensor | None] = {}
+        """In the order in which the user gave them; copies."""
         self.nodes: dict[str, Nodes] = {}
         self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
@@ -265,7 +265,7 @@ class _Asked:
                     f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})"
                 )
             if ids is None:
-                self.nodes[ntype] = None
+                self.nodes[ntype] = self.given[ntype] = None
                 continue
             if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
                 raise TypeError(f"nodes of type {ntype!r} must be a tensor, int64[n]")
@@ -274,6 +274,7 @@ class _Asked:
                     f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
                     f"{counts[ntype] - 1}"
                 )
+            self.given[ntype] = ids.clone()
             self.nodes[ntype], self._inverse[ntype] = torch.unique(on_host(ids), return_inverse=True)
         if not self.nodes:
             raise ValueError("nodes is empty: leave it out for all nodes of all types")

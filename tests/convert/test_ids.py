@@ -614,3 +614,26 @@ def test_ids_that_are_positions_are_compared_as_they_are(tmp_path, capsys, end):
     assert "row 1 (the first is 0): 'src' is empty" in refused(capsys, source, tmp_path / "b.gids")
     store = convert(source, tmp_path / "b.gids", "--drop-unknown")
     assert store.graph().indices.tolist() == [3, 4]
+
+
+def test_an_export_ignores_later_changes_to_the_nodes_of_the_caller(tmp_path):
+    write_csv(tmp_path / "s/nodes.csv", id=["a", "b", "c"], x=[1, 2, 3])
+    write_csv(tmp_path / "s/edges.csv", src=["a"], dst=["b"])
+    store, nodes = convert(tmp_path / "s", tmp_path / "a.gids"), torch.tensor([2, 0])
+    result = layerwise([lambda block, h: h[: block.num_dst].float()[:, None]], store, nodes=nodes)
+    nodes += 1
+    result.export(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == '"id","output"\n"c",3\n"a",1\n'
+
+
+def test_verify_takes_the_options_of_tables(tmp_path, capsys):
+    nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
+    edges = write_csv(tmp_path / "edges.csv", a=["d0", "zz"], dst=["d1", "d1"], w=[1, 2])
+    options = ["--id-column", "doi", "--src-column", "a", "--drop-unknown"]
+    path = str(tmp_path / "a.gids")
+    assert main(["convert", "--quiet", str(nodes), str(edges), path, *options]) == 0
+    against = ["verify", path, "--against", str(nodes), "--against", str(edges)]
+    assert main([*against, *options]) == 0
+    assert "ids of '_N' nodes: equal" in capsys.readouterr().err
+    write_csv(nodes, doi=["d0", "d2"], x=[0, 1])
+    assert main([*against, *options]) == 1
