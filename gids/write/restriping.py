@@ -37,8 +37,9 @@ def restripe(
     """Move one shard of every table to each directory of stripe; none: back into the dataset, as one shard.
 
     allow_dirs: directories outside the dataset that may contain its shards now. workers: number of threads.
-    Checks the checksum of every page. Does nothing if the shards are already there. An open store keeps what
-    it has read, as with any dataset that is replaced. on_total(bytes), on_bytes(n): progress, from any thread.
+    Checks the checksum of every page. Does nothing if the shards are already there. A store that is
+    open keeps what it has read, as with any dataset that is replaced. on_total(bytes), on_bytes(n): progress,
+    from any thread.
 
     Raises ValueError for a repeated directory, FileNotFoundError, FileExistsError while another process
     converts to path, FormatError if the dataset is damaged, StorageError if a disk is full or a page is
