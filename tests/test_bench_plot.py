@@ -1,80 +1,15 @@
-"""Figures are drawn from reports."""
+"""The choices of packs are judged, and drawn."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from gids.bench.report import Report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import packs
 import plot
-from harness import Figures
-
-HIT_RATIO = {"cache": "5% (1 MB)", "lines": 256}
-REPORTS: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {
-    "hit-ratio": [
-        (
-            {**HIT_RATIO, "sampler": None, "kappa": None, "policy": policy, "window": window},
-            {"hit_ratio": 0.5},
-        )
-        for policy, window in [("MIN", None), ("random", None), ("window-pin", 8), ("lookahead", 16)]
-    ],
-    "hit-ratio, samplers": [
-        (
-            {**HIT_RATIO, "sampler": sampler, "kappa": 1, "policy": "lookahead", "window": 16},
-            {"hit_ratio": 0.5, "epoch_pages_read": 1e6, "epoch_pages": 2e6},
-        )
-        for sampler in ("neighbor", "labor")
-    ],
-    "sampling": [
-        (
-            {"sampler": "labor", "batch": "8 seeds", "device": "cpu", "threads": threads, "at_once": 1},
-            {"nodes_per_s": 1e6, "edges_per_s": 2e6},
-        )
-        for threads in (1, 2)
-    ],
-    "bandwidth": [
-        (
-            {
-                "engine": "uring",
-                "batch": "8 seeds",
-                "depth": depth,
-                "cache": "1 MB",
-                "window": 16,
-                "state": "cold",
-            },
-            {"effective_bytes_per_s": 1e9},
-        )
-        for depth in (64, 256)
-    ],
-    "epoch": [
-        ({"side": side}, {"epoch_s": 2.0, "batches": 10, "sampling_s": 0.5, "training_s": 1.0})
-        for side in ("gids", "stock")
-    ],
-}
-
-
-@pytest.mark.parametrize("name", list(REPORTS))
-def test_a_figure_is_drawn_from_a_report(tmp_path: Path, name: str) -> None:
-    report = Report(name.partition(",")[0], ["gids"])
-    for setting, metrics in REPORTS[name]:
-        for value in (1.0, 1.1):
-            report.figure(**setting).add(**{metric: value * most for metric, most in metrics.items()})
-    report.write(tmp_path / "report.json")
-    assert plot.main([str(tmp_path / "report.json"), str(tmp_path / "figure.png")]) == 0
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_file_that_is_not_a_report_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
-    with pytest.raises(ValueError, match="is not a report of gids bench"):
-        plot.main([str(tmp_path / "other.json"), str(tmp_path / "figure.png")])
 
 
 def setting(side_seconds: dict[str, float], ways: list[tuple[str, int]]) -> packs.Setting:
@@ -116,7 +51,5 @@ def test_packs_are_drawn_without_the_sides_that_failed(tmp_path: Path) -> None:
         setting({"random": 3.0, "auto": 3.0}, []),
     ]
     settings[1].share = "1/16"
-    args = packs.parse(["--json", str(tmp_path / "packs.json")])
-    Figures(args).table("all settings", [setting.row() for setting in settings])
-    plot.main([str(tmp_path / "packs.json"), str(tmp_path / "packs.png")])
+    plot.draw_packs([setting.row() for setting in settings], tmp_path / "packs.png")
     assert (tmp_path / "packs.png").read_bytes().startswith(b"\x89PNG")
