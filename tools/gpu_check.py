@@ -303,7 +303,7 @@ def pytest_command(tests: Iterable[str]) -> list[str]:
 
 
 def run_tests(check: Check) -> None:
-    """All files in one process, which imports torch and CuPy once. What did not pass there runs again alone.
+    """All files in one process, which imports torch and CuPy once. Files that fail there run again alone.
 
     So a hang, or an error after which CUDA refuses everything, costs its file only. A file that needs a
     module which this machine lacks is skipped.

@@ -30,7 +30,7 @@ _UNNAMED = "(unnamed)"
 _MAX_IDLE_LINES = 1_000_000  # before the names
 _MAX_COLUMNS = 100_000
 _LONG = r"^[+-]?[0-9]{16,}$"  # a whole number that float64 may not hold
-_NUMBERED = re.compile(r"(.+)_\d+")
+NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 
 
 def is_csv(path: Path) -> bool:
@@ -151,7 +151,7 @@ class CsvTable(ArrowTable):
                 kinds[name] = "float" if name in self._gaps else "int"
         groups: dict[str, list[str]] = {}
         for name in kinds:
-            if (numbered := _NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):
+            if (numbered := NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):
                 groups.setdefault(numbered[1], []).append(name)
         for names in groups.values():  # x_0, x_1, … are one table
             if any(kinds[name] == "float" for name in names):

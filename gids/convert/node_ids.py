@@ -275,7 +275,7 @@ def _merged(which: Path, joined: Path, row_counts: list[int]) -> Iterator[np.nda
 
 
 def _keys(ids: Any) -> np.ndarray:
-    """The keys of an array of ids, int64[n]. Of a null, any."""
+    """The keys of an array of ids, int64[n]. A null may have any key."""
     if str(ids.type) == "int64":
         return number_keys(ids.fill_null(0).to_numpy())
     return text_keys(*_text(ids))

@@ -332,7 +332,7 @@ class CudaDevice(Device):
         return tensor
 
     def allocate_bytes(self, nbytes: int) -> int:
-        """The address of new memory. What torch keeps and does not use is freed only if there is no other."""
+        """The address of new memory. If the driver has too little, torch first frees what it only keeps."""
         try:
             return self._allocate(nbytes)
         except CudaError as error:

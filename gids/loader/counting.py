@@ -29,7 +29,7 @@ def added(first: Stats, second: Stats) -> dict[str, Any]:
 
 
 def epoch_figures(before: Stats, after: Stats) -> dict[str, float]:
-    """What a loader did from one stats() to the next, for a logger: {"hit_ratio", "pages_read", "bytes_read",
+    """The figures of the time between two stats(), for a logger: {"hit_ratio", "pages_read", "bytes_read",
     "seconds/sample", "seconds/plan", "seconds/wait", "seconds/gather", "seconds/read"}. {} without tables.
     """
     if "seconds" not in after:

@@ -769,7 +769,7 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
 
 
 def _take_turn(loader: weakref.ref[FeatureLoader], learned: Learned) -> None:
-    """What is counted from now on is of the streams with this `learned`."""
+    """From now on count for the streams with this `learned`."""
     me = loader()
     if me is None or (me._turn is not None and me._turn[0] is learned) or me.closed:
         return

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import record_function
 
+from gids.loader.counting import between
+
 if TYPE_CHECKING:
     from gids.loader.readers import Cache, Ids
 
@@ -40,24 +42,17 @@ def stage_for(device: torch.device) -> Stage:
 def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> str | None:
     """One line about the time between two FeatureLoader.stats(); None without minibatches."""
 
-    def steps(stats: Mapping[str, Any]) -> int:
-        return max((t["steps"] for t in stats["tables"].values()), default=0)
-
-    def grown(key: str) -> Any:
-        return after[key] - before[key]
-
-    packed = after["packs"]["minibatches"] - before["packs"]["minibatches"]
-    if not (minibatches := steps(after) - steps(before) + packed):
+    epoch = between(before, after)
+    packs, pages = epoch["packs"], epoch["pages"]
+    steps = max((t["steps"] for t in epoch["tables"].values()), default=0)
+    if not (minibatches := steps + packs["minibatches"]):
         return None
-    stages = ", ".join(f"{name} {after['seconds'][name] - before['seconds'][name]:.2f} s" for name in _STAGES)
-    pages = grown("pages")
-    ratio = f"{100 * grown('hits') / pages:.1f} % of {pages} pages hit" if pages else "no pages"
-    read = f"{grown('bytes_read') / 1e6:.1f} MB read"
-    if packed:
-        read += (
-            f", {(after['packs']['bytes_written'] - before['packs']['bytes_written']) / 1e6:.1f} MB written"
-        )
-        ratio = _ways_line(after["packs"]["choices"][len(before["packs"]["choices"]) :])
+    stages = ", ".join(f"{name} {epoch['seconds'][name]:.2f} s" for name in _STAGES)
+    ratio = f"{100 * epoch['hits'] / pages:.1f} % of {pages} pages hit" if pages else "no pages"
+    read = f"{epoch['bytes_read'] / 1e6:.1f} MB read"
+    if packs["minibatches"]:
+        read += f", {packs['bytes_written'] / 1e6:.1f} MB written"
+        ratio = _ways_line(packs["choices"])
     return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {read}; {stages}"
 
 

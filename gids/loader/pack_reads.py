@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -326,6 +327,10 @@ class PackReads:
             self._looked = True
         return self._scratch
 
+    @cached_property
+    def _disk_count(self) -> int:
+        return disk_count(path for t in self.tables for path in t.shard_paths)
+
     @property
     def on_device(self) -> bool:
         return self._device is not None
@@ -353,8 +358,8 @@ class PackReads:
         """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
         That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
-        what packs must save. count: minibatches of the epoch that are left. ahead: what goes on
-        while they are trained.
+        what packs must save. count: minibatches of the epoch that are left. ahead: what goes on while
+        they are trained.
         """
         if self.options.reads != "auto":
             return False
@@ -389,7 +394,8 @@ class PackReads:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = host.memory_bytes()
-        sampled.next_epoch = min(sampled.next_epoch, self._most_ahead(sampled, memory_bytes, host))
+        if sampled.next_epoch:
+            sampled.next_epoch = self._most_ahead(sampled, memory_bytes, host)
         layout = self._layout(sampled, memory_bytes, host, sampled.ahead)
         if layout is None and sampled.next_epoch:
             sampled.next_epoch = Ahead.NOTHING
@@ -645,7 +651,7 @@ class PackReads:
             sampler_bytes=_room(host.sampler_bytes()),
             waiting=host.waiting(),
             memory_bytes=memory_bytes,
-            disks=disk_count(shard for t in self.tables for shard in t.shard_paths),
+            disks=self._disk_count,
         )
 
     def _plan(

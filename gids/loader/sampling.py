@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -56,18 +56,17 @@ class SampleStream:
             return nullcontext()
         return self._device.use(self._stream)
 
-    def finished(self, minibatches: Iterable[Minibatch], ids: IdsOf) -> None:
-        """All work that makes these minibatches is enqueued, and that of the next one is not.
+    def finished(self, minibatch: Minibatch, ids: IdsOf) -> None:
+        """All work that makes this minibatch is enqueued, and that of the next one is not.
 
         ids: returns the ids that a minibatch reads, and enqueues what makes them.
         """
         if self._device is None or self._stream is None:
             return
         with self._device.use(self._stream):
-            for minibatch in minibatches:
-                made = MadeOn(ids(minibatch), self._device, self._stream)
-                self._finished[id(minibatch)], self._last = made, made.made
-                weakref.finalize(minibatch, self._finished.pop, id(minibatch), None).atexit = False
+            made = MadeOn(ids(minibatch), self._device, self._stream)
+        self._finished[id(minibatch)], self._last = made, made.made
+        weakref.finalize(minibatch, self._finished.pop, id(minibatch), None).atexit = False
 
     def ids(self, minibatch: Minibatch, ids: IdsOf) -> Mapping[str, torch.Tensor]:
         """The ids that a minibatch reads. On a device their reader waits for what makes them only.
@@ -83,7 +82,7 @@ class SampleStream:
             return MadeOn(ids(minibatch), self._device, self._stream)
 
     def hand_over(self, minibatch: Minibatch) -> None:
-        """Make a minibatch ready for torch's current stream. What is sampled ahead is not waited for."""
+        """Make a minibatch ready for torch's current stream, without a wait for those sampled after it."""
         if self._device is None or self._stream is None:
             return
         current = self._device.current_stream()
@@ -171,7 +170,7 @@ class EpochSampling(ABC):
             try:
                 with self.epoch.stream.use():
                     minibatch = started.pop()()
-                self.epoch.stream.finished([minibatch], self._ids)
+                self.epoch.stream.finished(minibatch, self._ids)
             except StorageError as error:
                 minibatch = cast(Minibatch, Failed(error.with_traceback(None)))
             started += [self._start(step) for step in islice(steps, 1)]
@@ -198,7 +197,7 @@ class EpochSampling(ABC):
                 with self.epoch.stream.use():
                     made = deque(self.sample(steps[:count]))
                 for minibatch in made:
-                    self.epoch.stream.finished([minibatch], self._ids)
+                    self.epoch.stream.finished(minibatch, self._ids)
             except Exception as error:
                 if count > 1:
                     count, one_by_one = 1, True  # minibatches before the error come first, then the error

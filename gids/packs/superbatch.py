@@ -333,20 +333,14 @@ class Superbatch:
 
     def close(self) -> None:
         """End what runs in the background and give scratch back. Idempotent. Blocks for one read at most."""
-        if self._sweep is not None:
-            if self._sweep.ended:
-                with suppress(OSError):
-                    self.finish_sweep()
-            else:
-                self._sweep.cancel()
-        writer, self._sweep, self._writer = (
-            self._writer,
-            None,
-            None,
-        )  # which keep the scratch file, and buffers
-        if writer is not None:
-            self.bytes_written += writer.bytes_written
-            del writer
+        if self.ready:
+            with suppress(OSError):
+                self.finish_sweep()
+        else:
+            self._sweep.cancel()
+            self._sweep = None  # waits for its end
+            self.bytes_written += self._writer.bytes_written
+        self._writer = None  # which keeps the scratch file, and buffers
         for load in self._loads.values():
             load.close()
         self._loads.clear()

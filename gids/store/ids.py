@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 
 def number_keys(ids: np.ndarray) -> np.ndarray:
     """The keys of ids that are numbers: int64[n] -> int64[n]. Different ids have different keys."""
-    return _mixed(ids.astype(np.int64, copy=False).view(np.uint64)).view(np.int64)
+    return mixed(ids.astype(np.int64, copy=False).view(np.uint64)).view(np.int64)
 
 
 def text_keys(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -35,23 +35,23 @@ def text_keys(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     lengths = np.diff(offsets)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     words = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))  # the 8 bytes from each byte on
-    keys = _mixed(lengths.astype(np.uint64))
+    keys = mixed(lengths.astype(np.uint64))
     rows = np.arange(len(lengths))
     for first in range(0, int(lengths.max(initial=0)), 8):
         rows = rows[lengths[rows] > first]
         unused = np.maximum(0, 8 - (lengths[rows] - first)).astype(np.uint64) * np.uint64(8)
         word = words[offsets[rows] + first] & (np.uint64(0xFFFFFFFFFFFFFFFF) >> unused)
-        keys[rows] = _mixed(keys[rows] ^ word)
+        keys[rows] = mixed(keys[rows] ^ word)
     return keys.view(np.int64)
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
+def mixed(values: np.ndarray) -> np.ndarray:
     """The output function of SplitMix64 for each uint64. It is a permutation of all 2^64 numbers."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = values ^ (values >> np.uint64(31))
-    return mixed
+    result: np.ndarray = values ^ (values >> np.uint64(31))
+    return result
 
 
 class NodeIds:

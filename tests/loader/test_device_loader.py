@@ -323,7 +323,7 @@ def test_a_minibatch_from_the_spool_does_not_wait_for_what_is_sampled_ahead() ->
     """It is a copy that the sampling stream does not know: it waits for the minibatch finished last."""
     device, seeds = LateDevice(0), torch.arange(3)
     sampling, sampled, training = SampleStream(device), LateEvent(device), device.new_stream()
-    sampling.finished([Minibatch(seeds, seeds, [])], lambda minibatch: {"feat": seeds})
+    sampling.finished(Minibatch(seeds, seeds, []), lambda minibatch: {"feat": seeds})
     with sampling.use():
         device.current_stream().wait_event(sampled)
     with device.use(training):

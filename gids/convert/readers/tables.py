@@ -6,7 +6,6 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
-from gids.convert.csv_table import CSV_SUFFIXES, CsvTable, csv_header, is_csv
+from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header, is_csv
 from gids.convert.edges import BLOCK_BYTES, count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
@@ -207,7 +206,7 @@ def _chosen(columns: Mapping[str, str], name: str) -> str | None:
 
 
 def _check_chosen(files: _Files, choices: Choices) -> None:
-    """Raise FormatError if an option chooses a column of a node type or relation that there is not."""
+    """Raise FormatError if an option names a node type or relation that the source does not have."""
     relations = [".".join(relation) for relation in files.edges]
     for option, columns, what, known in (
         ("--id-column", choices.id_column, "table of nodes", list(files.nodes)),
@@ -496,7 +495,7 @@ def _grouped(table: ArrowTable, source: Source, ids: Collection[str]) -> dict[st
         if table.dtype(column) is None:
             source.leave_out(f"column {column!r}", _not_numbers(table, column))
         else:
-            numbered = re.fullmatch(r"(.+)_(\d+)", column)
+            numbered = NUMBERED.fullmatch(column)
             groups.setdefault(numbered[1] if numbered else column, []).append(column)
     tables = {}
     for stem, columns in groups.items():

@@ -21,6 +21,7 @@ from gids import _core, dgl_finder
 from gids.errors import FormatError
 from gids.store.feature_store import FeatureStore
 from gids.store.graph import Graph
+from gids.store.ids import mixed
 from gids.store.manifest import Manifest, owner_dtype
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import Edges, EdgeSource, in_edges
@@ -50,21 +51,12 @@ def range_owners(count: int, parts: int) -> Iterator[np.ndarray]:
 def hash_owners(ntype: str, count: int, parts: int, seed: int) -> Iterator[np.ndarray]:
     """A random part for each node, a function of (seed, type, id) alone."""
     dtype = owner_dtype(parts)
-    key = _mixed(np.array([seed], np.uint64)) ^ np.uint64(zlib.crc32(ntype.encode()))
-    key = _mixed(key)
+    key = mixed(np.array([seed], np.uint64)) ^ np.uint64(zlib.crc32(ntype.encode()))
+    key = mixed(key)
     for start in range(0, count, _BLOCK):
         ids = np.arange(start, min(start + _BLOCK, count), dtype=np.uint64)
-        values = _mixed(_mixed(ids) ^ key) >> np.uint64(32)
+        values = mixed(mixed(ids) ^ key) >> np.uint64(32)
         yield ((values * np.uint64(parts)) >> np.uint64(32)).astype(dtype)
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """splitmix64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = x ^ (x >> np.uint64(31))
-    return mixed
 
 
 class GraphMethod:
