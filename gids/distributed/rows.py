@@ -22,8 +22,8 @@ from gids.distributed.owners import Dealt, Owners
 from gids.distributed.steps import Counts, Step, Steps
 from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.learned import Learned
 from gids.loader.options import Reads
-from gids.loader.pack_reads import Learned
 from gids.loader.ranks import place_of
 from gids.loader.sampling import EpochSampling
 from gids.store import Table

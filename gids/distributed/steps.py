@@ -19,7 +19,7 @@ import torch
 
 from gids.distributed.group import Group
 from gids.loader.epoch_stream import Failed
-from gids.loader.pack_reads import EARLY
+from gids.loader.pack_chooser import EARLY
 from gids.loader.sampled_ahead import MOST_MINIBATCHES
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self._agreed = self._together = False
 
     def agree(self, wanted: int, room: int) -> int:
-        """See gids.loader.pack_reads.Together. Collective: each rank calls it once in a superbatch."""
+        """See gids.loader.pack_chooser.Together. Collective: each rank calls it once in a superbatch."""
         self._sample_until(self._first + EARLY)
         mine = min(wanted, room, MOST_MINIBATCHES - 1)
         if mine < self.number - self._first:
@@ -141,7 +141,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         return steps + 1
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
-        """See gids.loader.pack_reads.Together. Collective at the first call in a superbatch; later not."""
+        """See gids.loader.pack_chooser.Together. Collective at the first call in a superbatch; later not."""
         if self._together:
             return
         assert self._end is not None

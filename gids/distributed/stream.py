@@ -14,8 +14,8 @@ import torch
 from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.learned import Learned
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import Learned
 from gids.loader.readers import Features, Reader
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.pack_reads import Learned
+from gids.loader.learned import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
 from gids.loader.row_source import RowLoader, RowSource

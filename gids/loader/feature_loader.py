@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine, queue_depth
 from gids.loader.counting import Stats, added, between, is_size
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
+from gids.loader.learned import Learned
 from gids.loader.memory import (
     KEPT_HEAT,
     DevicePlacement,
@@ -48,7 +49,8 @@ from gids.loader.memory import (
 from gids.loader.observer import Observer, Observers, epoch_summary, stage_for
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
-from gids.loader.pack_reads import LEAST_BYTES, Alone, Learned, PackHost, PackReads, Together
+from gids.loader.pack_chooser import Alone, Together
+from gids.loader.pack_reads import LEAST_BYTES, PackReads
 from gids.loader.pack_switch import PackSwitch
 from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.source import Dataset, Source, as_source
@@ -149,7 +151,7 @@ class FeatureLoader(Closing):
         self._packs_on: OnDevice | None = None
         if isinstance(self._placement, DevicePlacement) and options.reads == "pack":
             self._packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
-        self._learned = Learned()
+        self._learned = self._open_learned = Learned()
         self._packs = PackReads(
             self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, self._packs_on
         )
@@ -358,101 +360,20 @@ class FeatureLoader(Closing):
         if count is not None and count < 0:
             raise ValueError(f"count={count} must be 0 or more")
 
-        ids_of = Failed.or_else(ids_of, {})
-        nbytes = Failed.or_else(bytes_of or (lambda _: 0), 0)
-
-        def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
-            return self._cache_for(ids, nbytes(minibatch), growth, source_bytes, first)
-
-        def reader() -> CacheReader:
-            return CacheReader(cache_for, lambda: self._window, self._planned_now)
-
-        def through() -> ThroughReader:
-            return ThroughReader(cache_for)
-
-        source = minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
-
-        mine = self._learned if learned is None else learned
-        told = False
-
-        def begin(stream: EpochStream[T]) -> None:
-            nonlocal told
-            self._wait_for_dropped()
-            with self._lock:
-                other = None if self._windowed is None else self._windowed()
-                if other is None or (stream.fresh and other.set_aside()):
-                    take_window(stream)
-                elif not told:
-                    told = True
-                    log.warning(
-                        "another iterator of %s is open, so this one reads through the cache without "
-                        "lookahead: end the loop of the other, or close() it",
-                        "this loader" if self._packs.learned is mine else "another loader of this source",
-                    )
-                    mine.drop_next()  # it may have begun to sample these minibatches
-
-        def take_window(stream: EpochStream[T]) -> None:
-            self._packs.learned = mine
-            if stream.fresh:
-                self._adapt_planned()
-                self._largest = 0
-                choose_reads(stream)
-            else:
-                self._packs.release()
-            self._waiting = self._given_waiting = waiting_batches
-            if self._most_waiting is not None:
-                self._waiting = min(waiting_batches, self._most_waiting)
-            own = weakref.ref(stream)
-            ended = partial(_stream_ended, weakref.ref(self), own, self.stats(), time.perf_counter())
-            stream.take_window(reader(), self._observers, ended)
-            self._windowed, self._windowed_pid = own, os.getpid()
-
-        def choose_reads(stream: EpochStream[T]) -> None:
-            packs, sampled, switch, ids_there = self._packs, source, None, ids_of
-            prepared = packs.prepared(minibatches)
-            if together is not None and self.may_use_packs(mine, count):
-                sampled = source if prepared is None else prepared.source
-                alone = together is _ALONE and self._packs_on is None
-                if self._packs_on is not None:
-                    ids_there = self._packs_on.ids_of(ids_of)
-                switch = PackSwitch(
-                    sampled,
-                    ids_there,
-                    nbytes,
-                    PackHost(
-                        sampler_bytes=lambda: source_bytes(self._waiting),
-                        waiting=lambda: self._waiting,
-                        reader=reader,
-                        lines_for=partial(self._lines_for, growth, source_bytes),
-                        memory_bytes=self._pack_bytes,
-                        free_cache=partial(self._free_cache, source_bytes),
-                        together=together,
-                    ),
-                    packs,
-                    count=count,
-                    seconds=self._seconds,
-                    observers=self._observers,
-                    prepared=prepared,
-                    following=following if alone and mine.longest else None,
-                )
-            else:
-                if prepared is not None:
-                    prepared.close()
-                packs.release()  # the memory is the cache's now
-            stream.use(sampled, ids_there, switch, self._seconds, mine.ended)
-
-        # Together, a stream ends with its superbatch.
-        known = count if together is _ALONE else None
-        stream = EpochStream(
-            source,
-            through(),
-            ids_of,
-            count=known,
-            begin=begin,
-            aside=through,
-            on_turn=partial(_take_turn, weakref.ref(self), mine),
-            check=self.check_device,
+        attached = Attached(
+            self,
+            minibatches,
+            Failed.or_else(ids_of, {}),
+            Failed.or_else(bytes_of or (lambda _: 0), 0),
+            waiting_batches=waiting_batches,
+            source_bytes=source_bytes,
+            growth=growth,
+            count=count,
+            together=together,
+            learned=self._learned if learned is None else learned,
+            following=following,
         )
+        stream = attached.stream()
         self._streams.add(stream)
         return stream
 
@@ -609,10 +530,9 @@ class FeatureLoader(Closing):
 
     def _cache_for(
         self,
+        attached: Attached[Any],
         ids: Ids,
         minibatch_bytes: int,
-        growth: float,
-        source_bytes: Callable[[int], int],
         first: bool,
     ) -> Cache:
         """The cache. It is built at the first minibatch, for minibatches `growth` times as large."""
@@ -635,9 +555,9 @@ class FeatureLoader(Closing):
                 sizes = replace(
                     self._sizes(rows, minibatch_bytes),
                     page_bytes=page_bytes_read(ids, self.tables),
-                    source_bytes=source_bytes,
+                    source_bytes=attached.source_bytes,
                 )
-                self._build(usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen))
+                self._build(self._usual(sizes, attached))
             assert self._cache is not None
             return self._cache
 
@@ -663,19 +583,16 @@ class FeatureLoader(Closing):
         large = nbytes > max(self.source.memory, LEAST_BYTES)
         return wide is None and large and not self._observers.of_cache and self._options.cache != 0
 
-    def _lines_for(
-        self, growth: float, source_bytes: Callable[[int], int], ids: Ids, minibatch_bytes: int
-    ) -> Mapping[str, int] | None:
+    def _lines_for(self, attached: Attached[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
         rows = rows_read(ids, [t.name for t in self.tables])
         sizes = replace(
             self._sizes(rows, max(minibatch_bytes, sum(8 * n for n in rows.values()))),
             page_bytes=page_bytes_read(ids, self.tables),
-            source_bytes=source_bytes,
+            source_bytes=attached.source_bytes,
         )
-        usual = usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen)
         try:
-            return self._placement.share(usual, self._placement.memory_bytes).lines
+            return self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes).lines
         except MemoryBudgetError:
             return None
 
@@ -684,10 +601,10 @@ class FeatureLoader(Closing):
         with self._lock:
             return self.source.memory - self.source.lender.lend(self) - self._packs.next_bytes
 
-    def _free_cache(self, source_bytes: Callable[[int], int]) -> None:
+    def _free_cache(self, attached: Attached[Any]) -> None:
         with self._lock:
             self.release_cache()
-            roomy = _WAITING_SHARE * source_bytes(self._given_waiting) <= self._pack_bytes()
+            roomy = _WAITING_SHARE * attached.source_bytes(self._given_waiting) <= self._pack_bytes()
             self._waiting = self._given_waiting if roomy else 0
 
     def _build(self, sizes: Sizes) -> None:
@@ -717,6 +634,9 @@ class FeatureLoader(Closing):
             least_planned_batches=self._options.planned or 1,
             waiting_batches=self._waiting,
         )
+
+    def _usual(self, sizes: Sizes, attached: Attached[Any]) -> Sizes:
+        return usual_sizes(sizes, given=self._minibatch_rows, growth=attached.growth, seen=self._seen)
 
     def _keep_within_memory(self, rows: Rows, minibatch_bytes: int, *, resize: bool) -> None:
         """Plan fewer minibatches at once if minibatches of this size need it. Warn if that is not enough.
@@ -756,6 +676,144 @@ class FeatureLoader(Closing):
             return
         wanted = math.ceil(2 * self._engine.depth * new_steps / max(1, new_misses))
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
+
+
+class Attached(Generic[T]):
+    """What attach() was called with, and what its stream and packs ask of the loader.
+
+    It does not refer to the stream, which is to end when it is dropped.
+    """
+
+    def __init__(
+        self,
+        loader: FeatureLoader,
+        minibatches: Iterable[T],
+        ids_of: IdsOf[T],
+        bytes_of: Callable[[T], int],
+        *,
+        waiting_batches: int,
+        source_bytes: Callable[[int], int],
+        growth: float,
+        count: int | None,
+        together: Together | None,
+        learned: Learned,
+        following: Callable[[], Iterable[T] | None] | None,
+    ) -> None:
+        self._loader, self._minibatches, self._ids_of, self.bytes_of = loader, minibatches, ids_of, bytes_of
+        self._source = minibatches if isinstance(minibatches, Sampled) else Sampled(minibatches)
+        self._waiting_batches, self.source_bytes, self.growth = waiting_batches, source_bytes, growth
+        self.count, self.learned, self._following = count, learned, following
+        self._alone, self._packs_allowed = together is _ALONE, together is not None
+        self.together: Together = _ALONE if together is None else together
+        self._warned = False
+
+    def stream(self) -> EpochStream[T]:
+        return EpochStream(
+            self._source,
+            self._through(),
+            self._ids_of,
+            count=self.count if self._alone else None,  # together, a stream ends with its superbatch
+            begin=self._begin,
+            aside=self._through,
+            on_turn=partial(_take_turn, weakref.ref(self._loader), self.learned),
+            check=self._loader.check_device,
+        )
+
+    def reader(self) -> CacheReader:
+        """A reader with lookahead, by random reads."""
+        loader = self._loader
+        return CacheReader(self._cache_for, lambda: loader._window, loader._planned_now)
+
+    def lines_for(self, ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
+        """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
+        return self._loader._lines_for(self, ids, minibatch_bytes)
+
+    def memory_bytes(self) -> int:
+        """Borrow the memory of other loaders. Returns what packs may take once the cache is freed."""
+        return self._loader._pack_bytes()
+
+    def free_cache(self) -> None:
+        self._loader._free_cache(self)
+
+    @property
+    def sampler_bytes(self) -> int:
+        """Memory of the sampler."""
+        return self.source_bytes(self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Sampled minibatches that the source holds."""
+        return self._loader._waiting
+
+    def _cache_for(self, minibatch: T, ids: Ids, first: bool) -> Cache:
+        return self._loader._cache_for(self, ids, self.bytes_of(minibatch), first)
+
+    def _through(self) -> ThroughReader:
+        return ThroughReader(self._cache_for)
+
+    def _begin(self, stream: EpochStream[T]) -> None:
+        """Take the window, if no other stream needs it. Called before each minibatch without it."""
+        loader = self._loader
+        loader._wait_for_dropped()
+        with loader._lock:
+            other = None if loader._windowed is None else loader._windowed()
+            if other is None or (stream.fresh and other.set_aside()):
+                self._take_window(stream)
+            elif not self._warned:
+                self._warned = True
+                mine = loader._open_learned is self.learned
+                log.warning(
+                    "another iterator of %s is open, so this one reads through the cache without "
+                    "lookahead: end the loop of the other, or close() it",
+                    "this loader" if mine else "another loader of this source",
+                )
+                self.learned.drop_next()  # it may have begun to sample these minibatches
+
+    def _take_window(self, stream: EpochStream[T]) -> None:
+        loader = self._loader
+        loader._open_learned = self.learned
+        if stream.fresh:
+            loader._adapt_planned()
+            loader._largest = 0
+            self._choose_reads(stream)
+        else:
+            loader._packs.release()
+        loader._waiting = loader._given_waiting = self._waiting_batches
+        if loader._most_waiting is not None:
+            loader._waiting = min(self._waiting_batches, loader._most_waiting)
+        own = weakref.ref(stream)
+        ended = partial(_stream_ended, weakref.ref(loader), own, loader.stats(), time.perf_counter())
+        stream.take_window(self.reader(), loader._observers, ended)
+        loader._windowed, loader._windowed_pid = own, os.getpid()
+
+    def _choose_reads(self, stream: EpochStream[T]) -> None:
+        """Let the stream read by packs where that is faster, if it may."""
+        loader, sampled, ids_of, switch = self._loader, self._source, self._ids_of, None
+        packs, on_device = loader._packs, loader._packs_on
+        prepared = packs.prepared(self.learned, self._minibatches)
+        if self._packs_allowed and loader.may_use_packs(self.learned, self.count):
+            if prepared is not None:
+                sampled = prepared.source
+            if on_device is not None:
+                ids_of = on_device.ids_of(ids_of)
+            following = (
+                self._following if self._alone and on_device is None and self.learned.longest else None
+            )
+            switch = PackSwitch(
+                sampled,
+                ids_of,
+                packs,
+                self,
+                seconds=loader._seconds,
+                observers=loader._observers,
+                prepared=prepared,
+                following=following,
+            )
+        else:
+            if prepared is not None:
+                prepared.close()
+            packs.release()  # the memory is the cache's now
+        stream.use(sampled, ids_of, switch, loader._seconds, self.learned.ended)
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:

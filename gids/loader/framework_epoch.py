@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from gids.cuda import on_host
 from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.pack_reads import Learned
+from gids.loader.learned import Learned
 from gids.loader.readers import Features, Ids
 
 T = TypeVar("T")

@@ -13,23 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, then
+from gids.loader.learned import NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_reads import (
-    EARLY,
-    LEAST_WAIT_S,
-    MOST_READS_PER_S,
-    NextEpoch,
-    PackHost,
-    PackReads,
-)
+from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackChooser
+from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Ahead, Layout, PackMachine, Reads, Space, Superbatch, spaces_of
+
+if TYPE_CHECKING:
+    from gids.loader.feature_loader import Attached
 
 T = TypeVar("T")
 
@@ -74,8 +72,8 @@ class PackReader(Reader):
 
 
 class PackSwitch(Generic[T]):
-    """For one epoch. host: the loader. count: number of minibatches, or None if unknown. prepared: what is
-    made of this epoch already. following: returns the minibatches of the next one, if they are known.
+    """For one epoch. packs: of the loader. attached: the stream's. prepared: what is made of this epoch
+    already. following: returns the minibatches of the next one, if they are known.
 
     It must not refer to the stream, which is to end when it is dropped.
     """
@@ -84,11 +82,9 @@ class PackSwitch(Generic[T]):
         self,
         minibatches: Sampled[T],
         ids_of: IdsOf[T],
-        bytes_of: Callable[[T], int],
-        host: PackHost,
         packs: PackReads,
+        attached: Attached[T],
         *,
-        count: int | None,
         seconds: dict[str, float],
         observers: Observers,
         prepared: NextEpoch | None = None,
@@ -96,8 +92,9 @@ class PackSwitch(Generic[T]):
     ) -> None:
         self._source, self._prepared = minibatches, prepared
         self._following = following
-        self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
-        self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
+        self._ids_of, self._packs, self._attached = ids_of, packs, attached
+        self._chooser, self._learned = PackChooser(packs, attached), attached.learned
+        self._count, self._size = attached.count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._begun = self._at_random = False
@@ -195,9 +192,9 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             return self._go_on_with(prepared)
-        if self._packs.options.reads != "auto" or not self._host.together.overlap:
+        if self._packs.options.reads != "auto" or not self._attached.together.overlap:
             return
-        if self._packs.learned.by_packs:
+        if self._learned.by_packs:
             return
         first, packs, rows = self._source.peek(), self._packs, 0
         with suppress(Exception):  # raised again where this minibatch is due
@@ -206,7 +203,7 @@ class PackSwitch(Generic[T]):
                 self._spaces = spaces_of(packs.tables, ids)
                 rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
         packs.release()  # of the epoch before
-        if rows * packs.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S:
+        if rows * self._chooser.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S:
             self._begin_race(stream, 0, [])
         else:
             self._read_at_random(stream, self._source)
@@ -214,13 +211,13 @@ class PackSwitch(Generic[T]):
 
     def _go_on_with(self, prepared: NextEpoch) -> None:
         """Begin with what the epoch before prepared."""
-        self._host.free_cache()
+        self._attached.free_cache()
         self._ahead, self._size = prepared.sampled, prepared.sampled.most
         self._next = superbatch = prepared.take()
         self.opened += prepared.opened
         if superbatch is not None:
             self._packs.machine = prepared.machine
-            self._packs.chosen(superbatch.layout, prepared.sampled)
+            self._chooser.chosen(superbatch.layout, prepared.sampled)
 
     def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
         """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
@@ -232,7 +229,7 @@ class PackSwitch(Generic[T]):
         if done < EARLY and sum(waits) < _SOON_S:
             return
         later = waits[done // 2 :]
-        left = self._packs.expected_count(self._count) - done
+        left = self._chooser.expected_count(self._count) - done
         if left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all:
             self._begin_race(stream, done, stream.take_back())
         self._waits = None
@@ -285,7 +282,7 @@ class PackSwitch(Generic[T]):
         self._judged, sampled.done = True, stream.index
         sampled.settle()
         left = self._left(sampled)
-        if not sampled.full and self._packs.choose_early(sampled, self._host, left, Ahead.NOTHING):
+        if not sampled.full and self._chooser.choose_early(sampled, left, Ahead.NOTHING):
             self._end_race(stream, sampled)
 
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
@@ -294,21 +291,21 @@ class PackSwitch(Generic[T]):
         sampled.done = index = stream.index
         if index < len(sampled.spool):
             with self._observers.stage("plan"):
-                layout = packs.choose(sampled, self._host, self._left(sampled))
+                layout = self._chooser.choose(sampled, self._left(sampled))
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is None:
             return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
-        if packs.sweep_s(sampled) > _LONG_S:
-            self._coming = packs.new_machine(sampled, self._host)
+        if self._chooser.sweep_s(sampled) > _LONG_S:
+            self._coming = self._chooser.new_machine(sampled)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
                 self._end_race(stream, sampled)
         else:
             self._end_random(stream, sampled)
-            packs.learned.by_packs = True
-            packs.machine = packs.new_machine(sampled, self._host)
+            self._learned.by_packs = True
+            packs.machine = self._chooser.new_machine(sampled)
             self._train(stream, self._make(layout, first_pack, packs.machine, fill_resident=True), index)
 
     def _hand_over(self, stream: EpochStream[T], superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
@@ -332,7 +329,7 @@ class PackSwitch(Generic[T]):
         self._packs.beside_bytes = 0
         after = len(sampled.spool) - stream.index
         sampled.put_back(stream.take_back()[after:])
-        self._host.free_cache()
+        self._attached.free_cache()
 
     def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
@@ -346,12 +343,12 @@ class PackSwitch(Generic[T]):
             self._coming = None
         if sampled.reason:
             self._give_up(sampled.reason)
-        if self._packs.choices:
-            self._choice = self._packs.random_choice(len(sampled.spool))
+        if self._learned.choices:
+            self._choice = self._chooser.random_choice(len(sampled.spool))
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
-        learned = self._packs.learned
+        learned = self._learned
         if not self._warm:
             self._warm = True
             return
@@ -361,7 +358,7 @@ class PackSwitch(Generic[T]):
     def _give_up(self, reason: object) -> None:
         """Read at random, once this superbatch is trained, and in later epochs."""
         self._only_random = True
-        self._packs.give_up(str(reason))
+        self._chooser.give_up(str(reason))
 
     # --- one superbatch after the other ---
 
@@ -393,13 +390,13 @@ class PackSwitch(Generic[T]):
         layout = superbatch = None
         try:
             with self._observers.stage("plan"):
-                self._host.free_cache()
-                layout = packs.choose(sampled, self._host, self._left(sampled))
+                self._attached.free_cache()
+                layout = self._chooser.choose(sampled, self._left(sampled))
         except OSError as error:
             self._give_up(error)
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is not None:
-            packs.machine = packs.new_machine(sampled, self._host)
+            packs.machine = self._chooser.new_machine(sampled)
             superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
         self._train(stream, superbatch, 0)
 
@@ -427,14 +424,14 @@ class PackSwitch(Generic[T]):
         packs, before = self._packs, self._sampled
         if packs.scratch is None:
             self._only_random = True
-            packs.learned.read_at_random("there is no scratch")
+            self._learned.read_at_random("there is no scratch")
             return None
 
         base = self._base if before is None else before.base + len(before.spool)
         sampled = SampledAhead(
             self._source if next_epoch is None else next_epoch,
             self._ids_of,
-            self._bytes_of,
+            self._attached.bytes_of,
             packs.tables,
             packs.scratch,
             first=first,
@@ -457,17 +454,17 @@ class PackSwitch(Generic[T]):
 
     def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
-        self._host.free_cache()
+        self._attached.free_cache()
         sampled.sample(EARLY)
         if not len(sampled.spool):
             return
-        wanted, together = sampled.most, self._host.together
+        wanted, together = sampled.most, self._attached.together
         if not sampled.full:
             try:
                 left = self._left(sampled)
                 overlap = together.overlap and (left is None or wanted <= left)
                 ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
-                if self._packs.choose_early(sampled, self._host, left, ahead):
+                if self._chooser.choose_early(sampled, left, ahead):
                     wanted = 0
             except OSError as error:
                 self._give_up(error)
@@ -477,7 +474,7 @@ class PackSwitch(Generic[T]):
             if not wanted:
                 self._only_random = True
             elif self._count is not None:
-                self._packs.learned.read_at_random("another process reads by random reads", self._count)
+                self._learned.read_at_random("another process reads by random reads", self._count)
             return self._random(stream, 0)
         self._size = sampled.most = min(sampled.most, agreed)
 
@@ -504,7 +501,7 @@ class PackSwitch(Generic[T]):
                 layout,
                 first_pack,
                 packs.scratch,
-                room_bytes=packs.room_bytes(sampled),
+                room_bytes=self._chooser.room_bytes(sampled),
                 fill_resident=fill_resident,
                 beside=beside,
             )
@@ -535,7 +532,7 @@ class PackSwitch(Generic[T]):
                     self._ahead.sample(1)
                 begun = time.perf_counter()
                 with self._observers.stage("sweep"):
-                    self._host.together.wait_for(lambda: superbatch.ready)
+                    self._attached.together.wait_for(lambda: superbatch.ready)
                     packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
                     superbatch.begin(first=first)
             except OSError as error:
@@ -547,9 +544,9 @@ class PackSwitch(Generic[T]):
         minibatches = reader.minibatches()
         # Only who observes reads ids at once; features are read in the order of the device's stream.
         stream.read(reader, packs.settled(minibatches) if self._observers.any else minibatches)
-        self._choice = choice = packs.choices[-1]
+        self._choice = choice = self._learned.choices[-1]
         if first > superbatch.first:
-            packs.learned.choice = None  # what it takes is not what was predicted
+            self._learned.choice = None  # what it takes is not what was predicted
         choice["superbatches"] += 1
         choice["packs"] += superbatch.pack_count
         choice["resident_rows"] = superbatch.resident_rows
@@ -574,7 +571,7 @@ class PackSwitch(Generic[T]):
             ahead.sample(-(-2 * (ahead.most - len(ahead.spool)) // max(1, left)))
         elif self._next is None and not self._tried_next and len(ahead.spool):
             self._tried_next = True
-            layout = packs.choose_again(ahead, superbatch.layout.resident)
+            layout = self._chooser.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
                 self._next = self._make(layout, 0, packs.machine, fill_resident=False)
         coming = self._next
@@ -587,7 +584,7 @@ class PackSwitch(Generic[T]):
 
     def _prepare_next_epoch(self, superbatch: Superbatch) -> None:
         """Sample the next epoch a little; once that is done, make its packs in the background."""
-        packs, learned = self._packs, self._packs.learned
+        packs, learned = self._packs, self._learned
         if learned.next_epoch is None and self._following is not None:
             following, self._following = self._following(), None
             if following is None:
@@ -595,16 +592,16 @@ class PackSwitch(Generic[T]):
             source = Sampled(following)
             sampled = self._sample_ahead([], source)
             if sampled is not None:
-                packs.begin_next(NextEpoch(following, source, sampled, packs.counters))
+                self._chooser.begin_next(NextEpoch(following, source, sampled, packs.counters))
         coming = learned.next_epoch
         if coming is None or not coming.open:
             return
         ahead, left = coming.sampled, superbatch.end - superbatch.next
         if not ahead.full:
-            expected = min(ahead.most, packs.expected_count(self._count))
+            expected = min(ahead.most, self._chooser.expected_count(self._count))
             ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
         elif not coming.begun and len(ahead.spool):
-            packs.make_next(coming, superbatch.layout.resident)
+            self._chooser.make_next(coming, superbatch.layout.resident)
 
     def _finish_superbatch(self) -> Superbatch:
         superbatch, self._superbatch = self._superbatch, None
@@ -664,12 +661,12 @@ class PackSwitch(Generic[T]):
     def _go_on(self, stream: EpochStream[T], minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()
         minibatches = self._packs.settled(minibatches)
-        if self._packs.choices:
-            self._choice = self._packs.random_choice(len(self._sampled.spool) if self._sampled else 0)
+        if self._learned.choices:
+            self._choice = self._chooser.random_choice(len(self._sampled.spool) if self._sampled else 0)
         self._read_at_random(stream, then(minibatches, self._source, end))
 
     def _read_at_random(
         self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
     ) -> None:
         self._at_random = True
-        stream.read(self._host.reader(), minibatches, reads_ahead=reads_ahead)
+        stream.read(self._attached.reader(), minibatches, reads_ahead=reads_ahead)

@@ -21,7 +21,7 @@ from gids.store import FeatureStore, Graph
 if TYPE_CHECKING:
     from gids.loader.epoch_stream import EpochStream
     from gids.loader.feature_loader import FeatureLoader
-    from gids.loader.pack_reads import Learned
+    from gids.loader.learned import Learned
     from gids.loader.sampling import EpochSampling
     from gids.loader.tables import Tables
 

@@ -42,8 +42,8 @@ class PackMachine:
     """What the superbatches of a loader share: memory for packs, and options.
 
     plan: how memory is shared out. rows: makes the memory for packs. threads: threads of a sweep. engine,
-    direct: of gids.open(). output_rows: rows that an output has room for, by table. parts: a minibatch is
-    gathered at once, and may be cut into several packs.
+    direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes: that a
+    sampled minibatch has room for. parts: a minibatch is gathered at once, and may be cut into several packs.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class PackMachine:
         threads: int,
         check_crc: bool,
         output_rows: dict[str, int],
+        minibatch_bytes: int,
         engine: str,
         direct: bool,
         gap_bytes: int,
@@ -69,7 +70,7 @@ class PackMachine:
         self.bad_resident: dict[str, list[_BadRows]] = {}  # resident rows that could not be read
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
-        self.output_rows = output_rows
+        self.output_rows, self.minibatch_bytes = output_rows, minibatch_bytes
 
     def again(self) -> PackMachine:
         """One with other memory for packs, which is taken when rows are written to it. On the host only."""

@@ -19,7 +19,7 @@ from programs import check_same, compare
 
 import gids.distributed
 from gids.distributed import steps
-from gids.loader import feature_loader, pack_reads, pack_switch
+from gids.loader import feature_loader, pack_chooser, pack_switch
 from gids.packs import PackBudget, PackPlan, Superbatch
 from gids.sampler import Neighbor
 
@@ -130,8 +130,8 @@ def choose(dataset: Path, arguments: Mapping[str, Any], late: bool) -> dict[str,
     with small_packs(together=9) as patch:
         patch.setattr(feature_loader, "LEAST_BYTES", 0)
         patch.setattr(feature_loader.FeatureLoader, "may_use_packs", _always_large)
-        patch.setattr(pack_reads.PackReads, "choose_early", lambda *_: not late and dist.get_rank() == 1)
-        patch.setattr(pack_reads, "_pays", lambda *_: dist.get_rank() != 1)
+        patch.setattr(pack_chooser.PackChooser, "choose_early", lambda *_: not late and dist.get_rank() == 1)
+        patch.setattr(pack_chooser, "_pays", lambda *_: dist.get_rank() != 1)
         found = compare_nodes(dataset, dataset, arguments, {"reads": "auto"})
     return {"steps": found["steps"], **found["stats"]["packs"]}
 

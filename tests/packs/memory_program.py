@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 import gids
-from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_chooser, pack_switch, sampled_ahead
 
 
 def anonymous_bytes() -> int:
@@ -34,7 +34,7 @@ batch_size = 1000 if anew else 150
 pack_switch.EARLY = 2
 sampled_ahead.MOST_MINIBATCHES = superbatch
 if anew:
-    pack_reads.PackReads.choose_again = lambda *_: None  # type: ignore[method-assign]
+    pack_chooser.PackChooser.choose_again = lambda *_: None  # type: ignore[method-assign]
 torch.set_num_threads(2)
 ended = threading.Event()
 most = 0

@@ -30,7 +30,7 @@ from packs_example import (
 
 import gids
 from gids.errors import StorageError
-from gids.loader import pack_reads
+from gids.loader import pack_chooser, pack_reads
 from gids.packs import Ahead, DiskRates, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
@@ -363,9 +363,9 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
     path: Path, expected: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever comes in between."""
-    plan = pack_reads.PackReads._plan
+    plan = pack_chooser.PackChooser._plan
     monkeypatch.setattr(  # no room for a sweep beside training
-        pack_reads.PackReads,
+        pack_chooser.PackChooser,
         "_plan",
         lambda self, *args: None if args[-1] is Ahead.SWEPT else plan(self, *args),
     )

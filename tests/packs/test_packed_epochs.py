@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 from gids import _core
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool
 
 
@@ -314,7 +314,7 @@ def test_predictions_are_corrected_by_what_superbatches_took(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e13, 1e13))
-    monkeypatch.setattr(pack_reads, "_SHORT_S", 0.0)
+    monkeypatch.setattr(pack_chooser, "_SHORT_S", 0.0)
     monkeypatch.setattr(pack_switch.PackSwitch, "_consumed", lambda *_: None)  # the consumer takes no time
     with open_source(path, "pack") as source:
         loader = open_loader(source)

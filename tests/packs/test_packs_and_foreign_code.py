@@ -122,7 +122,7 @@ def test_an_error_of_a_sampler_stays_what_it_is(
 ) -> None:
     """In a framework's epoch, which goes on after it."""
     from gids.loader.framework_epoch import FrameworkEpoch
-    from gids.loader.pack_reads import Learned
+    from gids.loader.learned import Learned
 
     cut_small(monkeypatch, minibatches=7)
     raised = error if isinstance(error, Exception) else RuntimeError(error)

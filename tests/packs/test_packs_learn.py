@@ -10,7 +10,8 @@ import torch
 from packs_example import assert_same, open_loader, open_source, take_over_at
 
 import gids
-from gids.loader import pack_reads, pack_switch
+from gids.loader import pack_chooser, pack_switch
+from gids.loader.learned import Learned
 from gids.packs import costs
 
 
@@ -20,12 +21,12 @@ def _packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 0.0)
     take_over_at(monkeypatch, 0)
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", _may_use_packs)
-    monkeypatch.setattr(pack_reads, "_pays", lambda packed_s, random_s: random_s >= 1000)
-    monkeypatch.setattr(pack_reads.PackReads, "choose_early", _early)
-    monkeypatch.setattr(pack_reads.PackReads, "random_s", _random_s)
+    monkeypatch.setattr(pack_chooser, "_pays", lambda packed_s, random_s: random_s >= 1000)
+    monkeypatch.setattr(pack_chooser.PackChooser, "choose_early", _early)
+    monkeypatch.setattr(pack_chooser.PackChooser, "random_s", _random_s)
 
 
-def _may_use_packs(self: Any, learned: pack_reads.Learned, count: int | None) -> bool:
+def _may_use_packs(self: Any, learned: Learned, count: int | None) -> bool:
     return not learned.random(count) and not self.has_open_epoch
 
 

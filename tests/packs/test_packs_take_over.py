@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 import gids.trace
 from gids.errors import StorageError
-from gids.loader import Observer, pack_reads, pack_switch, sampled_ahead
+from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool, Superbatch
 from gids.sampler import Minibatch
 
@@ -221,7 +221,7 @@ def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
     """Its first sweep begins with the minibatch that is due."""
     take_over_at(monkeypatch, first)
     cut_small(monkeypatch, pack_bytes=600_000)
-    monkeypatch.setattr(pack_reads.PackReads, "room_bytes", lambda *_: 500_000)
+    monkeypatch.setattr(pack_chooser.PackChooser, "room_bytes", lambda *_: 500_000)
     found = read(path, expected)["packs"]
     assert found["superbatches"] > 2
     assert found["minibatches"] >= COUNT // 3

@@ -32,7 +32,7 @@ import gids
 from gids import cuda
 from gids.distributed import steps
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import feature_loader, pack_reads, pack_switch, sampled_ahead
+from gids.loader import feature_loader, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.packs import PackBudget
 
 PLAIN = {"memory": "64MB", "reads": "random", "queue_depth": 16}
@@ -383,7 +383,7 @@ def patched(s: Scenario) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
         patch.setattr(feature_loader, "LEAST_BYTES", 0)
-        patch.setattr(pack_reads, "_WORTH_S", s.worth_s)
+        patch.setattr(pack_chooser, "_WORTH_S", s.worth_s)
         patch.setattr(pack_reads, "measure_rates", lambda *_, **__: s.rates)
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", s.early)

@@ -1,0 +1,147 @@
+"""What a loader carries from one epoch to the next: what it learned, and what it prepared of the next one."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gids.loader.epoch_stream import Sampled, close_parts
+from gids.loader.sampled_ahead import SampledAhead
+from gids.packs import PackMachine, Superbatch
+
+
+@dataclass(eq=False)
+class Learned:
+    """What a loader learned about its own epochs. Other loaders of the same source learn for themselves.
+
+    consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
+    longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
+    slower: actual seconds of packs over predicted ones, once known. choices: all; choice: the last one that
+    later ones learn from. by_packs: whether packs were chosen last, and are soon made. next_epoch: what is
+    prepared of it, or None.
+    """
+
+    consumer_s: float = 0.0
+    longest: int = 0
+    why_random: str = ""
+    random_count: float = 0
+    slower: float | None = None
+    choices: list[dict[str, Any]] = field(default_factory=list)
+    choice: dict[str, Any] | None = None
+    by_packs: bool = False
+    next_epoch: NextEpoch | None = None
+
+    def random(self, count: int | None) -> bool:
+        """Whether an epoch of so many minibatches reads at random. None: it is not known."""
+        return bool(self.why_random) and 0 < (count or self.longest) <= self.random_count
+
+    def ended(self, count: int) -> None:
+        """An epoch of so many minibatches came to its end."""
+        self.longest = max(self.longest, count)
+
+    def read_at_random(self, reason: str, count: float = math.inf) -> None:
+        """Do not consider packs for epochs of at most so many minibatches."""
+        self.why_random, self.random_count = reason, max(count, self.random_count)
+        self.by_packs = False
+        self.drop_next()
+
+    def drop_next(self) -> None:
+        """Drop what is prepared of the next epoch."""
+        coming, self.next_epoch = self.next_epoch, None
+        if coming is not None:
+            coming.close()
+
+
+class NextEpoch:
+    """Minibatches of a loader's next epoch, which are sampled and swept to scratch while this one is trained.
+
+    It lasts from one stream to the next: until take() or close(), or until its loader is dropped.
+
+    minibatches: what the loader will give to attach(). source: of them. opened: what a stream must close.
+    counters: those of PackReads, which get what is read and written for nothing.
+    """
+
+    def __init__(
+        self,
+        minibatches: Iterable[Any],
+        source: Sampled[Any],
+        sampled: SampledAhead[Any],
+        counters: dict[str, Any],
+    ) -> None:
+        self.minibatches, self.source, self.sampled, self._counters = minibatches, source, sampled, counters
+        self.machine: PackMachine | None = None
+        self._making: Future[Superbatch | None] | None = None
+        self._lists_bytes = 0
+        self.opened: list[Any] = [sampled]
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes beside what is read meanwhile."""
+        if self.machine is None:
+            return self.sampled.counts_bytes
+        return self.machine.plan.beside_bytes(self._lists_bytes)
+
+    @property
+    def open(self) -> bool:
+        """Whether it was neither taken nor dropped."""
+        return self._finalizer.alive
+
+    @property
+    def here(self) -> bool:
+        """Whether it may be taken: a forked child has none of the threads."""
+        return self.open and os.getpid() == self._pid
+
+    @property
+    def begun(self) -> bool:
+        """Whether make() was called."""
+        return self.machine is not None
+
+    def make(self, machine: PackMachine, lists_bytes: int, make: Callable[[], Superbatch | None]) -> None:
+        """Make packs in a thread, once all is sampled. lists_bytes: of their row lists, at most."""
+        self.machine, self._lists_bytes = machine, lists_bytes
+        made = _Making(make)
+        self._making = made.superbatch
+        self.opened.append(made)
+
+    def take(self) -> Superbatch | None:
+        """The packs; None if there are none. Blocks until they are being swept. Others close what is open."""
+        superbatch = None if self._making is None else self._making.result()
+        self._finalizer.detach()
+        self.opened[1:] = [] if superbatch is None else [superbatch]
+        self.sampled.spool.file.spare = False
+        if superbatch is not None:
+            superbatch.file.spare = False
+        return superbatch
+
+    def close(self) -> None:
+        """Drop what is prepared. Idempotent."""
+        if self.here:
+            self._finalizer()
+            parts: list[Any] = [self.sampled.spool]
+            if self._making is not None and not self._making.exception():
+                parts.append(self._making.result())
+            for counter in ("bytes_read", "bytes_written"):
+                self._counters[counter] += sum(getattr(part, counter) for part in parts if part is not None)
+
+
+class _Making:
+    """A superbatch that a thread makes."""
+
+    def __init__(self, make: Callable[[], Superbatch | None]) -> None:
+        thread = ThreadPoolExecutor(1, "gids-next")
+        self.superbatch = thread.submit(make)
+        thread.shutdown(wait=False)
+
+    def close(self) -> None:
+        with suppress(Exception):  # take() raises it
+            superbatch = self.superbatch.result()
+            if superbatch is not None:
+                superbatch.close()

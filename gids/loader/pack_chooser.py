@@ -1,0 +1,474 @@
+"""PackChooser: chooses, for one stream, how the minibatches of a superbatch are read. It reads no rows.
+
+Made by FeatureLoader.attach, used by PackSwitch.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from gids.cache.output_dtype import out_row_bytes
+from gids.errors import MemoryBudgetError, StorageError
+from gids.loader.learned import NextEpoch
+from gids.loader.pack_reads import PackReads
+from gids.loader.sampled_ahead import SampledAhead
+from gids.packs import (
+    Ahead,
+    HostGather,
+    HostRows,
+    Layout,
+    PackBudget,
+    PackMachine,
+    PackPlan,
+    Resident,
+    RowMemory,
+    Superbatch,
+    Work,
+    sweep_seconds,
+)
+from gids.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.loader.feature_loader import Attached
+
+log = logging.getLogger("gids")
+
+EARLY = 16
+"""Minibatches after which packs are given up if they clearly lose."""
+
+LEAST_WAIT_S = 4.0
+"""Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
+
+MOST_READS_PER_S = 1e6
+"""No disk makes more random reads."""
+
+_CLEARLY = 0.6
+"""Random reads that take at most this share of the time of packs clearly win."""
+
+_LOOKAHEAD_GAIN = 0.9
+"""Misses of the look-ahead cache, relative to a cache that keeps the most wanted pages."""
+
+_WORTH_S = 1.0
+"""Packs must save this many seconds of a superbatch."""
+
+_WORTH = 0.97
+"""Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
+
+_IDLE = 0.2
+"""What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
+
+_MOST_SLOWER = 4.0
+"""Predictions are corrected by at most this factor."""
+
+_SHORT_S = 0.5
+"""Shorter predictions are mostly noise."""
+
+_MARGIN = 16
+"""Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
+
+_UNKNOWN_COUNT = 1024
+"""Minibatches of an epoch whose number is not known."""
+
+_LEAST_SHARE = 0.75
+"""The next epoch is sampled, and swept, if at least this share of the memory for packs is left."""
+
+_CHEAPER = "random reads are cheaper"
+
+
+class Together(Protocol):
+    """What processes that sample the same steps together decide together, in each stream of minibatches.
+
+    overlap: whether a superbatch may be sampled while the one before is trained.
+    """
+
+    overlap: bool
+
+    def agree(self, wanted: int, room: int) -> int:
+        """Called once EARLY minibatches are sampled: how many shall be sampled ahead; 0: random reads.
+
+        wanted: how many this process wants, 0 for random reads. room: how many the spool has room for.
+        """
+        ...
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Called when the packs of a superbatch are being made: wait until they are ready."""
+        ...
+
+
+class Alone:
+    """One process decides for itself."""
+
+    overlap = True
+
+    def agree(self, wanted: int, room: int) -> int:
+        return wanted
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Superbatch.begin() waits."""
+
+
+class PackChooser:
+    """packs: of the loader. attached: the stream's."""
+
+    def __init__(self, packs: PackReads, attached: Attached[Any]) -> None:
+        self._packs, self._attached, self._learned = packs, attached, attached.learned
+
+    def expected_count(self, known: int | None) -> int:
+        """Minibatches of an epoch, at least 1."""
+        return known or self._learned.longest or _UNKNOWN_COUNT
+
+    def choose_early(self, sampled: SampledAhead[Any], count: int | None, ahead: Ahead) -> bool:
+        """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
+
+        That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
+        what packs must save. count: minibatches of the epoch that are left. ahead: what goes on while
+        they are trained.
+        """
+        if self._packs.options.reads != "auto":
+            return False
+        layout = self._layout(sampled, memory_bytes := self._attached.memory_bytes(), ahead)
+        random_s, sweep_s = self.random_s(sampled), self.sweep_s(sampled)
+        times = max(1.0, (count or 0) / len(sampled.spool))
+        kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
+        wins = random_s <= _CLEARLY * kept_s
+        if count is not None and self._learned.slower is None:
+            train_s = self._learned.consumer_s * count
+            most_s = max(times * random_s, train_s)  # more minibatches hit more often
+            wins = wins or not _pays(max(sweep_s, train_s), most_s)
+        if layout is None and not wins:
+            self._advise(sampled, memory_bytes, times)
+            wins = True  # later minibatches do not make the memory larger
+        if wins:
+            self._record(None, sampled, self._corrected(layout) | {"random": random_s}, times)
+            judged = math.inf if count is None else sampled.base + count
+            self._learned.read_at_random(_CHEAPER, judged)
+        return wins
+
+    def sweep_s(self, sampled: SampledAhead[Any]) -> float:
+        """Predicted seconds of a sweep for the sampled minibatches."""
+        pairs = zip(sampled.counts, sampled.spaces, strict=True)
+        wanted = [space.row_count - counts.histogram()[0] for counts, space in pairs]
+        return sweep_seconds(sampled.spaces, wanted, self._packs.rates())
+
+    def choose(self, sampled: SampledAhead[Any], count: int | None = None) -> Layout | None:
+        """The layout of the cheapest way; None for random reads.
+
+        count: minibatches of the epoch from the first sampled one on; if random reads win, they read all.
+        Raises MemoryBudgetError if packs were asked for and do not fit.
+        """
+        memory_bytes = self._attached.memory_bytes()
+        if sampled.next_epoch:
+            sampled.next_epoch = self._most_ahead(sampled, memory_bytes)
+        layout = self._layout(sampled, memory_bytes, sampled.ahead)
+        if layout is None and sampled.next_epoch:
+            sampled.next_epoch = Ahead.NOTHING
+            layout = self._layout(sampled, memory_bytes, sampled.ahead)
+        self._learn()
+        predicted = self._corrected(layout)
+        if self._packs.options.reads == "auto":
+            left = len(sampled.spool) - sampled.done
+            random_s = self.random_s(sampled) * left / len(sampled.spool)
+            random_s = max(random_s, self._learned.consumer_s * left)
+            predicted["random"] = random_s
+            if layout is not None and not _pays(predicted["pack"], random_s):
+                layout = None
+        elif layout is None:
+            raise MemoryBudgetError(self._too_little(sampled, memory_bytes))
+        times = max(1.0, (count or 0) / len(sampled.spool)) if layout is None else 1.0
+        self._record(layout, sampled, predicted, times)
+        if layout is None:
+            judged = sampled.base + max(count or 0, len(sampled.spool))
+            self._learned.read_at_random(_CHEAPER, judged if count or sampled.last else math.inf)
+        return layout
+
+    def choose_again(self, sampled: SampledAhead[Any], resident: Resident) -> Layout | None:
+        """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
+        assert self._packs.machine is not None
+        if not self._has_room(sampled):
+            return None
+        layout = self._work(sampled, self._packs.machine.plan).choose(resident)
+        if layout is not None:
+            self.chosen(layout, sampled)
+        return layout
+
+    def chosen(self, layout: Layout, sampled: SampledAhead[Any]) -> None:
+        """Note the layout of choose_again(), or of a next epoch."""
+        self._learn()
+        self._record(layout, sampled, self._corrected(layout))
+
+    def begin_next(self, coming: NextEpoch) -> None:
+        """Keep what is prepared of the next epoch of the loader whose epoch is open."""
+        assert self._packs.scratch is not None
+        self._learned.next_epoch = coming
+        self._packs.next_epochs.add(coming)
+        self._packs.scratch.spares.add(coming)
+
+    def make_next(self, coming: NextEpoch, resident: Resident) -> None:
+        """Begin to make the packs of the next epoch, whose minibatches are sampled, with these resident rows.
+
+        They are written to scratch, too, so that the memory is free between the epochs.
+        """
+        assert self._packs.machine is not None
+        assert self._packs.scratch is not None
+        sampled, scratch, machine = coming.sampled, self._packs.scratch, self._packs.machine.again()
+        work, room_bytes = self._work(sampled, machine.plan), self.room_bytes(sampled)
+
+        def make() -> Superbatch | None:
+            """In a thread. Without packs, the next epoch makes them when it begins."""
+            superbatch = None
+            try:
+                layout = work.choose(resident)
+                if layout is None:
+                    return None
+                superbatch = Superbatch(
+                    machine,
+                    sampled.spool,
+                    layout,
+                    0,
+                    scratch,
+                    room_bytes=room_bytes,
+                    fill_resident=True,
+                    beside=True,
+                )
+                superbatch.prepare(spare=True)
+            except Exception as error:
+                log.info("packs of the next epoch are not made yet: %r", error)
+                if superbatch is not None:
+                    superbatch.close()
+                return None
+            sampled.forget_counts()
+            return superbatch
+
+        if machine.plan.overlap and self._has_room(sampled):
+            coming.make(machine, resident.lists_bytes, make)
+
+    def _has_room(self, sampled: SampledAhead[Any]) -> bool:
+        """Whether the present plan has room for minibatches like these."""
+        assert self._packs.machine is not None
+        machine = self._packs.machine
+        larger = any(rows > machine.output_rows[name] for name, rows in sampled.rows.items())
+        return not larger and sampled.minibatch_bytes <= machine.minibatch_bytes
+
+    def _most_ahead(self, sampled: SampledAhead[Any], memory_bytes: int) -> Ahead:
+        """What memory allows to do for the next epoch while these minibatches are trained."""
+        plans = [self._plan(sampled, memory_bytes, ahead) for ahead in Ahead]
+        alone, *beside = (0 if plan is None else plan.pack_bytes for plan in plans)
+        enough = [0 < nbytes >= _LEAST_SHARE * alone for nbytes in beside]
+        return Ahead.SWEPT if enough[1] else Ahead.SAMPLED if enough[0] else Ahead.NOTHING
+
+    def give_up(self, reason: str) -> None:
+        """Use random reads from now on. Warns once."""
+        if not self._learned.why_random:
+            log.warning("packs cannot be used, reading by random reads instead: %s", reason)
+        self._learned.read_at_random(reason)
+
+    def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
+        """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
+        packs, options, spaces = self._packs, self._packs.options, sampled.spaces
+        budget = self._budget(sampled, self._attached.memory_bytes())
+        plan = budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead)
+        assert plan is not None
+        threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
+
+        def rows() -> RowMemory:  # it must not refer to what ends before the machine
+            gather = HostGather(
+                packs.tables,
+                threads=threads,
+                output_dtype=packs.dtype,
+                pool_bytes=plan.purposes["outputs"] if packs.device is None else 0,
+                output_rows=output_rows,
+            )
+            if packs.device is None:
+                return HostRows(gather, plan.pack_bytes)
+            return packs.device.rows(
+                gather, spaces, plan, budget, output_dtype=packs.dtype, output_rows=output_rows
+            )
+
+        return PackMachine(
+            sampled.spaces,
+            plan,
+            rows,
+            threads=threads,
+            check_crc=options.check_crc,
+            output_rows=output_rows,
+            minibatch_bytes=_room(sampled.minibatch_bytes),
+            engine=options.engine,
+            direct=options.direct,
+            gap_bytes=packs.rates().gap_bytes,
+            parts=packs.device is None,
+        )
+
+    def random_s(self, sampled: SampledAhead[Any]) -> float:
+        """Predicted seconds of random reads for the sampled minibatches."""
+        lines = self._attached.lines_for(sampled.largest, sampled.minibatch_bytes)
+        if lines is None:
+            return math.inf
+        rates, seconds = self._packs.rates(), 0.0
+        for counts, space in zip(sampled.counts, sampled.spaces, strict=True):
+            for t in space.tables:
+                histogram = (sampled.pages.get(t.name) or counts).histogram()
+                seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
+        return float(seconds)
+
+    def random_choice(self, minibatches: int) -> dict[str, Any]:
+        """The choice of random reads that was made last; a new one where packs were chosen, and failed."""
+        if self._learned.choices[-1]["way"] != "random":
+            self._add_choice("random", minibatches, {})
+        return self._learned.choices[-1]
+
+    def room_bytes(self, sampled: SampledAhead[Any]) -> int:
+        """Scratch for the packs of a superbatch. If another one is swept meanwhile, both must fit."""
+        assert self._packs.scratch is not None
+        left = self._packs.scratch.free_bytes(spare=sampled.spool.file.spare)
+        return left // 2 if sampled.ahead is Ahead.SWEPT else left
+
+    def _learn(self) -> None:
+        """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
+        last, learned = self._learned.choice, self._learned
+        if last is None or last["way"] == "random" or last["returned"] != last["minibatches"]:
+            return
+        if learned.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
+            slower = (learned.slower or 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"]["pack"])
+            learned.slower = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
+
+    def _corrected(self, layout: Layout | None) -> dict[str, float]:
+        """Predicted seconds of packs; empty if they are impossible."""
+        return {} if layout is None else {"pack": layout.predicted_s * (self._learned.slower or 1.0)}
+
+    def _record(
+        self,
+        layout: Layout | None,
+        sampled: SampledAhead[Any],
+        predicted: Mapping[str, float],
+        times: float = 1.0,
+    ) -> None:
+        predicted = {name: s * times for name, s in predicted.items()}
+        way = "random" if layout is None else "pack"
+        self._add_choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
+        log.info(
+            "%d minibatches by %s reads: predicted %s", self._learned.choices[-1]["minibatches"], way, seconds
+        )
+
+    def _add_choice(self, way: str, minibatches: int, predicted: Mapping[str, float]) -> None:
+        choice = {
+            "way": way,
+            "minibatches": minibatches,
+            "returned": 0,
+            "superbatches": 0,
+            "packs": 0,
+            "resident_rows": 0,
+            "predicted_s": predicted,
+            "actual_s": 0.0,
+        }
+        self._packs.choices.append(choice)
+        self._learned.choices.append(choice)
+        self._learned.choice = choice
+
+    def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> Layout | None:
+        """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
+        if not self._packs.rates().write_bytes_per_s:
+            assert self._packs.scratch is not None
+            raise StorageError(errno.ENOSPC, "scratch cannot be written", self._packs.scratch.directory)
+        plan = self._plan(sampled, memory_bytes, ahead)
+        return None if plan is None else self._work(sampled, plan).choose()
+
+    def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
+        return Work(
+            spool=sampled.spool,
+            spaces=sampled.spaces,
+            counts=sampled.counts,
+            plan=plan,
+            rates=self._packs.rates(),
+            scratch_bytes=self.room_bytes(sampled),
+            consumer_s=self._learned.consumer_s * len(sampled.spool),
+            parts=self._packs.device is None,
+        )
+
+    def _budget(self, sampled: SampledAhead[Any], memory_bytes: int) -> PackBudget:
+        make = PackBudget if self._packs.device is None else self._packs.device.budget
+        return make(
+            spaces=sampled.spaces,
+            output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
+            bounce_bytes=self._packs.bounce_bytes,
+            sampler_bytes=_room(self._attached.sampler_bytes),
+            waiting=self._attached.waiting,
+            memory_bytes=memory_bytes,
+            disks=self._packs.disk_count,
+        )
+
+    def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> PackPlan | None:
+        budget = self._budget(sampled, memory_bytes)
+        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
+
+    def _advise(self, sampled: SampledAhead[Any], memory_bytes: int, times: float) -> None:
+        """Warn that packs do not fit, and say what memory they need and what they would save."""
+        random_s, rates = times * self.random_s(sampled), self._packs.rates()
+        pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
+        wanted = [sum(i * n for i, n in enumerate(counts.histogram())) for counts, _ in pairs]
+        nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
+        packed_s = self.sweep_s(sampled) + nbytes * (1 / rates.write_bytes_per_s + 1 / rates.read_bytes_per_s)
+        if not _pays(packed_s, random_s):
+            return
+        needed = self._budget(sampled, memory_bytes).needed(
+            _room_rows(sampled), _room(sampled.minibatch_bytes), Ahead.NOTHING
+        )
+        log.warning(
+            "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
+            "memory=%d (%s) packs would take about %.0f s",
+            memory_bytes,
+            format_bytes(memory_bytes),
+            random_s,
+            room := _room(_room(sum(needed.values()))),
+            format_bytes(room),
+            packed_s,
+        )
+
+    def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
+        largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
+        purposes = self._budget(sampled, memory_bytes).needed(
+            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead
+        )
+        there = also = ""
+        if self._packs.device is not None:
+            n = self._packs.device.memory_bytes
+            there, also = f", or device_memory={n} ({format_bytes(n)}),", " or device_memory="
+        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+        return (
+            f"memory={memory_bytes} ({format_bytes(memory_bytes)}){there} is too small for reads="
+            f"{self._packs.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. "
+            f"Give more memory={also} to gids.open(), use smaller minibatches, or reads='random'."
+        )
+
+
+def _pays(packed_s: float, random_s: float) -> bool:
+    """Whether packs save enough time."""
+    return packed_s <= _WORTH * random_s and random_s - packed_s >= _WORTH_S
+
+
+def _room(count: int) -> int:
+    return count + count // _MARGIN
+
+
+def _room_rows(sampled: SampledAhead[Any]) -> dict[str, int]:
+    return {name: _room(rows) for name, rows in sampled.rows.items()}
+
+
+def _misses(histogram: Any, lines: int) -> float:
+    """Page reads of a cache of so many lines. histogram: pages that 0, 1, 2, … minibatches want."""
+    accesses = float((histogram * np.arange(len(histogram))).sum())
+    kept = hits = 0.0
+    for count in range(len(histogram) - 1, 0, -1):
+        fit = min(histogram[count], lines - kept)
+        kept += fit
+        hits += fit * (count - 1)  # the first read of each page is a miss
+        if kept >= lines:
+            break
+    return _LOOKAHEAD_GAIN * (accesses - hits)
