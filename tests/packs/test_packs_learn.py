@@ -30,11 +30,11 @@ def _may_use_packs(self: Any, learned: Learned, count: int | None) -> bool:
     return not learned.random(count) and not self.has_open_epoch
 
 
-def _random_s(self: Any, sampled: Any, host: Any) -> float:
+def _random_s(self: Any, sampled: Any) -> float:
     return 1000.0 if len(sampled.spool) >= 10 else 0.0
 
 
-def _early(self: Any, sampled: Any, host: Any, count: int | None, ahead: Any) -> bool:
+def _early(self: Any, sampled: Any, count: int | None, ahead: Any) -> bool:
     return False
 
 
