@@ -62,38 +62,27 @@ _START_S = 120  # time limit of the rest of a process: imports, topology, valida
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    option = arguments.adder(parser)
     add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
     arguments.add_minibatches(parser)
-    add(
-        "--batches",
-        type=arguments.natural,
-        default=40,
-        metavar="N",
-        help="minibatches to train on; 0: the whole epoch (default: 40)",
-    )
-    add(
-        "--window",
-        type=arguments.window,
-        default=16,
-        metavar="N",
-        help="minibatches sampled ahead, 0 to 22 (default: 16)",
-    )
+    option("--batches", arguments.natural, "minibatches to train on; 0: the whole epoch", 40, "N")
+    option("--window", arguments.window, "minibatches sampled ahead, 0 to 22", 16, "N")
     arguments.add_reads(parser)
-    add(
+    option(
         "--memory-limit",
-        type=parse_bytes,
-        metavar="BYTES",
-        help="memory of each side for features, with the page cache; the memory of training is measured and "
+        parse_bytes,
+        "memory of each side for features, with the page cache; the memory of training is measured and "
         "added (default: a quarter of the features, or more if the minibatches in flight need more)",
+        metavar="BYTES",
     )
-    add(
+    option(
         "--trace",
-        type=Path,
+        Path,
+        "write a timeline of the first run with gids, for https://ui.perfetto.dev",
         metavar="FILE.json",
-        help="write a timeline of the first run with gids, for https://ui.perfetto.dev",
     )
-    add("--sides", type=arguments.words, metavar="NAME,…", help=f"sides to run (default: {','.join(SIDES)})")
+    option("--sides", arguments.words, f"sides to run (default: {','.join(SIDES)})", metavar="NAME,…")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
