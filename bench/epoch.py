@@ -36,6 +36,7 @@ from harness import (
     read_ahead,
 )
 
+from gids.bench.epoch import comparable
 from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
@@ -159,9 +160,13 @@ def report(
         for side, run in middle.items()
     ]
     figures.table("medians", rows)
-    for side, bar in ((STOCK, 5.0), (ADVISED, None)):
-        pairs = [(a, b) for a, b in zip(rounds[GIDS], rounds[side], strict=True) if a and b]
-        if pairs:  # the rounds in which the side ended
+    for side, bar in ((ADVISED, None), (STOCK, 5.0)):
+        pairs = [
+            (a, b)
+            for a, b in zip(rounds[GIDS], rounds[side], strict=True)
+            if a and b and comparable(b.batches, args.batches)
+        ]
+        if pairs:  # the rounds in which the side ended, or was stopped late enough
             ours, theirs = ([run.rows_per_s for run in side_runs] for side_runs in zip(*pairs, strict=True))
             read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
             note = f"read-ahead {read_around}, aim 8" if side == STOCK else ""

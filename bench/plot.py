@@ -49,7 +49,7 @@ def draw_packs(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             draw_panel(axis, settings)
             axis.set_title(f"rows of {row_bytes} B, {seeds} seeds", fontsize=9)
         axes[0].set_ylabel("thousand rows per second")
-        add_legend(canvas, axes, 3)
+        add_legend(canvas, axes)
 
     save_plot(path, (max(5.6, 2.7 * len(panels)), 3.6), draw)
 
@@ -73,6 +73,6 @@ def draw_cooperation(panels: Mapping[tuple[str, str], Sequence[Mapping[str, Any]
         for axis in axes[-1]:
             axis.set_xlabel("ranks")
         canvas.suptitle("Input rows per rank and step", fontsize=10)
-        add_legend(canvas, axes.flat, 2)
+        add_legend(canvas, axes.flat)
 
     save_plot(path, (3.6 * len(samplers), 2.7 * len(graphs) + 0.7), draw)

@@ -49,8 +49,10 @@ def read(name: str) -> dict[str, Any]:
 
 
 def number(value: float) -> str:
-    """Four digits, or all digits before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Four significant digits, but whole numbers as they are; thousands with a comma."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{float(f'{value:.4g}'):,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def measured(figure: dict[str, Any]) -> str:
@@ -135,7 +137,7 @@ def whole_table(run: str, title: str) -> Iterator[str]:
             columns = table["columns"]
             yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
             for row in table["rows"]:
-                cells = [f"{v:.3g}" if isinstance(v, float) and abs(v) < 1000 else f"{v}" for v in row]
+                cells = [v if isinstance(v, str) else number(v) for v in row]
                 yield f"| {' | '.join(cells)} |"
             return
     yield f"Not measured yet: `{command_of(run)}`."

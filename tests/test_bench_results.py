@@ -76,6 +76,11 @@ def test_figures_of_the_readme_are_those_of_the_results(result: str, command: st
         assert float(number) in {round(value, digits) for value in values}, f"{command}: {number}"
 
 
+def test_numbers_have_four_digits_and_commas() -> None:
+    shown = {19569.4375: "19,570", 2709.5: "2,710", 2709: "2,709", 121.23456: "121.2", 0.0123456: "0.01235"}
+    assert {value: report.number(value) for value in shown} == shown
+
+
 def test_the_page_shows_what_a_benchmark_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = harness.make_parser("").parse_args(["--json", str(tmp_path / "io.json")])
     figures = harness.Figures(args)
@@ -88,7 +93,7 @@ def test_the_page_shows_what_a_benchmark_wrote(tmp_path: Path, monkeypatch: pyte
     page = report.with_tables("a\n<!-- results: All -->\nold\n<!-- end -->\nb\n", report.figures)
     first, *others = page.split("|---|---|---|---|")[1].strip().splitlines()[:3]
     assert first.startswith("| reads | `bench/")
-    assert first.endswith("` |  | 93,021 reads/s (depth 256) |")
+    assert first.endswith("` |  | 93,020 reads/s (depth 256) |")
     assert others == [
         "| over fio |  | ≥ 0.95 | 0.9532 \N{MULTIPLICATION SIGN} |",
         "| memory |  | ≤ 250 MB | 253 MB |",

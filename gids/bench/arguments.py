@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gids.sizes import parse_bytes
 
@@ -92,9 +92,31 @@ def parse_cache_size(text: str) -> tuple[str, str, float]:
     return text, unit, number / 100 if unit == "%" else number
 
 
+def adder(parser: argparse._ActionsContainer) -> Callable[..., argparse.Action]:
+    """Return a function that adds an option to parser; its help ends with the default, unless it names one.
+
+    kind: the option's type, or the sequence of its choices.
+    """
+
+    def option(
+        name: str,
+        kind: Callable[[str], object] | Sequence[str],
+        text: str,
+        default: object = None,
+        metavar: str | None = None,
+    ) -> argparse.Action:
+        if default is not None and "(default: " not in text:
+            shown = ",".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+            text += f" (default: {shown})".replace("%", "%%")
+        values: dict[str, Any] = {"type": kind} if callable(kind) else {"choices": kind}
+        return parser.add_argument(name, default=default, metavar=metavar, help=text, **values)
+
+    return option
+
+
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--table", metavar="NAME", help="table to read (default: the largest table of nodes)")
+    option = adder(parser)
+    option("--table", str, "table to read (default: the largest table of nodes)", metavar="NAME")
     add_allow_dir(parser)
 
 
@@ -114,25 +136,25 @@ READS = ("auto", "random", "pack")
 
 def add_reads(parser: argparse.ArgumentParser) -> None:
     """Add --reads, --scratch and --scratch-bytes, as gids.open() takes them."""
-    add = parser.add_argument
-    add(
+    option = adder(parser)
+    option(
         "--reads",
-        choices=READS,
-        default="auto",
-        help="how gids reads: one read per missing page (random), many minibatches by one pass over the "
-        "table, through a scratch file (pack), or the faster one by prediction (default: auto)",
+        READS,
+        "how gids reads: one read per missing page (random), many minibatches by one pass over the table, "
+        "through a scratch file (pack), or the faster one by prediction",
+        "auto",
     )
-    add(
+    option(
         "--scratch",
-        type=Path,
+        Path,
+        "directory for the scratch file, on a disk (default: that of the dataset)",
         metavar="DIR",
-        help="directory for the scratch file, on a disk (default: that of the dataset)",
     )
-    add(
+    option(
         "--scratch-bytes",
-        type=parse_bytes,
+        parse_bytes,
+        "size limit of the scratch file (default: half of the free space)",
         metavar="BYTES",
-        help="size limit of the scratch file (default: half of the free space)",
     )
 
 
@@ -149,20 +171,20 @@ SAMPLING_OPTIONS = ("sampler", "fanouts", "batch_size", "seeds")
 
 def add_minibatches(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add --fanouts and --batch-size. several: --batch-size is a list."""
-    add = parser.add_argument
-    add(
+    option = adder(parser)
+    option(
         "--fanouts",
-        type=fanouts,
-        default=[10, 10, 10],
-        metavar="N,…",
-        help="fanout per layer; as in DGL, the last one applies to the seeds (default: 10,10,10)",
+        fanouts,
+        "fanout per layer; as in DGL, the last one applies to the seeds",
+        [10, 10, 10],
+        "N,…",
     )
-    add(
+    option(
         "--batch-size",
-        type=numbers(1) if several else positive,
-        default=[1024] if several else 1024,
-        metavar="N,…" if several else "N",
-        help="seeds per minibatch (default: 1024)",
+        numbers(1) if several else positive,
+        "seeds per minibatch",
+        [1024] if several else 1024,
+        "N,…" if several else "N",
     )
 
 
@@ -170,22 +192,17 @@ def add_sampling(
     parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
 ) -> None:
     """Add the options of minibatches. several: --batch-size is a list. several_samplers: --sampler is one."""
-    add = parser.add_argument
-    add(
+    option = adder(parser)
+    option(
         "--sampler",
-        type=words if several_samplers else str,
-        default=["neighbor"] if several_samplers else "neighbor",
-        metavar="NAME,…" if several_samplers else "NAME",
-        help="sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
-        "ladies-poisson (batch size x fanout nodes per layer), walk (default: neighbor)",
+        words if several_samplers else str,
+        "sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
+        "ladies-poisson (batch size x fanout nodes per layer), walk",
+        ["neighbor"] if several_samplers else "neighbor",
+        "NAME,…" if several_samplers else "NAME",
     )
     add_minibatches(parser, several=several)
-    add(
-        "--seeds",
-        choices=["train", "val", "test", "all"],
-        default="train",
-        help="seed nodes: a split, or all nodes (default: train)",
-    )
+    option("--seeds", ["train", "val", "test", "all"], "seed nodes: a split, or all nodes", "train")
     keep_defaults(parser, SAMPLING_OPTIONS)
 
 

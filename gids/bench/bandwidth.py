@@ -52,57 +52,24 @@ _ROWS = 8192
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    option = arguments.adder(parser)
     add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several=True)
-    add("--rows", type=arguments.numbers(1), metavar="N,…", help="read N uniform random rows per minibatch")
-    add(
+    option("--rows", arguments.numbers(1), "read N uniform random rows per minibatch", metavar="N,…")
+    option(
         "--engines",
-        type=arguments.words,
+        arguments.words,
+        "I/O engines: uring, threads, mmap (default: those that work here)",
         metavar="NAME,…",
-        help="I/O engines: uring, threads, mmap (default: those that work here)",
     )
-    add(
-        "--depth",
-        type=arguments.numbers(1),
-        default=[256],
-        metavar="N,…",
-        help="requests in flight (default: 256)",
-    )
-    add(
-        "--cache",
-        default="10%",
-        metavar="SIZE",
-        help="cache size: share of the table or bytes, such as 4GB (default: 10%%)",
-    )
-    add(
-        "--window",
-        type=arguments.natural,
-        default=16,
-        metavar="N",
-        help="minibatches sampled ahead, 0 to 23 (default: 16)",
-    )
-    add("--policy", default="lookahead", metavar="NAME", help="cache policy (default: lookahead)")
-    add(
-        "--iterations",
-        type=arguments.positive,
-        default=40,
-        metavar="N",
-        help="minibatches per run (default: 40)",
-    )
-    add(
-        "--threads",
-        type=arguments.positive,
-        metavar="N",
-        help="threads that copy rows (default: torch's number)",
-    )
-    add(
-        "--device",
-        type=arguments.device,
-        default="cpu",
-        metavar="NAME",
-        help="device of cache and rows: cpu or cuda (default: cpu)",
-    )
+    option("--depth", arguments.numbers(1), "requests in flight", [256], "N,…")
+    option("--cache", str, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")
+    option("--window", arguments.natural, "minibatches sampled ahead, 0 to 23", 16, "N")
+    option("--policy", str, "cache policy", "lookahead", "NAME")
+    option("--iterations", arguments.positive, "minibatches per run", 40, "N")
+    option("--threads", arguments.positive, "threads that copy rows (default: torch's number)", metavar="N")
+    option("--device", arguments.device, "device of cache and rows: cpu or cuda", "cpu", "NAME")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,43 +56,33 @@ SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
 _HIDDEN = 64  # width of the hidden layers
 _LEAST_BYTES = 96 << 20  # of memory for features
 _STOCK_S, _PLAIN_S = 60.0, 15.0  # time limits of stock with and without advice: it may take hours
+_LEAST_SHARE = 0.1  # of the minibatches that a side must have trained on to be compared
 _START_S = 120  # time limit of the rest of a process: imports, topology, validation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    option = arguments.adder(parser)
     add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
     arguments.add_minibatches(parser)
-    add(
-        "--batches",
-        type=arguments.natural,
-        default=40,
-        metavar="N",
-        help="minibatches to train on; 0: the whole epoch (default: 40)",
-    )
-    add(
-        "--window",
-        type=arguments.window,
-        default=16,
-        metavar="N",
-        help="minibatches sampled ahead, 0 to 22 (default: 16)",
-    )
+    option("--batches", arguments.natural, "minibatches to train on; 0: the whole epoch", 40, "N")
+    option("--window", arguments.window, "minibatches sampled ahead, 0 to 22", 16, "N")
     arguments.add_reads(parser)
-    add(
+    option(
         "--memory-limit",
-        type=parse_bytes,
-        metavar="BYTES",
-        help="memory of each side for features, with the page cache; the memory of training is measured and "
+        parse_bytes,
+        "memory of each side for features, with the page cache; the memory of training is measured and "
         "added (default: a quarter of the features, or more if the minibatches in flight need more)",
+        metavar="BYTES",
     )
-    add(
+    option(
         "--trace",
-        type=Path,
+        Path,
+        "write a timeline of the first run with gids, for https://ui.perfetto.dev",
         metavar="FILE.json",
-        help="write a timeline of the first run with gids, for https://ui.perfetto.dev",
     )
-    add("--sides", type=arguments.words, metavar="NAME,…", help=f"sides to run (default: {','.join(SIDES)})")
+    option("--sides", arguments.words, f"sides to run (default: {','.join(SIDES)})", metavar="NAME,…")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
@@ -285,7 +276,11 @@ def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) ->
     if result.cached_before > 0.01:
         report.note(f"results of {name} are WARM: {result.cached_before:.0%} of a file was in the page cache")
     if result.batches < config.batches:
-        message = f"`{name}` was stopped after {result.batches} of {config.batches} batches: compare rows/s"
+        message = f"`{name}` was stopped after {result.batches} of {config.batches} minibatches in "
+        message += text.seconds(result.seconds)
+        message += (
+            ": compare rows/s" if comparable(result.batches, config.batches) else ": too few for a ratio"
+        )
         own_limit = config.most_seconds and result.seconds >= config.most_seconds
         (report.note if own_limit else report.cut_short)(message)
     report.figure(side=name).add(
@@ -304,10 +299,19 @@ def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) ->
     )
     if result.choices:
         report.note(f"gids read {describe_choices(result.choices)}")
-    answers = []
+    report.answers = list(_ratios(report, config.batches))
+
+
+def comparable(trained: float, batches: int) -> bool:
+    """Whether a side that was stopped has trained on enough minibatches for a ratio of rows/s."""
+    return trained >= _LEAST_SHARE * batches
+
+
+def _ratios(report: Report, batches: int) -> Iterator[str]:
+    """A sentence for each side of stock that trained on enough minibatches; with MADV_RANDOM first."""
     ours = report.figure(side=OURS).median("rows_per_s")
     for other in (ADVISED, PLAIN):
-        theirs = report.figure(side=other).median("rows_per_s")
-        if ours and theirs:
-            answers.append(f"gids loads {ours / theirs:.1f} x as many rows per second as {other}")
-    report.answers = answers
+        figure = report.figure(side=other)
+        theirs, trained = figure.median("rows_per_s"), figure.median("batches")
+        if ours and theirs and comparable(trained or 0, batches):
+            yield f"gids loads {ours / theirs:.1f} x as many rows per second as {other}"

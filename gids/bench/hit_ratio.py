@@ -63,77 +63,56 @@ _SAMPLING_OPTIONS = (*arguments.SAMPLING_OPTIONS, "kappa", "batches", "order", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    option = arguments.adder(parser)
     add("path", metavar="DATASET", type=Path, nargs="?", help="dataset (not needed with --replay)")
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several_samplers=True)
-    add(
+    option(
         "--kappa",
-        type=arguments.kappas,
-        metavar="N,…",
-        help="number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
+        arguments.kappas,
+        "number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
         "neighbor and labor (default: 1)",
-    )
-    add(
-        "--batches",
-        type=arguments.positive,
-        default=200,
-        metavar="N",
-        help="minibatches to sample (default: 200)",
-    )
-    add(
-        "--policies",
-        type=arguments.words,
-        metavar="NAME,…",
-        help="cache policies (default: random,lru,static,window-pin,lookahead)",
-    )
-    add(
-        "--windows",
-        type=arguments.numbers(0),
         metavar="N,…",
-        help="minibatches sampled ahead, 0 to 24 minus --planned (default: 0,4,8,16,22)",
     )
-    add(
-        "--cache",
-        type=arguments.words,
-        metavar="SIZE,…",
-        help="cache sizes (default: 1%%,2%%,5%%,10%%)",
+    option("--batches", arguments.positive, "minibatches to sample", 200, "N")
+    option(
+        "--policies",
+        arguments.words,
+        "cache policies (default: random,lru,static,window-pin,lookahead)",
+        metavar="NAME,…",
     )
-    add(
-        "--planned",
-        type=arguments.positive,
-        default=2,
-        metavar="N",
-        help="minibatches whose reads are in flight (default: 2)",
+    option(
+        "--windows",
+        arguments.numbers(0),
+        "minibatches sampled ahead, 0 to 24 minus --planned (default: 0,4,8,16,22)",
+        metavar="N,…",
     )
-    add(
+    option("--cache", arguments.words, "cache sizes (default: 1%%,2%%,5%%,10%%)", metavar="SIZE,…")
+    option("--planned", arguments.positive, "minibatches whose reads are in flight", 2, "N")
+    option(
         "--warm-up",
-        type=arguments.share,
-        default=0.25,
-        metavar="SHARE",
-        help="share of the minibatches to run before counting (default: 25%%)",
+        arguments.share,
+        "share of the minibatches to run before counting (default: 25%%)",
+        0.25,
+        "SHARE",
     )
-    add(
+    option(
         "--order",
-        type=arguments.words,
-        metavar="ORDER,…",
-        help="orders of rows to try, without changing the dataset: stored, original, degree, community, "
+        arguments.words,
+        "orders of rows to try, without changing the dataset: stored, original, degree, community, "
         "trace:FILE as in `gids convert --order` (default: stored)",
+        metavar="ORDER,…",
     )
-    add("--record", type=Path, metavar="FILE", help="write the sampled trace to FILE")
+    option("--record", Path, "write the sampled trace to FILE", metavar="FILE")
     add("--rows", action="store_true", help="trace rows instead of pages, for --order trace:FILE")
-    add("--replay", type=Path, metavar="FILE", help="replay a recorded trace instead of sampling")
-    add("--advise", metavar="WANTED", help="find the smallest cache and window that reach WANTED")
-    add(
-        "--pages-per-s",
-        type=arguments.rate,
-        metavar="N",
-        help="disk speed for --advise (default: measured)",
-    )
-    add(
+    option("--replay", Path, "replay a recorded trace instead of sampling", metavar="FILE")
+    option("--advise", str, "find the smallest cache and window that reach WANTED", metavar="WANTED")
+    option("--pages-per-s", arguments.rate, "disk speed for --advise (default: measured)", metavar="N")
+    option(
         "--epoch-batches",
-        type=arguments.positive,
+        arguments.positive,
+        "minibatches per epoch (default: number of seeds / batch size)",
         metavar="N",
-        help="minibatches per epoch (default: number of seeds / batch size)",
     )
     arguments.keep_defaults(parser, _SAMPLING_OPTIONS)
 

@@ -103,6 +103,8 @@ def plot_curves(
             if log_x:
                 panel.set_xscale("log")
                 make_logarithmic(panel.xaxis)
+            elif all(float(value).is_integer() for _, x, _ in curves for value in x):
+                panel.xaxis.get_major_locator().set_params(integer=True)
             if log_y:
                 panel.set_yscale("log")
                 make_logarithmic(panel.yaxis)
@@ -111,20 +113,27 @@ def plot_curves(
         for panel in list(drawn.flat)[len(panels) :]:
             panel.set_visible(False)
         canvas.suptitle(title, fontsize=10)
-        add_legend(canvas, list(drawn.flat)[: len(panels)], 4)
+        add_legend(canvas, list(drawn.flat)[: len(panels)])
 
     columns = min(2, len(panels))
     save_plot(path, (4.2 * columns, 3.0 * -(-len(panels) // columns) + 0.7), draw)
 
 
-def add_legend(canvas: Any, panels: Sequence[Any], columns: int) -> None:
-    """Below the panels: each label once, as a panel may lack some lines."""
+def add_legend(canvas: Any, panels: Sequence[Any]) -> None:
+    """Below the panels, in as many columns as fit: each label once, as a panel may lack some lines."""
     shown = {
         label: handle
         for panel in panels
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+    for rows in range(1, len(shown) + 1):
+        columns = -(-len(shown) // rows)
+        legend = canvas.legend(
+            shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize=8
+        )
+        if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
+            return
+        legend.remove()
 
 
 def make_logarithmic(axis: Any) -> None:
@@ -196,7 +205,7 @@ def _plot_stages(report: Report, columns: Sequence[Column], path: Path) -> bool:
         panel.set_xlabel("time per minibatch (ms)")
         panel.set_ylabel("side")
         _draw_names(panel, [str(figure.setting["side"]) for figure in figures])
-        add_legend(canvas, [panel], len(_STAGES))
+        add_legend(canvas, [panel])
 
     if figures:
         save_plot(path, (8.0, 1.5 + 0.35 * len(figures)), draw)
@@ -243,7 +252,7 @@ def _plot_windows(report: Report, path: Path) -> bool:
             panels[0].set_xlim(windows[0] - 1, windows[-1] + 1)
         panels[0].set_ylim(0, max(1, 105 * max(f.median("hit_ratio") or 0 for f in measured)))
         panels[0].set_ylabel("pages hit (%)")
-        add_legend(canvas, panels, 6)
+        add_legend(canvas, panels)
         canvas.suptitle("Hit ratio by window", fontsize=10)
 
     save_plot(path, (max(5.6, 2.9 * len(caches)), 3.5), draw)
@@ -268,7 +277,7 @@ def _plot_advice(report: Report, path: Path) -> bool:
         panel.set_ylabel("pages hit (%)")
         panel.set_ylim(bottom=0)
         panel.set_title("Hit ratio by cache size, lookahead", fontsize=10)
-        add_legend(canvas, [panel], 6)
+        add_legend(canvas, [panel])
 
     if measured:
         save_plot(path, (5.6, 3.6), draw)
@@ -344,7 +353,7 @@ def _plot_samplers(report: Report, path: Path) -> bool:
         panels[-1].set_xticks(range(len(groups)), titles)
         panels[-1].set_xlabel("sampler")
         canvas.suptitle("Pages read per epoch, by sampler and policy", fontsize=10)
-        add_legend(canvas, panels, 2 if inches < 7 else 4)
+        add_legend(canvas, panels)
 
     save_plot(path, (inches, 1.1 + 2.3 * len(caches)), draw)
     return True

@@ -42,36 +42,25 @@ _VERIFIED = 2  # minibatches
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    option = arguments.adder(parser)
     add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_allow_dir(parser)
     arguments.add_sampling(parser, several=True, several_samplers=True)
-    add(
+    option(
         "--threads",
-        type=arguments.numbers(1),
+        arguments.numbers(1),
+        "threads of sampling on the CPU (default: 1, and torch's number)",
         metavar="N,…",
-        help="threads of sampling on the CPU (default: 1, and torch's number)",
     )
-    add(
-        "--device",
-        type=arguments.device,
-        default="cpu",
-        metavar="NAME",
-        help="device that samples: cpu or cuda (default: cpu)",
-    )
-    add(
+    option("--device", arguments.device, "device that samples: cpu or cuda", "cpu", "NAME")
+    option(
         "--bulk",
-        type=arguments.numbers(1),
-        default=[1],
-        metavar="N,…",
-        help="minibatches per call (default: 1; gids.NodeLoader uses two per thread)",
+        arguments.numbers(1),
+        "minibatches per call (default: 1; gids.NodeLoader uses two per thread)",
+        [1],
+        "N,…",
     )
-    add(
-        "--batches",
-        type=arguments.positive,
-        default=50,
-        metavar="N",
-        help="minibatches per run (default: 50)",
-    )
+    option("--batches", arguments.positive, "minibatches per run", 50, "N")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:

@@ -8,29 +8,19 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gids.bench.arguments import adder
 from gids.sizes import parse_bytes
 
 _MOST_CHARS = 2000
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(4, os.cpu_count() or 1),
-        metavar="N",
-        help="number of threads (default: %(default)s)",
-    )
+    adder(parser)("--workers", int, "number of threads", min(4, os.cpu_count() or 1), "N")
 
 
 def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:
-    parser.add_argument(
-        "--memory",
-        type=parse_bytes,
-        default=default,
-        metavar="BYTES",
-        help=f"limit of the memory for buffers (default: {default // 1_000_000}MB)",
-    )
+    what = f"limit of the memory for buffers (default: {default // 1_000_000}MB)"
+    adder(parser)("--memory", parse_bytes, what, default, "BYTES")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import natural, positive, seconds
+from gids.bench.arguments import adder, natural, positive, seconds
 
 QUESTIONS = {"bandwidth": "bandwidth", "epoch": "epoch", "hit-ratio": "hit_ratio", "sampling": "sampling"}
 _INTERRUPTED = 130
@@ -41,23 +41,18 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--seed", type=natural, default=0, metavar="N", help="random seed (default: 0)")
-    add(
-        "--repeat",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="repeat each measurement N times; report the median and the range (default: 1)",
-    )
-    add(
+    option = adder(parser)
+    option("--seed", natural, "random seed", 0, "N")
+    option("--repeat", positive, "repeat each measurement N times; report the median and the range", 1, "N")
+    option(
         "--seconds",
-        type=seconds,
-        default=0,
-        metavar="S",
-        help="stop after about S seconds and report what was measured so far (default: 0, no limit)",
+        seconds,
+        "stop after about S seconds and report what was measured so far (default: 0, no limit)",
+        0,
+        "S",
     )
-    add("--json", type=Path, metavar="FILE", help="write the results, the machine and the command to FILE")
-    add("--plot", type=Path, metavar="FILE", help="draw the results to FILE, as PNG")
+    option("--json", Path, "write the results, the machine and the command to FILE", metavar="FILE")
+    option("--plot", Path, "draw the results to FILE, as PNG", metavar="FILE")
     add("--quiet", action="store_true", help="print errors only")
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import checked
+from gids.bench.arguments import adder, checked
 from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
@@ -35,35 +35,30 @@ def add_parser(subparsers: Any) -> None:
         "its class only half of the time; the features of its neighbors together show it.",
     )
     add = parser.add_argument
+    option = adder(parser)
     add("path", metavar="DIR", type=Path, help="the directory to make")
-    add("--nodes", type=_count, default=1_000_000, metavar="N", help="number of nodes (default: 1e6)")
-    add("--edges", type=_count, metavar="N", help="number of edges, on average (default: 16 per node)")
-    add("--dim", type=int, default=128, metavar="D", help="float32 features per node (default: 128)")
-    add("--classes", type=int, metavar="N", help="number of classes, at most one per node (default: 16)")
-    add(
-        "--skew",
-        type=float,
-        default=0.8,
-        metavar="S",
-        help="skew of the out-degrees, 0 (uniform) to below 1 (default: 0.8)",
-    )
+    option("--nodes", _count, "number of nodes (default: 1e6)", 1_000_000, "N")
+    option("--edges", _count, "number of edges, on average (default: 16 per node)", metavar="N")
+    option("--dim", int, "float32 features per node", 128, "D")
+    option("--classes", int, "number of classes, at most one per node (default: 16)", metavar="N")
+    option("--skew", float, "skew of the out-degrees, 0 (uniform) to below 1", 0.8, "S")
     add(
         "--hetero",
         action="store_true",
         help="make two node types: N papers that cite papers, and N / 2 authors that write them",
     )
-    add(
+    option(
         "--split",
-        type=checked(
+        checked(
             lambda text: tuple(map(float, text.split(","))),
             lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1,
             "three fractions with a sum of at most 1: write 0.1,0.05,0.05",
         ),
-        default=(0.1, 0.05, 0.05),
-        metavar="F,F,F",
-        help="train, val and test fractions of the nodes (default: 0.1,0.05,0.05)",
+        "train, val and test fractions of the nodes",
+        (0.1, 0.05, 0.05),
+        "F,F,F",
     )
-    add("--seed", type=int, default=0, help="seed of the random draws (default: 0)")
+    option("--seed", int, "seed of the random draws", 0)
     add_quiet(parser)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir, fanouts
+from gids.bench.arguments import add_allow_dir, adder, fanouts
 from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 
@@ -31,35 +31,32 @@ def add_parser(subparsers: Any) -> None:
         "prefers the hottest pages. The dataset stays readable while this runs.",
     )
     add = parser.add_argument
+    option = adder(parser)
     add("path", metavar="PATH", type=Path, help="a dataset")
-    add(
+    option(
         "--method",
-        choices=list(_OPTIONS),
-        default="reverse-pagerank",
-        help="reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
-        "sampled: sample minibatches and count those that read each node (default: reverse-pagerank)",
+        list(_OPTIONS),
+        "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
+        "sampled: sample minibatches and count those that read each node",
+        "reverse-pagerank",
     )
-    add(
-        "--seeds",
-        choices=["train", "val", "test", "all"],
-        help="seed nodes: a split, or all nodes (default: train)",
-    )
-    add(
+    option("--seeds", ["train", "val", "test", "all"], "seed nodes: a split, or all nodes (default: train)")
+    option(
         "--fanouts",
-        type=fanouts,
-        metavar="N,N,...",
-        help="the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
+        fanouts,
+        "the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
         "(default: 10,10,10)",
+        metavar="N,N,...",
     )
-    add(
+    option(
         "--damping",
-        type=float,
+        float,
+        "count visits of random walks that continue with probability P, between 0 and 1",
         metavar="P",
-        help="count visits of random walks that continue with probability P, between 0 and 1",
     )
-    add("--batch-size", type=int, metavar="N", help="seeds per minibatch (default: 1024)")
-    add("--batches", type=int, metavar="N", help="number of minibatches to sample (default: one epoch)")
-    add("--seed", type=int, metavar="N", help="seed of the random draws (default: 0)")
+    option("--batch-size", int, "seeds per minibatch (default: 1024)", metavar="N")
+    option("--batches", int, "number of minibatches to sample (default: one epoch)", metavar="N")
+    option("--seed", int, "seed of the random draws (default: 0)", metavar="N")
     add_allow_dir(parser)
     add_quiet(parser)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir
+from gids.bench.arguments import add_allow_dir, adder
 from gids.cli.arguments import add_memory, add_quiet, add_workers, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
@@ -33,18 +33,19 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    option = adder(parser)
     add("dataset", metavar="DATASET", type=Path, help="a dataset")
     add("out", metavar="OUT", type=Path, help="the directory to make")
     add("--parts", type=int, required=True, metavar="P", help="number of parts, 1 to 4096")
-    add(
+    option(
         "--method",
-        choices=("range", "hash", "community", "metis"),
-        default="community",
-        help="range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
-        "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, but "
-        "the whole graph must fit in memory; needs pymetis or DGL (default: community)",
+        ("range", "hash", "community", "metis"),
+        "range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
+        "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, but"
+        " the whole graph must fit in memory; needs pymetis or DGL",
+        "community",
     )
-    add("--seed", type=int, default=0, help="seed of --method hash (default: 0)")
+    option("--seed", int, "seed of --method hash", 0)
     add_allow_dir(parser)
     add_workers(parser)
     add_memory(parser)

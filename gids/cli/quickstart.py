@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import READS, numbers, positive, seconds, window
+from gids.bench.arguments import READS, adder, numbers, positive, seconds, window
 
 EXAMPLE = """\
 import gids.dgl, dgl  # gids before dgl
@@ -38,45 +38,30 @@ def add_parser(subparsers: Any) -> None:
         "stage.",
     )
     add = parser.add_argument
-    add("--nodes", type=positive, default=300_000, metavar="N", help="number of nodes (default: 300000)")
-    add("--dim", type=positive, default=1024, metavar="D", help="float32 features per node (default: 1024)")
-    add("--batch-size", type=positive, default=64, metavar="N", help="seeds per minibatch (default: 64)")
-    add("--batches", type=positive, default=120, metavar="N", help="minibatches (default: 120)")
-    add(
-        "--fanouts",
-        type=numbers(1),
-        default=[3, 3, 3],
-        metavar="N,…",
-        help="fanout per layer (default: 3,3,3)",
-    )
-    add(
-        "--window",
-        type=window,
-        default=16,
-        metavar="N",
-        help="minibatches that gids samples ahead, 0 to 22 (default: 16)",
-    )
-    add(
-        "--reads",
-        choices=READS,
-        default="auto",
-        help="how gids reads: at random, by packs, or auto: the faster of the two (default: auto)",
-    )
-    add(
+    option = adder(parser)
+    option("--nodes", positive, "number of nodes", 300_000, "N")
+    option("--dim", positive, "float32 features per node", 1024, "D")
+    option("--batch-size", positive, "seeds per minibatch", 64, "N")
+    option("--batches", positive, "minibatches", 120, "N")
+    option("--fanouts", numbers(1), "fanout per layer", [3, 3, 3], "N,…")
+    option("--window", window, "minibatches that gids samples ahead, 0 to 22", 16, "N")
+    option("--reads", READS, "how gids reads: at random, by packs, or auto: the faster of the two", "auto")
+    option(
         "--memory",
-        metavar="BYTES",
-        help="memory of each side for features; the memory of training is added (default: a quarter of the "
+        str,
+        "memory of each side for features; the memory of training is added (default: a quarter of the "
         "features)",
+        metavar="BYTES",
     )
-    add(
+    option(
         "--seconds",
-        type=seconds,
-        default=150,
-        metavar="S",
-        help="stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)",
+        seconds,
+        "stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)",
+        150,
+        "S",
     )
-    add("--seed", type=int, default=0, help="random seed (default: 0)")
-    add("--dir", type=Path, metavar="DIR", help="directory for the files (default: the temporary directory)")
+    option("--seed", int, "random seed", 0)
+    option("--dir", Path, "directory for the files (default: the temporary directory)", metavar="DIR")
     add("--keep", action="store_true", help="keep the files")
     add("--json", action="store_true", help="print JSON instead of the table")
 

@@ -11,6 +11,7 @@ from gids.bench.arguments import (
     SAMPLERS,
     add_allow_dir,
     add_minibatches,
+    adder,
     natural,
     parse_cache_size,
     positive,
@@ -48,43 +49,30 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    option = adder(parser)
     add("path", metavar="DATASET", type=Path, help="a dataset with topology and features")
     names = f"{', '.join(SAMPLERS)} (default: neighbor)"
-    add("--sampler", default="neighbor", choices=SAMPLERS, metavar="NAME", help=names)
+    option("--sampler", SAMPLERS, names, "neighbor", "NAME")
     add_minibatches(parser)
-    add(
-        "--kappa",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="minibatches over which draws stay correlated; matters with --policy lru (default: 1)",
+    option(
+        "--kappa", positive, "minibatches over which draws stay correlated; matters with --policy lru", 1, "N"
     )
-    add("--seeds", choices=["train", "val", "test", "all"], default="train", help="seeds (default: train)")
-    add("--ranks", type=positive, default=1024, metavar="N", help="largest number of ranks (default: 1024)")
-    add(
-        "--cache",
-        default="10%",
-        metavar="SIZE",
-        help="feature cache of a rank: 10%% of the pages, or 4GB (default: 10%%)",
-    )
-    add(
+    option("--seeds", ["train", "val", "test", "all"], "seeds", "train")
+    option("--ranks", positive, "largest number of ranks", 1024, "N")
+    option("--cache", str, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
+    option(
         "--policy",
-        choices=["static", "lru"],
-        default="static",
-        help="cache policy: keep the pages with the most heat, or those used last (default: static)",
+        ["static", "lru"],
+        "cache policy: keep the pages with the most heat, or those used last",
+        "static",
     )
-    add(
-        "--owners",
-        choices=["hash", "range", "community"],
-        default="hash",
-        help="owners of the nodes in cooperative training (default: hash)",
-    )
-    add("--hidden", type=positive, default=256, metavar="N", help="width of the hidden layers (default: 256)")
-    add(
+    option("--owners", ["hash", "range", "community"], "owners of the nodes in cooperative training", "hash")
+    option("--hidden", positive, "width of the hidden layers", 256, "N")
+    option(
         "--memory",
-        type=parse_bytes,
+        parse_bytes,
+        "memory of a rank; larger modes are not recommended (default: no limit)",
         metavar="BYTES",
-        help="memory of a rank; larger modes are not recommended (default: no limit)",
     )
     for name, (_, _, text) in _RATES.items():
         add(f"--{name.replace('_', '-')}", type=rate, metavar="N", help=text)
@@ -93,16 +81,16 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="measure --network-gb-s and --latency-us on the ranks that torchrun started",
     )
-    add(
+    option(
         "--seconds",
-        type=rate,
-        default=20.0,
-        metavar="S",
-        help="time for sampling, about; larger minibatches are extrapolated (default: 20)",
+        rate,
+        "time for sampling, about; larger minibatches are extrapolated (default: 20)",
+        20.0,
+        "S",
     )
-    add("--seed", type=natural, default=0, metavar="N", help="random seed (default: 0)")
-    add("--json", type=Path, metavar="FILE", help="write curves and predictions to FILE")
-    add("--plot", type=Path, metavar="FILE", help="draw curves and predictions to FILE, as PNG")
+    option("--seed", natural, "random seed", 0, "N")
+    option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
+    option("--plot", Path, "draw curves and predictions to FILE, as PNG", metavar="FILE")
     add_allow_dir(parser)
     add_quiet(parser)
 

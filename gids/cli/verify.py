@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import add_allow_dir
+from gids.bench.arguments import add_allow_dir, adder
 from gids.cli.arguments import add_quiet, add_workers
 from gids.cli.convert import add_table_input, load_graphs, parse_shape, table_choices
 from gids.cli.progress import Progress
@@ -35,11 +35,12 @@ def add_parser(subparsers: Any) -> None:
         help="also compare the tables with SRC, the source that was converted to PATH; may be repeated",
     )
     add_quiet(parser, "faults")
-    add = parser.add_argument_group("options of SRC, as given to `gids convert`").add_argument
+    group = parser.add_argument_group("options of SRC, as given to `gids convert`")
+    add, option = group.add_argument, adder(group)
     add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
-    add("--table", default="feat", metavar="[TYPE.]KEY", help="table name of a single array (default: feat)")
-    add("--dtype", metavar="TYPE", help="element type of raw binary")
-    add("--shape", type=parse_shape, metavar="N,DIM,…", help="shape of raw binary")
+    option("--table", str, "table name of a single array", "feat", "[TYPE.]KEY")
+    option("--dtype", str, "element type of raw binary", metavar="TYPE")
+    option("--shape", parse_shape, "shape of raw binary", metavar="N,DIM,…")
     add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
     add_table_input(add)
     add("--reverse-edges", action="store_true", help="add the reverse of every edge")

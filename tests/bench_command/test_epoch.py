@@ -169,7 +169,23 @@ def test_a_note_says_that_memory_is_not_limited(
     assert "gids loads 1.0 x as many rows per second as stock" in said
     assert limits == [False] * 6
     assert "memory was NOT limited (no memory control group: no" in said
-    assert "`stock` was stopped after 2 of 3 batches" in said
+    assert "`stock` was stopped after 2 of 3 minibatches in 2.00 s: compare rows/s" in said
+
+
+def test_no_ratio_is_printed_for_a_side_that_trained_on_less_than_a_tenth(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = {True: 2, False: 1}  # of 20, with and without MADV_RANDOM
+
+    def run(config: Any, **_: Any) -> EpochResult:
+        batches = 20 if config.side == "gids" else trained[config.random_access]
+        return epoch_result(config.side, batches=batches, rows=100 * batches)
+
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
+    status, said, report = bench("epoch", dataset, *SMALL[:4], "--batch-size", 1, "--batches", 20)
+    assert status == 0, said
+    assert report["answers"] == ["gids loads 10.0 x as many rows per second as stock, MADV_RANDOM"]
+    assert "note: `stock` was stopped after 1 of 20 minibatches in 2.00 s: too few for a ratio" in said
 
 
 def test_different_rows_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,16 +83,22 @@ def draw(name: str, path: Path, figures: Figures | None = None) -> bool:
     return plot.plot_report(report, *module.columns(report), path)
 
 
-@pytest.mark.parametrize("name", list(REPORTS))
-def test_a_report_is_drawn_with_names_and_units_of_its_axes(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    canvases, save = [], plot.save_plot
+@pytest.fixture
+def canvases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that save_plot has drawn."""
+    drawn, save = [], plot.save_plot
 
     def keep(path: Path, size: tuple[float, float], draw_on: Callable[[Any], None]) -> None:
-        save(path, size, lambda canvas: (draw_on(canvas), canvases.append(canvas))[0])
+        save(path, size, lambda canvas: (draw_on(canvas), drawn.append(canvas))[0])
 
     monkeypatch.setattr(plot, "save_plot", keep)
+    return drawn
+
+
+@pytest.mark.parametrize("name", list(REPORTS))
+def test_a_report_is_drawn_with_names_and_units_of_its_axes(
+    tmp_path: Path, name: str, canvases: list[Any]
+) -> None:
     assert draw(name, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     panel = canvases[0].axes[0]
@@ -105,18 +111,9 @@ def test_a_report_without_results_is_not_drawn(tmp_path: Path, name: str) -> Non
     assert not (tmp_path / "figure.png").exists()
 
 
-def test_stages_are_compared_per_minibatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = []
-
-    def look(_: Path, __: object, draw_on: Callable[[Any], None]) -> None:
-        from matplotlib.figure import Figure
-
-        draw_on(canvas := Figure())
-        ends.extend(bar.get_x() + bar.get_width() for bar in canvas.axes[0].patches)
-
-    monkeypatch.setattr(plot, "save_plot", look)
+def test_stages_are_compared_per_minibatch(tmp_path: Path, canvases: list[Any]) -> None:
     draw("epoch", tmp_path / "figure.png", [({"side": "gids"}, {"batches": 4, "training_s": 2.0})])
-    assert ends == [500.0]
+    assert [bar.get_x() + bar.get_width() for bar in canvases[0].axes[0].patches] == [500.0]
 
 
 def test_logarithmic_axes_have_ticks_at_1_2_and_5() -> None:
@@ -129,6 +126,20 @@ def test_logarithmic_axes_have_ticks_at_1_2_and_5() -> None:
     ticks = [f"{tick:g}" for tick in panel.get_yticks() if 1 <= tick <= 100]
     assert ticks == ["1", "2", "5", "10", "20", "50", "100"]
     assert [panel.yaxis.get_major_formatter()(value, 0) for value in (0.02, 50)] == ["0.02", "50"]
+
+
+def test_a_legend_fits_in_a_narrow_figure_and_whole_numbers_have_whole_ticks(
+    tmp_path: Path, canvases: list[Any]
+) -> None:
+    minibatches = range(1, 21)
+    curves = [(f"a long label of a curve, {number}", minibatches, minibatches) for number in range(3)]
+    plot.plot_curves(tmp_path / "curves.png", "title", {"cold": curves}, ("minibatch", "ms"))
+    [canvas] = canvases
+    [legend] = canvas.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= canvas.bbox.width
+    assert all(tick == int(tick) for tick in canvas.axes[0].get_xticks())
 
 
 def test_the_command_draws_its_results(dataset: Path, bench: Bench, tmp_path: Path) -> None:
