@@ -22,7 +22,7 @@ InputEdges = torch.Tensor | None | Relation | tuple[Relation, torch.Tensor | Non
 
 
 def node_inputs(
-    store: FeatureStore, nodes: InputNodes, *, times: torch.Tensor | None, input_id: torch.Tensor | None
+    store: FeatureStore, nodes: InputNodes, times: torch.Tensor | None, input_id: torch.Tensor | None
 ) -> NodeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
@@ -58,7 +58,6 @@ def edge_inputs(
     store: FeatureStore,
     graphs: Sequence[Graph],
     edges: InputEdges,
-    *,
     labels: torch.Tensor | None,
     times: torch.Tensor | None,
     input_id: torch.Tensor | None,
