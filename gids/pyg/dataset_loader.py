@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, NegativeSampling
 
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
@@ -28,7 +28,7 @@ from gids.loader.source import as_row_source
 from gids.loader.tables import Tables, default_tables
 from gids.pyg.arguments import Sampling, counts_of, not_for_parts
 from gids.pyg.input_sampler import InputSampler, sample_from
-from gids.pyg.inputs import Inputs, are_all_edges, count_of, hash_inputs
+from gids.pyg.inputs import AllEdges, Inputs, count_of, hash_inputs
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.outputs import Output
@@ -103,7 +103,7 @@ class DatasetLoader(EpochLoader):
             if seed is not None:
                 raise ValueError("give seed= or generator=, not both")
             seed = int(torch.randint(torch.iinfo(torch.int64).max, (), generator=generator))
-        if store.part is not None and are_all_edges(inputs):
+        if store.part is not None and isinstance(inputs, AllEdges):
             raise not_for_parts("edge_label_index= without edges", "no rank has all edges")
         own, graphs = neighbor_sampler is None, opened.graphs
         if neighbor_sampler is None:
@@ -151,8 +151,7 @@ class DatasetLoader(EpochLoader):
                 name: (table.type, name if is_named else attribute_of(store, table))
                 for name, table in self.tables.items()
             },
-            of_edges=not isinstance(inputs, NodeSamplerInput),
-            input_type=inputs.input_type,
+            inputs,
             negatives=neg_sampling,
             labelled=store.labels if labels else (),
             made=custom_cls,
@@ -197,7 +196,7 @@ class DatasetLoader(EpochLoader):
             rows = table.read_rows(on_host(ids))
             minibatch.features[name] = rows if self._dtype is None else rows.to(self._dtype)
         _add_labels(minibatch, self._labels, lambda values: values)
-        data = self._data.of(minibatch)
+        data = self._data.make(minibatch)
         data = data if self._torch_device.type == "cpu" else data.to(self._torch_device)
         return data if self.transform is None else self.transform(data)
 
@@ -259,7 +258,7 @@ class LoaderEpoch(Iterator[Any]):
         self._epoch, self._data, self._transform = epoch, data, transform
 
     def __next__(self) -> Data | HeteroData | Any:
-        data = self._data.of(next(self._epoch))
+        data = self._data.make(next(self._epoch))
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

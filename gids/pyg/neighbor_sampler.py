@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         # Tables of times and weights, and a checksum of each.
         self.tables_read: dict[str, str] = {}
         if is_on_disk(data):
-            store, name = store_of(data), store_of(data).name
+            store = store_of(data)
+            name = store.name
             if not (isinstance(data, RowSource) and data.together):
                 refuse_part(store, "gids.pyg.NeighborSampler")
             self._divided = store.part is not None
@@ -112,13 +114,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
             self._typed, name = is_typed(data), "the data"
             self._divided = False
             self.graphs = graphs_in_memory(data, is_sorted=is_sorted)
-
-            def find(type_: str | Relation, attribute: str) -> Any:
-                return attribute_in_memory(data, type_, attribute)
-
+            find = partial(attribute_in_memory, data)
         self.subgraph_type = sampling.check(self._divided)
-        of_type = {"subgraph_type": self.subgraph_type, "directed": True}
-        self._made_of = {"data": data, "threads": threads, **vars(sampling), **of_type}
+        kind = {"subgraph_type": self.subgraph_type, "directed": True}
+        self._made_of = {"data": data, "threads": threads, **vars(sampling), **kind}
         by: By | None = None
         if time_attr is not None:
             self.graphs, by = with_times(self.graphs, time_attr, find, name)
@@ -128,7 +127,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         counts = counts_of(num_neighbors, relations if by_relation else None) or []
         weights = None
         if weight_attr is not None:
-            weights = weights_of(self.graphs, weight_attr, lambda relation: find(relation, weight_attr), name)
+            weights = weights_of(self.graphs, weight_attr, find, name)
         # the last one was made in this process
         self._samplers = [
             HopSampler(
@@ -214,14 +213,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         else:
             counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
             num_nodes = next(iter(counts.values())) if topology.homogeneous else counts
-            of_nodes: Any = self._node_times or None
+            node_times: Any = self._node_times or None
             if self.disjoint and isinstance(negatives, StepNegatives):
                 src, _, dst = inputs.input_type or topology.relations[0]
                 ends = (self._node_times.get(ntype) for ntype in (src, dst))
-                negatives, of_nodes = negatives.in_trees(len(inputs.row), inputs.time, *ends), None
-            elif topology.homogeneous and of_nodes is not None:
-                (of_nodes,) = of_nodes.values()
-            drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, of_nodes, negatives)
+                negatives, node_times = negatives.in_trees(len(inputs.row), inputs.time, *ends), None
+            elif topology.homogeneous and node_times is not None:
+                (node_times,) = node_times.values()
+            drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, node_times, negatives)
         return drawn
 
     def _sample(
