@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import dgl
 import torch
 from dgl.dataloading import dataloader as stock
 from dgl.utils import recursive_apply, recursive_apply_pair
 
+from gids.closing import Closing
 from gids.dgl.columns import SampledMinibatch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
@@ -181,11 +182,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             self.feature_loader.leave(self)
             self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __enter__, __exit__ = Closing.__enter__, Closing.__exit__
 
 
 class Epoch(Iterator[Any]):
@@ -250,7 +247,7 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
     if not isinstance(graph, dgl.DGLGraph):
         raise TypeError(f"gids= needs a dgl.DGLGraph, not {type(graph).__name__}")
     on_cuda = device is not None and torch.device(device).type == "cuda"
-    if (on_cuda or use_uva) and not _dgl_has_cuda():
+    if (on_cuda or use_uva) and dgl.get_global_func("device_api.cuda", allow_missing=True) is None:
         raise ValueError(
             f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a "
             "CPU-only build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
@@ -258,7 +255,3 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
             "device='cuda'), which samples and loads on the GPU without DGL; or load on the CPU and move "
             "the model's inputs: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
         )
-
-
-def _dgl_has_cuda() -> bool:
-    return dgl.get_global_func("device_api.cuda", allow_missing=True) is not None

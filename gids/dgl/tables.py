@@ -38,25 +38,25 @@ class ServedTables:
     ) -> None:
         self._stores = stores
         self._names = " and ".join(store.name for store in stores)
+        self._all_stored = [table for store in stores for table in store.tables.values()]
+        self._listed_tables = _listed(table.name for table in self._all_stored)
         self._graph = graph
         self._tables: dict[tuple[str, Any, str], Table] = {}
         self._in_order: set[tuple[str, Any]] = set()
         #: Tables that each minibatch gets even if its sampler does not ask.
-        self.always = [self._add(self._given(feat)) for feat in feats]
+        self.always = [self._add(self._named(feat)) for feat in feats]
         for kind, type_, key in _declared_columns(sampler, graph):
             table = self._tables.get((kind, type_, key)) or self._stored(kind, type_, key)
             if table is not None:
                 self._add(table)
-            elif not self._graph_has(kind, type_, key):
-                raise self._missing(kind, type_, key)
         if not self._tables and not type(sampler).__module__.startswith("dgl."):
-            for table in self._all_stored():
+            for table in self._all_stored:
                 if table.type in _types(graph, table.kind):
                     self._add(table)
         if not self._tables:
             raise ValueError(
                 f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] or "
-                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; it has {self._listed_tables()}"
+                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; it has {self._listed_tables}"
             )
 
     @property
@@ -69,15 +69,11 @@ class ServedTables:
         Raises KeyError if neither does, or if the table was not declared when the loader was made.
         """
         table = self._tables.get((kind, type_, key))
-        if table is None:
-            undeclared = self._stored(kind, type_, key)
-            if undeclared is not None:
-                raise MissingError(
-                    f"a minibatch asks for {undeclared.name!r} of {undeclared.dataset}, which the sampler "
-                    f"did not declare: add gids_feats=[{undeclared.name!r}] to the loader"
-                )
-            if not self._graph_has(kind, type_, key):
-                raise self._missing(kind, type_, key)
+        if table is None and (undeclared := self._stored(kind, type_, key)) is not None:
+            raise MissingError(
+                f"a minibatch asks for {undeclared.name!r} of {undeclared.dataset}, which the sampler "
+                f"did not declare: add gids_feats=[{undeclared.name!r}] to the loader"
+            )
         return table
 
     def _add(self, table: Table) -> Table:
@@ -98,35 +94,27 @@ class ServedTables:
             self._in_order.add((table.kind, table.type))
         return _only([self._tables.setdefault((table.kind, table.type, table.key), table), table])
 
-    def _given(self, feat: str | Table) -> Table:
+    def _named(self, feat: str | Table) -> Table:
         """A table of gids_feats, which is given itself, by its name or by its key."""
         if isinstance(feat, Table):
             return feat
-        stored = self._all_stored()
+        stored = self._all_stored
         named = [t for t in stored if t.name == feat] or [t for t in stored if t.key == feat]
         if not named:
-            raise MissingError(f"no table {feat!r} in {self._names} (has {self._listed_tables()})")
+            raise MissingError(f"no table {feat!r} in {self._names} (has {self._listed_tables})")
         return _only(named)
 
     def _stored(self, kind: str, type_: Any, key: str) -> Table | None:
+        """The table of a column, or None if the graph has it. Raises KeyError if neither does."""
         tables = [table for store in self._stores if (table := store.find_table(kind, type_, key))]
-        return _only(tables) if tables else None
-
-    def _all_stored(self) -> list[Table]:
-        return [table for store in self._stores for table in store.tables.values()]
-
-    def _listed_tables(self) -> str:
-        return _listed(table.name for table in self._all_stored())
-
-    def _graph_has(self, kind: str, type_: Any, key: str) -> bool:
-        return key in _frame(self._graph, kind, type_)
-
-    def _missing(self, kind: str, type_: Any, key: str) -> MissingError:
-        in_graph = _listed(_frame(self._graph, kind, type_))
-        return MissingError(
-            f"{kind} feature {key!r} of type {type_!r} is neither in {self._names} "
-            f"(has {self._listed_tables()}) nor in the graph (has {in_graph})"
-        )
+        if tables:
+            return _only(tables)
+        if key not in (frame := _frame(self._graph, kind, type_)):
+            raise MissingError(
+                f"{kind} feature {key!r} of type {type_!r} is neither in {self._names} "
+                f"(has {self._listed_tables}) nor in the graph (has {_listed(frame)})"
+            )
+        return None
 
 
 def _only(tables: Sequence[Table]) -> Table:
@@ -150,9 +138,8 @@ def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]
     for kind, attributes in declared.items():
         for attribute in attributes:
             keys = getattr(sampler, attribute, None) or []
-            if not isinstance(
-                keys, Mapping
-            ):  # a list is for the only type; with several types DGL refuses it
+            # A list is for the only type; with several types DGL refuses it.
+            if not isinstance(keys, Mapping):
                 keys = dict.fromkeys(_types(graph, kind)[:1], keys)
             for type_, names in keys.items():
                 canonical = type_ if kind == "node" else graph.to_canonical_etype(type_)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ import torch
 from gids import _core
 from gids.distributed.group import Group
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.sampling import GroupSampling, edge_ids_at, ranges
+from gids.distributed.sampling import GroupSampling, LayeredSteps, edge_ids_at, ranges
 from gids.loader.ranks import Ranks, place_of
 from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, RandomWalk, Sampler, Topology
-from gids.sampler.forest import AnySeeds, Given, check_seeds, per_type
-from gids.sampler.layered import LayeredSampler, Layers, Numbers
+from gids.sampler.forest import AnySeeds, Given, per_type
+from gids.sampler.layered import LayeredSampler, Numbers
 from gids.sampler.minibatch import PerType
 
 
@@ -78,16 +78,16 @@ class CooperativeMinibatch(Minibatch):
         assert self.group is not None
         place = place_of(self.loader, self.epoch, self.step, f"exchange({layer}, h)")
         plans: dict[str, Exchange] = {}
-        given: dict[str, torch.Tensor] = {}
+        own: dict[str, torch.Tensor] = {}
 
         def rows() -> list[Any]:
             for ntype, plan, values in self._plans(layer, h):
-                plans[ntype], given[ntype] = plan, values
-            return [[t, list(v.shape[1:]), str(v.dtype), v.device.type] for t, v in given.items()]
+                plans[ntype], own[ntype] = plan, values
+            return [[t, list(v.shape[1:]), str(v.dtype), v.device.type] for t, v in own.items()]
 
         where = f"exchange({layer}, h): all ranks must give rows of the same shape, dtype and device type"
         self.group.agree(rows, where, place)
-        came = {t: _exchanged(given[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
+        came = {t: _exchanged(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
         return came if isinstance(h, dict) else came[""]
 
     def _plans(self, layer: int, h: PerType) -> Iterator[tuple[str, Exchange, torch.Tensor]]:
@@ -144,6 +144,7 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
     return came.view(-1).view(rows.dtype).view(len(came), *rows.shape[1:])
 
 
+@dataclass(frozen=True)
 class Cooperation:
     """Samples cooperative minibatches.
 
@@ -153,21 +154,13 @@ class Cooperation:
     part of every step's seeds together.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        ranks: Ranks,
-        whole: Topology,
-        owners: Sequence[Owners],
-        divided: GroupSampling | None,
-        *,
-        column: int = 0,
-        columns: int = 1,
-    ) -> None:
-        self.group, self.ranks, self.whole = group, ranks, whole
-        self.owners, self.divided = list(owners), divided
-        self.local = whole if divided is None else divided.local
-        self.column, self.columns = column, columns
+    group: Group
+    ranks: Ranks
+    whole: Topology
+    owners: Sequence[Owners]
+    divided: GroupSampling | None
+    column: int = 0
+    columns: int = 1
 
     def sample_steps(
         self,
@@ -181,54 +174,23 @@ class Cooperation:
     ) -> list[Minibatch]:
         """This rank's parts of successive minibatches. seeds: of all ranks. Collective."""
         assert topology is self.whole
-        steps = _Steps(self, sampler, (seed, epoch, first_step))
-        return steps.sample(seeds)
+        return _CooperativeSteps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
 
 
-class _Steps:
-    """Some steps, while they are made. Lists are by step, then by node type."""
+class _CooperativeSteps(LayeredSteps):
+    """Steps of which each rank makes the part of the nodes that it owns."""
 
-    def __init__(self, cooperation: Cooperation, sampler: Sampler, numbers: Numbers) -> None:
-        self._cooperation, self._numbers = cooperation, numbers
-        self._sampler = cast(LayeredSampler, sampler)  # else _begin() raises
+    def __init__(self, cooperation: Cooperation, sampler: Sampler, numbers: Numbers, count: int) -> None:
+        super().__init__(cooperation.group, cooperation.ranks, cooperation.whole, sampler, numbers, count)
+        self._cooperation = cooperation
         self._ends = cooperation.whole.ends  # of the relations that blocks have
-        self._owned: list[_core.FoundNodes] = []
-        self._own_seeds: list[list[torch.Tensor]] = []
+        self._column_seeds: list[PerType] = []
         self._seed_counts: list[int] = []
-        self._whole: list[_WholeLayers] = []
+        self._exchanges: list[list[list[Exchange]]] = [[] for _ in range(count)]
+        self._whole_layers: list[_WholeLayers] = []
 
-    def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
-        whole, error = self._cooperation.whole, None
-        try:
-            self._begin(seeds)
-        except Exception as raised:  # the first exchange raises it, so that it reaches the other ranks
-            error = raised
-        blocks: list[list[list[Block]]] = [[] for _ in seeds]
-        exchanges: list[list[list[Exchange]]] = [[] for _ in seeds]
-        for layer in range(getattr(self._sampler, "layer_count", 1)):
-            for i, (drawn, plans) in enumerate(self._layer(layer, error, len(seeds))):
-                blocks[i].append(drawn)
-                exchanges[i].append(plans)
-        made: list[Minibatch] = []
-        _, epoch, first = self._numbers
-        for i, owned in enumerate(self._owned):
-            nodes = [torch.from_numpy(owned.nodes(t)) for t in range(len(whole.node_types))]
-            layers: Layers = nodes, blocks[i], []
-            part = self._sampler.finish(whole, Given(self._own_seeds[i]), layers, epoch, first + i)
-            made.append(
-                CooperativeMinibatch(
-                    **vars(part),
-                    seed_count=self._seed_counts[i],
-                    exchanges=exchanges[i][::-1],
-                    node_types=whole.node_types,
-                    group=self._cooperation.group,
-                    loader=self._cooperation.ranks.loader,
-                )
-            )
-        return made
-
-    def _begin(self, seeds: Sequence[AnySeeds]) -> None:
-        cooperation, sampler, whole = self._cooperation, self._sampler, self._cooperation.whole
+    def begin(self, seeds: AnySeeds) -> None:
+        cooperation, sampler, whole = self._cooperation, self._sampler, self._whole
         if not isinstance(sampler, LayeredSampler):
             raise TypeError(
                 f"cooperative=True needs a sampler of gids.sampler (got {type(sampler).__name__})"
@@ -241,57 +203,52 @@ class _Steps:
         if isinstance(sampler, RandomWalk):
             start = whole.ends[sampler.path_in(whole)[0]][1]
             self._ends = [(start, start)]
-        column, columns, rank = cooperation.column, cooperation.columns, cooperation.group.rank
-        parts = []
-        for of_step in seeds:
-            given = sampler.prepare(whole, of_step)
-            part = [
-                ids[len(ids) * column // columns : len(ids) * (column + 1) // columns] for ids in given.ids
-            ]
-            for ids, ntype, count in zip(given.ids, whole.node_types, whole.node_counts, strict=True):
-                check_seeds(ids, ntype, count)
-            own = [
-                ids[torch.from_numpy(owners.of(ids.numpy()) == rank)]
-                for ids, owners in zip(part, cooperation.owners, strict=True)
-            ]
-            parts.append(per_type(whole, part))
-            self._own_seeds.append(own)
-            self._seed_counts.append(sum(map(len, given.ids)))
-            self._owned.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
-        if not sampler.draws_alone:
+        column, columns = cooperation.column, cooperation.columns
+        every = self.checked(seeds).ids
+        part = [ids[len(ids) * column // columns : len(ids) * (column + 1) // columns] for ids in every]
+        own = [
+            ids[torch.from_numpy(owners.of(ids.numpy()) == self._group.rank)]
+            for ids, owners in zip(part, cooperation.owners, strict=True)
+        ]
+        self._column_seeds.append(per_type(whole, part))
+        self._seeds.append(Given(own))
+        self._seed_counts.append(sum(map(len, every)))
+        self._nodes.append(_core.FoundNodes(sampler.threads, [ids.numpy() for ids in own]))
+        if len(self._seeds) == self._count and not sampler.draws_alone:
             seed, epoch, first = self._numbers
-            divided = cooperation.divided
-            sample = sample_steps if divided is None else divided.sample_steps
-            made = sample(sampler, whole, parts, seed=seed, epoch=epoch, first_step=first)
-            self._whole = [_WholeLayers(whole, self._ends, minibatch, sampler.threads) for minibatch in made]
+            sample = sample_steps if cooperation.divided is None else cooperation.divided.sample_steps
+            made = sample(sampler, whole, self._column_seeds, seed=seed, epoch=epoch, first_step=first)
+            self._whole_layers = [_WholeLayers(whole, self._ends, m, sampler.threads) for m in made]
 
-    def _draw(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
+    def finish(self, step: int, layers: list[list[Block]]) -> Minibatch:
+        return CooperativeMinibatch(
+            **vars(super().finish(step, layers)),
+            seed_count=self._seed_counts[step],
+            exchanges=self._exchanges[step][::-1],
+            node_types=self._whole.node_types,
+            group=self._group,
+            loader=self._loader,
+        )
+
+    def _edges(self, layer: int, nodes: list[list[np.ndarray]]) -> list[list[Block]]:
         """By step and relation: the edges of this rank's nodes. Indices are node ids, positions edge ids."""
-        if self._whole:
-            return [
-                of_step.draw(layer, of_nodes) for of_step, of_nodes in zip(self._whole, nodes, strict=True)
-            ]
-        cooperation, sampler = self._cooperation, self._sampler
-        divided = cooperation.divided
-        local = sampler if divided is None else divided.local_of(sampler)
-        given = [Given([torch.from_numpy(ids) for ids in of_step]) for of_step in nodes]
-        drawn = local.draw(cooperation.local, given, layer, self._numbers)
-        for of_step in drawn:
-            for block, graph in zip(of_step, cooperation.whole.graphs, strict=True):
+        if self._whole_layers:
+            return [w.draw(layer, by_type) for w, by_type in zip(self._whole_layers, nodes, strict=True)]
+        divided = self._cooperation.divided
+        sampler = self._sampler if divided is None else divided.local_of(self._sampler)
+        topology = self._whole if divided is None else divided.local
+        drawing = [Given([torch.from_numpy(ids) for ids in by_type]) for by_type in nodes]
+        drawn = sampler.draw(topology, drawing, layer, self._numbers)
+        for blocks in drawn:
+            for block, graph in zip(blocks, self._whole.graphs, strict=True):
                 if divided is not None:
                     block.positions = edge_ids_at(block)
                 block.graph = graph
         return drawn
 
-    def _layer(
-        self, layer: int, error: Exception | None, count: int
-    ) -> list[tuple[list[Block], list[Exchange]]]:
-        """Draw one layer, and ask the owners of its sources to be ready with their rows. Collective.
-
-        By step: a block of each relation, and how rows of each node type are exchanged.
-        """
-        cooperation, group = self._cooperation, self._cooperation.group
-        types = range(len(cooperation.whole.node_types))
+    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
+        """Draw one layer, and ask the owners of its sources to be ready with their rows."""
+        group, types = self._group, range(len(self._whole.node_types))
         nodes: list[list[np.ndarray]] = []
         further: list[list[Dealt]] = []  # by step and type: sources that draw nothing here
         drawn: list[list[Block]] = []
@@ -299,47 +256,47 @@ class _Steps:
         def ask() -> list[list[torch.Tensor]]:
             if error is not None:
                 raise error
-            nodes.extend([owned.nodes(t) for t in types] for owned in self._owned)
-            drawn.extend(self._draw(layer, nodes))
+            nodes.extend([owned.nodes(t) for t in types] for owned in self._nodes)
+            drawn.extend(self._edges(layer, nodes))
             messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
-            for of_step, of_nodes in zip(drawn, nodes, strict=True):
-                sources = _core.FoundNodes(self._sampler.threads, of_nodes)
-                for block, (src, _) in zip(of_step, self._ends, strict=True):
+            for blocks, destinations in zip(drawn, nodes, strict=True):
+                sources = _core.FoundNodes(self._sampler.threads, destinations)
+                for block, (src, _) in zip(blocks, self._ends, strict=True):
                     local = block.indices.numpy().copy()
                     sources.relabel(src, local)
                     block.indices = torch.from_numpy(local)
-                for block, (src, _) in zip(of_step, self._ends, strict=True):
+                for block, (src, _) in zip(blocks, self._ends, strict=True):
                     block.num_src = sources.size(src)
                 further.append([])
                 for t in types:
-                    ids = sources.nodes(t)[len(of_nodes[t]) :]
-                    further[-1].append(Dealt(cooperation.owners[t].of(ids), group.size))
+                    ids = sources.nodes(t)[len(destinations[t]) :]
+                    further[-1].append(Dealt(self._cooperation.owners[t].of(ids), group.size))
                     for message, part in zip(messages, further[-1][t].parts(ids), strict=True):
                         message.append(part)
             return messages
 
         # The number of steps is the same on all ranks.
-        (_, epoch, first), loader = self._numbers, cooperation.ranks.loader
-        asks = place_of(loader, epoch, first, f"asks for sources of layer {layer}, {count} steps")
-        asked = group.exchange(ask, [torch.int64] * len(types) * count, asks)
-        plans: list[list[Exchange]] = []
-        for step, owned in enumerate(self._owned):
-            plans.append([])
+        asked = group.exchange(
+            ask, [torch.int64] * len(types) * self._count, self.place(layer, "asks for sources")
+        )
+        for step, owned in enumerate(self._nodes):
+            plans = []
             for t in types:
-                of_ranks = [of_rank[step * len(types) + t].numpy() for of_rank in asked]
-                wanted = np.concatenate(of_ranks)
+                by_rank = [ids[step * len(types) + t].numpy() for ids in asked]
+                wanted = np.concatenate(by_rank)
                 owned.relabel(t, wanted)
-                plans[-1].append(
+                plans.append(
                     Exchange(
                         owned.size(t),
                         len(nodes[step][t]),
                         torch.from_numpy(wanted),
-                        [len(ids) for ids in of_ranks],
+                        [len(ids) for ids in by_rank],
                         further[step][t].counts.tolist(),
                         further[step][t].inverse().long(),
                     )
                 )
-        return list(zip(drawn, plans, strict=True))
+            self._exchanges[step].append(plans)
+        return drawn
 
 
 class _WholeLayers:

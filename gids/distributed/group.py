@@ -165,9 +165,15 @@ class Group(ByReference):
         largest: list[int] = received.amax(0).tolist()
         return largest
 
-    def meet(self, place: str) -> None:
-        """Check that all ranks are at this place, and that none failed."""
-        self.exchange(lambda: [[] for _ in range(self.size)], [], place)
+    def meet(self, place: str, error: Exception | None = None) -> None:
+        """Check that all ranks are at this place. Raises this rank's error; RankError if another has one."""
+
+        def check() -> list[list[torch.Tensor]]:
+            if error is not None:
+                raise error
+            return [[] for _ in range(self.size)]
+
+        self.exchange(check, [], place)
 
     def agree(self, say: Callable[[], Any], where: str, place: str) -> None:
         """Check that all ranks say the same plain value. Raises ValueError, on every rank.
@@ -184,12 +190,16 @@ class Group(ByReference):
         if (received == digest).all():
             return
         values = self.gather(value, f"{place}: differs")
+        mine = values[self.rank]
         for rank, theirs in enumerate(values):
-            if theirs != values[self.rank]:
-                raise ValueError(
-                    f"{where}: {self.name_of(self.rank)} has {values[self.rank]}, and {self.name_of(rank)} "
-                    f"has {theirs}"
-                )
+            if theirs == mine:
+                continue
+            if isinstance(mine, dict):  # with the same keys
+                different = [key for key in mine if mine[key] != theirs[key]]
+                mine, theirs = ({key: values[key] for key in different} for values in (mine, theirs))
+            raise ValueError(
+                f"{where}: {self.name_of(self.rank)} has {mine}, and {self.name_of(rank)} has {theirs}"
+            )
 
     def wait_for(self, handle: Any) -> None:
         """Block until an exchange that was begun is complete. Raises RankError."""
@@ -204,16 +214,6 @@ class Group(ByReference):
             return [[text] for _ in range(self.size)]
 
         return [json.loads(text.numpy().tobytes()) for [text] in self.exchange(say, [torch.uint8], place)]
-
-    def share_error(self, error: Exception | None, place: str) -> None:
-        """Raise this rank's error, or RankError if another rank has one. Collective."""
-
-        def check() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            return [[] for _ in range(self.size)]
-
-        self.exchange(check, [], place)
 
     def name_of(self, rank: int) -> str:
         """How errors call a rank of this group."""

@@ -41,7 +41,7 @@ class HashOwners:
         self.count, self._block, self._positions = count, block, positions
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        mixed = (_at(ids, self._positions) // self._block).astype(np.uint64) * _PRIME
+        mixed = (positions_of(ids, self._positions) // self._block).astype(np.uint64) * _PRIME
         return ((mixed >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
 
 
@@ -56,11 +56,11 @@ class RangeOwners:
         self._blocks = max(1, -(-ids // block))
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        owners: np.ndarray = _at(ids, self._positions) // self._block * self.count // self._blocks
+        owners: np.ndarray = positions_of(ids, self._positions) // self._block * self.count // self._blocks
         return owners
 
 
-def _at(ids: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
+def positions_of(ids: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
     return ids if positions is None else positions[ids].astype(np.int64, copy=False)
 
 

@@ -82,15 +82,15 @@ class Placement:
         """The device from which `device` reads each of these rows: itself if it holds the row, else the next
         device that does, in a circle, so that requests are spread; -1: no device. Returns int64[n].
         """
-        found = np.full(len(ids), NOBODY, np.int64)
+        answering = np.full(len(ids), NOBODY, np.int64)
         masks = self.holders[ids]
         left = np.flatnonzero(masks)
         for step in range(self.device_count if self._asks_peers else 1):
             asked = (device + step) % self.device_count
             holds = (masks[left] & masks.dtype.type(1 << asked)).astype(np.bool_)
-            found[left[holds]] = asked
+            answering[left[holds]] = asked
             left = left[~holds]
-        return found
+        return answering
 
     def moved(self, ids: NDArray[np.integer[Any]], device: int) -> Moved:
         """Where a device reads these rows."""

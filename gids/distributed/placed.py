@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gids.distributed.group import Group
-from gids.distributed.owners import Owners
+from gids.distributed.owners import Owners, positions_of
 from gids.distributed.place import NOBODY, Placement, place
 from gids.loader.options import Options
 from gids.packs import measure_rates
@@ -37,11 +37,11 @@ class PlacedOwners:
         """bool[page_count]: the pages of which this rank holds a copy."""
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        at = ids if self._positions is None else self._positions[ids].astype(np.int64, copy=False)
-        found = self._placement.answering(at // self._rows_per_page, self._rank)
-        free = np.flatnonzero(found == NOBODY)
-        found[free] = self._rest.of(ids[free])
-        return found
+        at = positions_of(ids, self._positions)
+        owners = self._placement.answering(at // self._rows_per_page, self._rank)
+        free = np.flatnonzero(owners == NOBODY)
+        owners[free] = self._rest.of(ids[free])
+        return owners
 
 
 def placed_owners(

@@ -7,9 +7,8 @@ step s is trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +20,9 @@ from gids.distributed.group import Group
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.steps import Counts, Step, Steps
 from gids.distributed.stream import LockstepStream
-from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.epoch_stream import EpochStream, Failed
 from gids.loader.learned import Learned
 from gids.loader.options import Reads
-from gids.loader.ranks import place_of
 from gids.loader.sampling import EpochSampling
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
@@ -70,7 +68,7 @@ class RankRows:
     ) -> None:
         self.group, self.feature_loader, self.tables = group, feature_loader, dict(tables)
         self._owners, self._owners_of_edges = owners or {}, owners_of_edges
-        self._dtype, self._reads, self._bulk = dtype, reads, bulk
+        self._dtype, self.reads, self._bulk = dtype, reads, bulk
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}  # of tables, for kernels
         if owners is not None and feature_loader.cuda_device is not None:
             feature_loader.cuda_device.preload(_UNIT)
@@ -111,21 +109,15 @@ class RankRows:
 
         following is not used: the ranks sample together, and none is ahead of its epoch.
         """
-        epoch, source = minibatches.epoch, Sampled(cast("Iterable[T]", minibatches))
-
-        def place(step: int, what: str) -> str:
-            return place_of(epoch.seeds.ranks.loader, epoch.number, epoch.steps.start + step, what)
-
-        make_step = partial(self._step_of, ids_of, bytes_of or (lambda _: 0), place)
-        steps = Steps(self.group, source, make_step, place, by_choice=self._reads == "auto")
-        return LockstepStream(self, source, steps, growth, count, learned or Learned())
+        steps = Steps(self, minibatches, ids_of, bytes_of or (lambda _: 0))
+        return LockstepStream(self, steps, growth, count, learned or Learned())
 
     def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
         """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.
 
         Raises ValueError on all ranks if packs are asked for and impossible on one.
         """
-        if self._reads == "random" or self.feature_loader.device.type != "cpu":
+        if self.reads == "random" or self.feature_loader.device.type != "cpu":
             return False
         may, reason = False, ""
         try:
@@ -197,24 +189,20 @@ class RankRows:
     def leave(self, user: object) -> None:
         self.feature_loader.leave(user)
 
-    def _step_of(
-        self,
-        ids_of: Callable[[T], Ids],
-        bytes_of: Callable[[T], int],
-        place: Callable[[int, str], str],
-        minibatch: T | None,
-        error: Exception | None,
-        number: int,
+    def ask(
+        self, minibatch: T | Failed, ids_of: Callable[[T], Ids], bytes_of: Callable[[T], int], place: str
     ) -> Step[T]:
-        """Send the ids of a minibatch to the owners of their rows. See Steps: make_step."""
+        """Send the ids of a minibatch to the owners of their rows. Collective.
+
+        Raises the minibatch's error, or one that names the rank that has one.
+        """
         inverses: list[torch.Tensor] = []
-        expected: list[np.ndarray] = []
+        expected: list[list[int]] = []
         own: list[torch.Tensor] = []
 
         def ask() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            assert minibatch is not None
+            if isinstance(minibatch, Failed):  # the other ranks wait
+                raise minibatch.error
             ids = on_host(ids_of(minibatch))
             messages: list[list[torch.Tensor]] = [[] for _ in range(self.group.size)]
             if not self.exchanged:
@@ -224,30 +212,24 @@ class RankRows:
                 wanted = ids[names[0]].numpy()
                 dealt = Dealt(self._owners_of(minibatch, names[0], wanted), self.group.size)
                 inverses.append(dealt.inverse())
-                expected.append(dealt.counts)
+                expected.append(dealt.counts.tolist())
                 for message, part in zip(messages, dealt.parts(wanted), strict=True):
                     message.append(part)
                 self.counts["rows asked"] += len(wanted) - int(dealt.counts[self.group.rank])
             return messages
 
         dtypes = [torch.int64] * (len(self.alike) if self.exchanged else 0)
-        received = self.group.exchange(ask, dtypes, place(number, "asks for rows"))
-        assert minibatch is not None
-        wanted = [[len(ids) for ids in of_ranks] for of_ranks in zip(*received, strict=True)]
-        asked = [torch.cat(of_ranks) for of_ranks in zip(*received, strict=True)] if self.exchanged else own
+        received = list(zip(*self.group.exchange(ask, dtypes, place), strict=True))
+        assert not isinstance(minibatch, Failed)
+        wanted = [[len(ids) for ids in by_rank] for by_rank in received]
+        asked = [torch.cat(by_rank) for by_rank in received] if self.exchanged else own
         rows = [
             self._positions(self.tables[names[0]], ids) for names, ids in zip(self.alike, asked, strict=True)
         ]
         nbytes = bytes_of(minibatch)
         if self.exchanged:
             nbytes += sum(values.nbytes for values in (*rows, *inverses))
-        return Step(
-            minibatch,
-            nbytes,
-            Counts(np.array(wanted, np.int64), np.array(expected, np.int64)),
-            rows,
-            inverses,
-        )
+        return Step(minibatch, nbytes, Counts(wanted, expected), rows, inverses)
 
     def _owners_of(self, minibatch: Any, name: str, ids: np.ndarray) -> np.ndarray:
         """The owners of the rows of a table that a minibatch reads."""

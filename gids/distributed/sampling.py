@@ -11,6 +11,7 @@ edges are sent. Samplers that look at all nodes of a layer together get whole ad
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,7 +85,7 @@ class GroupSampling:
         assert topology is self.whole
         if getattr(sampler, "by_layers", False):
             return self._by_layers(sampler, seeds, (seed, epoch, first_step))
-        return _Steps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
+        return _DividedSteps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
 
     def _by_layers(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
         """sample_steps() of a sampler that calls sample_layer() for every layer, and does more between, which
@@ -92,13 +93,13 @@ class GroupSampling:
         (seed, epoch, first), made = numbers, list[Minibatch]()
         group, failures, error = self.group, self.group.failures, None
         try:
-            for step, of_step in enumerate(seeds, first):
-                made.append(sampler.sample(self.whole, of_step, seed=seed, epoch=epoch, step=step))
+            for step, step_seeds in enumerate(seeds, first):
+                made.append(sampler.sample(self.whole, step_seeds, seed=seed, epoch=epoch, step=step))
         except Exception as raised:
             if group.failures > failures:  # sample_layer() raised it, on all ranks
                 raise
             error = raised
-        group.share_error(error, place_of(self.ranks.loader, epoch, first, f"sampled {len(seeds)} steps"))
+        group.meet(place_of(self.ranks.loader, epoch, first, f"sampled {len(seeds)} steps"), error)
         return made
 
     def sample_layer(
@@ -128,74 +129,101 @@ class GroupSampling:
             return sampler
         local = self._locals.get(sampler)
         if local is None:
-            given: Any = sampler.weights
-            weights = given if isinstance(given, Mapping) else {self.whole.relations[0]: given}
+            weights: Any = sampler.weights
+            if not isinstance(weights, Mapping):
+                weights = {self.whole.relations[0]: weights}
+            held = [g for g in self.local.graphs if g.relation in weights]
             self._locals[sampler] = local = sampler.with_weights(
-                {
-                    g.relation: weights[g.relation][g.edge_ids]
-                    for g in self.local.graphs
-                    if g.relation in weights
-                }
+                {g.relation: weights[g.relation][g.edge_ids] for g in held}
             )
         return local
 
 
-class _Steps:
-    """The minibatches of some steps, while they are made. Lists are by step, then by node type."""
+class LayeredSteps(ABC):
+    """Some steps, while all ranks make them, layer by layer. Lists are by step, then by node type.
 
-    def __init__(self, sampling: GroupSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
-        self._sampling, self._numbers, self._count = sampling, numbers, count
-        self._sampler = cast(LayeredSampler, sampler)  # else _begin() raises
-        self._given: list[Given] = []
-        self._found: list[_core.FoundNodes] = []
+    whole: the topology that minibatches refer to. numbers: of the first step. count: of the steps.
+    """
+
+    def __init__(
+        self, group: Group, ranks: Ranks, whole: Topology, sampler: Sampler, numbers: Numbers, count: int
+    ) -> None:
+        self._group, self._loader, self._whole = group, ranks.loader, whole
+        self._sampler = cast(LayeredSampler, sampler)  # else begin() raises
+        self._numbers, self._count = numbers, count
+        self._seeds: list[Given] = []
+        self._nodes: list[_core.FoundNodes] = []  # so far
 
     def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
-        topology = self._sampling.whole
-        layers: list[list[list[Block]]] = [[] for _ in seeds]
+        """The minibatches of these seeds. Collective."""
         error: Exception | None = None  # the first exchange raises it, so that it reaches the other ranks
         try:
-            self._begin(seeds)
+            for step_seeds in seeds:
+                self.begin(step_seeds)
         except Exception as raised:
             error = raised
+        layers: list[list[list[Block]]] = [[] for _ in seeds]
         for layer in range(getattr(self._sampler, "layer_count", 1)):
-            if isinstance(self._sampler, RandomWalk):
-                place = partial(self._place, layer)
-                walks = Walks(self._sampling, self._sampler, layer, self._numbers, place)
-                drawn = [[block] for block in walks.blocks(self._found, error)]
-            else:
-                drawn = self._assembled(self._draw(layer, error))
-            for of_step, blocks in zip(layers, drawn, strict=True):
-                of_step.append(blocks)
+            for step_layers, blocks in zip(layers, self.draw(layer, error), strict=True):
+                step_layers.append(blocks)
+        return [self.finish(step, step_layers) for step, step_layers in enumerate(layers)]
+
+    @abstractmethod
+    def begin(self, seeds: AnySeeds) -> None:
+        """Check the seeds of the next step."""
+
+    @abstractmethod
+    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
+        """Draw one layer: by step, a block of each relation. Collective. The first exchange raises error."""
+
+    def finish(self, step: int, layers: list[list[Block]]) -> Minibatch:
+        """The minibatch of a step."""
+        types, nodes, (_, epoch, first) = range(len(self._whole.node_types)), self._nodes[step], self._numbers
+        trees = []
+        if self._seeds[step].trees is not None:
+            trees = [torch.from_numpy(nodes.trees(t).astype(np.int64)) for t in types]
+        drawn = [torch.from_numpy(nodes.nodes(t)) for t in types], layers, trees
+        return self._sampler.finish(self._whole, self._seeds[step], drawn, epoch, first + step)
+
+    def checked(self, seeds: AnySeeds) -> Given:
+        """The seeds. Raises as the sampler, and IndexError for one that is no node."""
+        checked, whole = self._sampler.prepare(self._whole, seeds), self._whole
+        for ids, ntype, count in zip(checked.ids, whole.node_types, whole.node_counts, strict=True):
+            check_seeds(ids, ntype, count)
+        return checked
+
+    def place(self, layer: int, what: str) -> str:
+        """Where this rank is, for Group.exchange, from what it exchanges."""
         _, epoch, first = self._numbers
-        types, minibatches = range(len(topology.node_types)), []
-        for i, (given, found) in enumerate(zip(self._given, self._found, strict=True)):
-            nodes = [torch.from_numpy(found.nodes(t)) for t in types]
-            trees = []
-            if given.trees is not None:
-                trees = [torch.from_numpy(found.trees(t).astype(np.int64)) for t in types]
-            drawn_for = nodes, layers[i], trees
-            minibatches.append(self._sampler.finish(topology, given, drawn_for, epoch, first + i))
-        return minibatches
+        return place_of(self._loader, epoch, first, f"{what} of layer {layer}, {self._count} steps")
 
-    def _begin(self, seeds: Sequence[AnySeeds]) -> None:
+
+class _DividedSteps(LayeredSteps):
+    """Steps whose edges the ranks draw for each other."""
+
+    def __init__(self, sampling: GroupSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
+        super().__init__(sampling.group, sampling.ranks, sampling.whole, sampler, numbers, count)
+        self._sampling = sampling
+
+    def begin(self, seeds: AnySeeds) -> None:
         check_sampler(self._sampler)
-        sampler, topology = self._sampler, self._sampling.whole
-        self._fanouts = sampler.fanouts_of(topology)
-        for of_step in seeds:
-            given = sampler.prepare(topology, of_step)
-            for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
-                check_seeds(ids, ntype, count)
-            trees = None if given.trees is None else [t.numpy() for t in given.batch]
-            self._given.append(given)
-            self._found.append(_core.FoundNodes(sampler.threads, [i.numpy() for i in given.ids], trees))
+        self._fanouts = self._sampler.fanouts_of(self._whole)
+        checked = self.checked(seeds)
+        trees = None if checked.trees is None else [t.numpy() for t in checked.batch]
+        self._seeds.append(checked)
+        ids = [i.numpy() for i in checked.ids]
+        self._nodes.append(_core.FoundNodes(self._sampler.threads, ids, trees))
 
-    def _place(self, layer: int, what: str) -> str:
-        (_, epoch, first), loader = self._numbers, self._sampling.ranks.loader
-        return place_of(loader, epoch, first, f"{what} of layer {layer}, {self._count} steps")
+    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
+        if not isinstance(self._sampler, RandomWalk):
+            return self._assembled(self._draw(layer, error))
+        place = partial(self.place, layer)
+        walks = Walks(self._sampling, self._sampler, layer, self._numbers, place)
+        return [[block] for block in walks.blocks(self._nodes, error)]
 
     def _draw(self, layer: int, error: Exception | None) -> list[list[_Drawn]]:
         """Ask the owners for the edges of all nodes found so far: by step and relation."""
-        group, topology = self._sampling.group, self._sampling.whole
+        group, topology = self._group, self._whole
 
         def ask() -> list[list[torch.Tensor]]:
             if error is not None:
@@ -204,11 +232,11 @@ class _Steps:
 
         # By type: nodes, and the number of them in each step; for trees what they draw by, and their times.
         asks = [torch.int64] * 4 * len(topology.node_types)
-        asked = group.exchange(ask, asks, self._place(layer, "asks for edges"))
+        asked = group.exchange(ask, asks, self.place(layer, "asks for edges"))
         # By relation: the number of edges of each node, their sources and ids, and weights.
         replies = [torch.int32, torch.int64, torch.int64, torch.float32] * len(topology.relations)
         answer = partial(self._answer, layer, asked)
-        drawn = self._sorted(group.exchange(answer, replies, self._place(layer, "draws edges")))
+        drawn = self._sorted(group.exchange(answer, replies, self.place(layer, "draws edges")))
         if self._sampler.draws_alone:
             return drawn
         return [self._draw_from(layer, step, lists) for step, lists in enumerate(drawn)]
@@ -218,7 +246,7 @@ class _Steps:
         seed, epoch, first = self._numbers
         arrays = [(edges.indptr, edges.sources) for edges in lists]
         numbers = seed, epoch, first + step
-        blocks = self._sampler.draw_from(self._sampling.whole, arrays, layer, numbers)
+        blocks = self._sampler.draw_from(self._whole, arrays, layer, numbers)
         return [
             _Drawn(
                 block.indptr.numpy(),
@@ -230,7 +258,7 @@ class _Steps:
         ]
 
     def _requests(self, layer: int) -> list[list[torch.Tensor]]:
-        group, topology, counts = self._sampling.group, self._sampling.whole, self._sampling.counts
+        group, topology, counts = self._group, self._whole, self._sampling.counts
         messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
         self._orders: list[np.ndarray] = []  # by type
         self._sizes: list[list[int]] = []  # by type: nodes of each step
@@ -238,7 +266,7 @@ class _Steps:
             dst for (_, dst), fanout in zip(topology.ends, self._fanouts[layer], strict=True) if fanout
         }
         for t in range(len(topology.node_types)):
-            nodes = [found.nodes(t) if t in drawing else np.empty(0, np.int64) for found in self._found]
+            nodes = [n.nodes(t) if t in drawing else np.empty(0, np.int64) for n in self._nodes]
             sizes = [len(n) for n in nodes]
             every = np.concatenate(nodes)
             owners = self._sampling.owners[t].of(every)
@@ -251,8 +279,10 @@ class _Steps:
             tags, times = self._tree_values(t) if t in drawing else (every, every)
             none = [torch.empty(0, dtype=torch.int64)] * group.size
             parts = [dealt.parts(v) if len(v) else none for v in (every, tags, times)]
-            for message, ids, of_steps, *of_trees in zip(messages, parts[0], asked, *parts[1:], strict=True):
-                message += [ids, torch.from_numpy(of_steps), *of_trees]
+            for message, ids, counted, *tree_values in zip(
+                messages, parts[0], asked, *parts[1:], strict=True
+            ):
+                message += [ids, torch.from_numpy(counted), *tree_values]
             away = len(every) - int(dealt.counts[group.rank])
             counts["nodes asked"] += away
             counts["bytes sent"] += away * 8 * sum(1 for v in (every, tags, times) if len(v))
@@ -261,36 +291,36 @@ class _Steps:
     def _tree_values(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """What the tree of each node draws by, and the tree's time; empty without."""
         tags, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for given, found in zip(self._given, self._found, strict=True):
-            if given.trees is not None:
-                trees = found.trees(t)
-                tags.append(given.trees.tags[trees].astype(np.int64))
-                if given.trees.times is not None:
-                    times.append(given.trees.times[trees])
+        for seeds, nodes in zip(self._seeds, self._nodes, strict=True):
+            if seeds.trees is not None:
+                trees = nodes.trees(t)
+                tags.append(seeds.trees.tags[trees].astype(np.int64))
+                if seeds.trees.times is not None:
+                    times.append(seeds.trees.times[trees])
         return np.concatenate(tags), np.concatenate(times)
 
     def _answer(self, layer: int, asked: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Draw for all ranks that ask."""
-        sampling, topology, trees = self._sampling, self._sampling.local, self._given[0].trees
-        types, count = range(len(topology.node_types)), len(self._given)
-        by_type = [[[v.numpy() for v in of_rank[4 * t : 4 * t + 4]] for of_rank in asked] for t in types]
+        sampling, topology, trees = self._sampling, self._sampling.local, self._seeds[0].trees
+        types, count = range(len(topology.node_types)), self._count
+        by_type = [[[v.numpy() for v in sent[4 * t : 4 * t + 4]] for sent in asked] for t in types]
         # By type: nodes[rank, step], and where those of a step begin in what a rank sent.
-        counts = [np.stack([of_rank[1] for of_rank in of_type]) for of_type in by_type]
+        counts = [np.stack([sent[1] for sent in by_rank]) for by_rank in by_type]
         begins = [np.concatenate([np.zeros((len(c), 1), np.int64), c.cumsum(1)], axis=1) for c in counts]
 
-        def of_step(t: int, step: int, value: int) -> np.ndarray:
+        def asked_in(step: int, t: int, value: int) -> np.ndarray:
             ends = zip(by_type[t], begins[t][:, step], begins[t][:, step + 1], strict=True)
-            return np.concatenate([of_rank[value][begin:end] for of_rank, begin, end in ends])
+            return np.concatenate([sent[value][begin:end] for sent, begin, end in ends])
 
         steps = []
         for step in range(count):
-            ids = [torch.from_numpy(of_step(t, step, 0)) for t in types]
+            ids = [torch.from_numpy(asked_in(step, t, 0)) for t in types]
             if trees is None:
                 steps.append(Given(ids))
                 continue
             batch = [torch.arange(begin, end) for begin, end in pairwise(np.cumsum([0, *map(len, ids)]))]
-            tags = np.concatenate([of_step(t, step, 2) for t in types]).astype(np.uint32)
-            times = np.concatenate([of_step(t, step, 3) for t in types])
+            tags = np.concatenate([asked_in(step, t, 2) for t in types]).astype(np.uint32)
+            times = np.concatenate([asked_in(step, t, 3) for t in types])
             steps.append(Given(ids, batch, Trees({}, {}, tags, None if trees.times is None else times)))
         if self._sampler.draws_alone:
             drawn = sampling.local_of(self._sampler).draw(topology, steps, layer, self._numbers)
@@ -321,8 +351,8 @@ class _Steps:
 
     def _sorted(self, answers: list[list[torch.Tensor]]) -> list[list[_Drawn]]:
         """The edges in the order of the nodes that asked."""
-        topology = self._sampling.whole
-        result: list[list[_Drawn]] = [[] for _ in self._given]
+        topology = self._whole
+        result: list[list[_Drawn]] = [[] for _ in self._seeds]
         for r, (_, dst) in enumerate(topology.ends):
             degrees, sources, ids, weights = (
                 torch.cat([answer[4 * r + i] for answer in answers]).numpy() for i in range(4)
@@ -354,18 +384,20 @@ class _Steps:
 
     def _assembled(self, drawn: list[list[_Drawn]]) -> list[list[Block]]:
         """Blocks by step and relation: the sources are numbered in the order in which one process does."""
-        topology, assembled = self._sampling.whole, []
-        for step, (found, of_step) in enumerate(zip(self._found, drawn, strict=True)):
+        topology, assembled = self._whole, []
+        for seeds, nodes, edges_by_relation in zip(self._seeds, self._nodes, drawn, strict=True):
             blocks = []
-            known = [found.size(t) for t in range(len(topology.node_types))]
-            for (src, dst), graph, edges in zip(topology.ends, topology.graphs, of_step, strict=True):
+            known = [nodes.size(t) for t in range(len(topology.node_types))]
+            for (src, dst), graph, edges in zip(
+                topology.ends, topology.graphs, edges_by_relation, strict=True
+            ):
                 indptr, local = edges.indptr, edges.sources.copy()
                 if len(indptr) - 1 < known[dst]:  # no relation of this layer draws from these nodes
                     indptr = np.zeros(known[dst] + 1, np.int64)
                 trees = None
-                if self._given[step].trees is not None:
-                    trees = np.repeat(found.trees(dst)[: known[dst]], np.diff(indptr))
-                found.relabel(src, local, trees)
+                if seeds.trees is not None:
+                    trees = np.repeat(nodes.trees(dst)[: known[dst]], np.diff(indptr))
+                nodes.relabel(src, local, trees)
                 weights = None if edges.weights is None else torch.from_numpy(edges.weights.copy())
                 blocks.append(
                     Block(
@@ -378,7 +410,7 @@ class _Steps:
                     )
                 )
             for block, (src, _) in zip(blocks, topology.ends, strict=True):
-                block.num_src = found.size(src)
+                block.num_src = nodes.size(src)
             assembled.append(blocks)
         return assembled
 
@@ -424,10 +456,8 @@ def _part_of(block: Block, first: int, count: int) -> tuple[torch.Tensor, ...]:
 
 def edge_ids_at(block: Block, edges: slice = slice(None)) -> torch.Tensor:
     """The ids of some edges of a block of a part."""
-    positions, of_graph = block.positions[edges], block.graph.edge_ids
-    if of_graph is None:
-        return positions
-    return torch.from_numpy(of_graph[positions.numpy()].astype(np.int64, copy=False))
+    positions, ids = block.positions[edges], block.graph.edge_ids
+    return positions if ids is None else torch.from_numpy(ids[positions.numpy()].astype(np.int64, copy=False))
 
 
 def ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

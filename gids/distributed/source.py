@@ -5,7 +5,6 @@ Loaders take a GroupSource like any other Source. It replaces what they sample b
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from gids.cache.heat import page_weights
 from gids.distributed.cooperative import Cooperation
@@ -158,9 +156,9 @@ class GroupSource(RowSource):
     def _owners_for(self, loader: FeatureLoader, tables: Mapping[str, Table]) -> dict[str, Owners | None]:
         """The owners of the rows of each table. Placed pages stay in the lines of this rank. Collective."""
         owners = {name: self.owners_of(tables[name], loader.line_bytes) for name in sorted(tables)}
-        for name, of_table in owners.items():
-            if isinstance(of_table, PlacedOwners):
-                loader.keep_pages(name, of_table.held)
+        for name, placed in owners.items():
+            if isinstance(placed, PlacedOwners):
+                loader.keep_pages(name, placed.held)
         return owners
 
     def owners_of(self, table: Table, line_bytes: int = 0) -> Owners | None:
@@ -214,15 +212,15 @@ class GroupSource(RowSource):
         """The owners of the edges of a relation that a minibatch reads, in their order."""
         src, _, dst = relation
         nodes = minibatch.input_nodes
-        of_src, of_dst = (nodes, nodes) if not isinstance(nodes, dict) else (nodes[src], nodes[dst])
+        src_ids, dst_ids = (nodes, nodes) if not isinstance(nodes, dict) else (nodes[src], nodes[dst])
         if hasattr(minibatch, "destinations_of"):  # of gids.pyg
-            return self._node_owners(dst).of(of_dst[minibatch.destinations_of(relation)].numpy())
+            return self._node_owners(dst).of(dst_ids[minibatch.destinations_of(relation)].numpy())
         blocks: list[Block] = [b[relation] if isinstance(b, dict) else b for b in minibatch.blocks]
         ends = []
         for block in blocks:
             sources, destinations = block.coo()
             added = block.positions < 0  # reverse edges of a bidirectional subgraph
-            ends.append(torch.where(added, of_src[sources], of_dst[destinations]))
+            ends.append(torch.where(added, src_ids[sources], dst_ids[destinations]))
         return self._node_owners(dst).of(torch.cat(ends).numpy())
 
     def close(self) -> None:
@@ -282,23 +280,20 @@ def open(
     give different arguments or datasets; FileNotFoundError for a part that is missing; RankError if another
     rank ends, stalls or fails; and the errors of gids.open().
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError("there is no process group: call torch.distributed.init_process_group() first")
     everyone = Group(timeout_s=timeout)
-    said = {"owners": owners, "replicas": replicas, "bulk": bulk, "window": options.get("window", 16)}
-    said["reads"] = options.get("reads", "auto")
     local: Source | None = None
-    error: Exception | None = None
-    try:
-        _check_arguments(owners, replicas, bulk, options, everyone.size)
+
+    def say() -> dict[str, Any]:
+        nonlocal local
+        _check_arguments(owners, replicas, bulk, everyone.size)
         local = _open_part(Path(dataset), everyone.rank // replicas, everyone.size // replicas, options)
-        said["dataset"] = _identity(local.store)
-        if owners == "heat":
-            said["heat"] = {ntype: local.store.heat_methods(ntype) for ntype in local.store.node_types}
-    except Exception as raised:
-        error = raised
+        said = {"owners": owners, "replicas": replicas, "bulk": bulk, "dataset": _identity(local.store)}
+        said |= {"window": local.options.window, "reads": local.options.reads}
+        methods = {ntype: local.store.heat_methods(ntype) for ntype in local.store.node_types}
+        return said | {"heat": methods if owners == "heat" else None}
+
     try:
-        _check_alike(everyone, said, error)
+        everyone.agree(say, "give every rank the same arguments and the same dataset", "opens a dataset")
     except Exception:
         everyone.close()
         if local is not None:
@@ -312,9 +307,7 @@ def open(
     return GroupSource(local, group, everyone, owners, bulk)
 
 
-def _check_arguments(
-    owners: object, replicas: object, bulk: object, options: Mapping[str, Any], world_size: int
-) -> None:
+def _check_arguments(owners: object, replicas: object, bulk: object, world_size: int) -> None:
     if owners not in get_args(OwnedBy):
         raise ValueError(f"owners={owners!r} must be 'hash', 'range' or 'heat'")
     for name, value in (("replicas", replicas), ("bulk", bulk)):
@@ -363,21 +356,3 @@ def _layout(name: str, table: Table) -> list[Any]:
     rows = [name, type_, table.id_count, list(table.shape), str(table.dtype), table.scale, table.row_bytes]
     whole = table.held is None
     return [*rows, table.page_bytes, table.order is not None, table.content_crc if whole else None]
-
-
-def _check_alike(everyone: Group, said: Mapping[str, Any], error: Exception | None) -> None:
-    """Compare what all ranks said. Raises this rank's error, or one about the others. Collective."""
-    plain = json.loads(json.dumps(said, default=repr))
-    failure = None if error is None else f"{type(error).__name__}: {error}"
-    told = everyone.gather((plain, failure), "opens a dataset")
-    if error is not None:
-        raise error
-    for rank, (theirs, failed) in enumerate(told):
-        if failed is not None:
-            raise ValueError(f"rank {rank} could not open the dataset: {failed}")
-        for key, value in plain.items():
-            if theirs[key] != value:
-                raise ValueError(
-                    f"{key} is {value!r} on rank {everyone.rank} and {theirs[key]!r} on rank {rank}: give "
-                    "every rank the same arguments and the same dataset"
-                )

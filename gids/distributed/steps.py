@@ -10,17 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
-from gids.distributed.group import Group
-from gids.loader.epoch_stream import Failed
+from gids.loader.epoch_stream import Failed, Sampled
 from gids.loader.pack_chooser import EARLY
+from gids.loader.ranks import place_of
 from gids.loader.sampled_ahead import MOST_MINIBATCHES
+from gids.loader.sampling import EpochSampling
+
+if TYPE_CHECKING:
+    from gids.distributed.rows import RankRows
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -30,15 +34,14 @@ _LONGEST_WAIT_S = 10.0
 """A rank that prepares its packs tells the others at least this often that it still runs."""
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many rows of a step are exchanged: int64[groups of tables, ranks] each.
+class Counts(NamedTuple):
+    """How many rows of a step are exchanged: by group of tables, then by rank.
 
     wanted: rows that each rank asks of this one. expected: rows that come from each rank.
     """
 
-    wanted: np.ndarray
-    expected: np.ndarray
+    wanted: list[list[int]]
+    expected: list[list[int]]
 
 
 @dataclass
@@ -68,28 +71,26 @@ class Step(Generic[T]):
 class Steps(Iterator[Step[T]], Generic[T]):
     """An iterator of the steps that this rank's stream of rows has not taken yet.
 
-    make_step: makes the step of a minibatch and its number. Collective. Raises the error that it is given, or
-    one that names the rank that has one. place: see Group.exchange, from the number of a step and what is
-    exchanged. by_choice: packs are one choice of several (reads="auto").
+    ids_of, bytes_of: of a minibatch, as of FeatureLoader.attach.
 
     Also what PackSwitch calls Together: superbatches do not overlap.
 
-    Attributes: known: the counts of the steps that were sampled and not handed out; number: steps sampled.
+    Attributes: minibatches: those that are sampled; known: the counts of the steps that were sampled and not
+    handed out; number: steps sampled.
     """
 
     overlap = False
 
     def __init__(
         self,
-        group: Group,
-        minibatches: Iterator[T],
-        make_step: Callable[[T | None, Exception | None, int], Step[T]],
-        place: Callable[[int, str], str],
-        *,
-        by_choice: bool,
+        rank_rows: RankRows,
+        sampling: EpochSampling,
+        ids_of: Callable[[T], Mapping[str, torch.Tensor]],
+        bytes_of: Callable[[T], int],
     ) -> None:
-        self._group, self._minibatches, self._make_step = group, minibatches, make_step
-        self.place, self._by_choice = place, by_choice
+        self._rank_rows, self._group, self._epoch = rank_rows, rank_rows.group, sampling.epoch
+        self.minibatches = Sampled(cast("Iterable[T]", sampling))
+        self._ids_of, self._bytes_of = ids_of, bytes_of
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
         self.known: deque[Counts] = deque()
         self.number = 0
@@ -108,6 +109,11 @@ class Steps(Iterator[Step[T]], Generic[T]):
         if self._ended or self._end is not None:
             raise StopIteration
         raise RuntimeError("the window of the owner is longer than what the ranks sampled ahead")
+
+    def place(self, step: int, what: str) -> str:
+        """See Group.exchange. step: counted from the first one of this iterator."""
+        epoch = self._epoch
+        return place_of(epoch.seeds.ranks.loader, epoch.number, epoch.steps.start + step, what)
 
     def sample_ahead(self, count: int) -> None:
         """Sample until so many steps are known, or there are no more. Collective."""
@@ -133,7 +139,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         if not steps:
             self._end = None
             if mine:
-                level = logging.INFO if self._by_choice else logging.WARNING
+                level = logging.INFO if self._rank_rows.reads == "auto" else logging.WARNING
                 rank = self._group.name_of(told.index(0))
                 log.log(level, "reading by random reads, because %s does; its log says why", rank)
             return 0
@@ -176,27 +182,21 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self._ended, self._failed = True, None
         self._waiting.clear()
         self.known.clear()
-        close = getattr(self._minibatches, "close", None)
-        if close is not None:
-            close()
+        self.minibatches.close()
 
     def _sample_until(self, number: int) -> None:
         """Sample the steps before this number. Collective. If one fails, so do all later calls."""
         if self._failed is not None:
             raise self._failed
         while self.number < number and not self._ended:
-            minibatch: T | None = None
-            error: Exception | None = None
             try:
-                minibatch = next(self._minibatches)
+                minibatch: T | Failed = next(self.minibatches)
             except StopIteration:
                 self._ended = True
                 return
-            failed: object = minibatch
-            if isinstance(failed, Failed):  # the other ranks wait
-                minibatch, error = None, failed.error
+            place = self.place(self.number, "asks for rows")
             try:
-                step = self._make_step(minibatch, error, self.number)
+                step = self._rank_rows.ask(minibatch, self._ids_of, self._bytes_of, place)
             except Exception as raised:
                 self._failed = raised
                 raise

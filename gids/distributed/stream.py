@@ -13,7 +13,7 @@ import torch
 
 from gids.distributed.steps import Step, Steps
 from gids.errors import RankError, StorageError
-from gids.loader.epoch_stream import EpochStream, Sampled
+from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
 from gids.loader.options import MAX_PLANNED
 from gids.loader.readers import Features, Reader
@@ -52,13 +52,13 @@ class LockstepStream(EpochStream[T]):
     def __init__(
         self,
         rank_rows: RankRows,
-        source: Sampled[T],
         steps: Steps[T],
         growth: float,
         count: int | None,
         learned: Learned,
     ) -> None:
-        super().__init__(source, Reader(), count=count, check=rank_rows.feature_loader.check_device)
+        check = rank_rows.feature_loader.check_device
+        super().__init__(steps.minibatches, Reader(), count=count, check=check)
         self._rank_rows, self._group, self._loader = rank_rows, rank_rows.group, rank_rows.feature_loader
         self._steps, self._growth, self._learned = steps, growth, learned
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows
@@ -152,9 +152,7 @@ class LockstepStream(EpochStream[T]):
             due = self._read() if first is None else first
             if self._rank_rows.exchanged:
                 rows, due.rows = due.rows, {}  # they are with the exchange
-                for names, wanted, expected in zip(
-                    self._rank_rows.alike, counts.wanted.tolist(), counts.expected.tolist(), strict=True
-                ):
+                for names, wanted, expected in zip(self._rank_rows.alike, *counts, strict=True):
                     away = sum(wanted) - wanted[group.rank]
                     for name in names:
                         sent = rows.pop(name) if due.error is None else self._no_rows(name, sum(wanted))

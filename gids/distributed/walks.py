@@ -40,23 +40,23 @@ class Walks:
         whole, sampler = self._sampling.whole, self._sampler
         path = [] if error is not None else sampler.path_in(whole)
         ntype = 0 if error is not None else whole.ends[path[0]][1]
-        starts = [np.repeat(found.nodes(ntype), sampler.num_walks) for found in nodes]
+        starts = [np.repeat(n.nodes(ntype), sampler.num_walks) for n in nodes]
         visited = self._walk(starts, path, error)
         fanout = 0 if error is not None else sampler.fanouts_of(whole)[self._layer][0]
         blocks = []
-        for found, flat in zip(nodes, visited, strict=True):
-            indptr = np.empty(found.size(ntype) + 1, np.int64)
+        for step_nodes, flat in zip(nodes, visited, strict=True):
+            indptr = np.empty(step_nodes.size(ntype) + 1, np.int64)
             sources, shares = np.empty(len(flat), np.int64), np.empty(len(flat), np.float32)
             each = sampler.num_walks * sampler.walk_length
             count = _core.rank_walks(flat, each, fanout, indptr, sources, shares)
             local = sources[:count].copy()
-            found.relabel(ntype, local)
+            step_nodes.relabel(ntype, local)
             blocks.append(
                 Block(
                     torch.from_numpy(indptr),
                     torch.from_numpy(local),
                     torch.full((count,), -1),
-                    found.size(ntype),
+                    step_nodes.size(ntype),
                     whole.graphs[path[0]],
                     torch.from_numpy(shares[:count].copy()),
                 )

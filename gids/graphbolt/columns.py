@@ -80,16 +80,16 @@ class MinibatchColumns:
 
     def ids(self, minibatch: Any) -> dict[str, torch.Tensor]:
         """Rows of each table that a minibatch asks for: int64[n], on GraphBolt's device, may repeat."""
-        found = {}
+        rows = {}
         for column in self._nodes:
             ids = _of_type(minibatch.node_ids(), column.type_name)
             if ids is not None:
-                found[column.table] = ids.to(torch.int64)
+                rows[column.table] = ids.to(torch.int64)
         for column in self._edges:
             parts = [ids for ids in self._edge_ids(minibatch, column) if ids is not None]
             if parts:
-                found[column.table] = torch.cat(parts).to(torch.int64)
-        return found
+                rows[column.table] = torch.cat(parts).to(torch.int64)
+        return rows
 
     def fill(self, minibatch: Any, rows: Mapping[str, torch.Tensor]) -> None:
         """Add the features to the minibatch. rows: of each table, in the order of ``ids``."""
@@ -140,13 +140,11 @@ def nbytes_of(item: Any) -> int:
 def _columns(store: FeatureStore, domain: str, keys: Keys) -> Iterator[_Column]:
     if isinstance(keys, str):
         raise TypeError(f"{domain}_feature_keys={keys!r}: give a list, [{keys!r}]")
-    if isinstance(keys, Mapping):
-        for type_name, names in keys.items():
-            for name in names:
-                yield _Column(table_of(store, domain, type_name, name).name, type_name, (type_name, name))
-        return
-    for name in keys or ():
-        yield _Column(table_of(store, domain, None, name).name, None, name)
+    by_type: Mapping[Any, Sequence[str]] = keys if isinstance(keys, Mapping) else {None: keys or ()}
+    for type_name, names in by_type.items():
+        for name in names:
+            key = name if type_name is None else (type_name, name)
+            yield _Column(table_of(store, domain, type_name, name).name, type_name, key)
 
 
 def _of_type(ids: Any, type_name: str | None) -> torch.Tensor | None:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 from dgl import graphbolt as gb
 
-from gids import store as gids_store
 from gids.cache.output_dtype import out_dtype_of
 from gids.closing import Closing
 from gids.errors import MissingError
@@ -22,7 +21,30 @@ from gids.loader.option_names import explain_names
 from gids.loader.source import Dataset, Source, as_source
 
 
-class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
+class _ReadOnly(Closing):
+    """What a Feature and a FeatureStore have in common: a FeatureLoader, and no way to change rows."""
+
+    feature_loader: FeatureLoader
+    _opened: ExitStack
+
+    def update(self, *_: object, **__: object) -> NoReturn:
+        name = self.feature_loader.store.name
+        raise TypeError(f"{name} cannot be changed: a gids dataset is written once, by `gids convert`")
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def pin_memory_(self) -> NoReturn:
+        name = self.feature_loader.store.name
+        raise TypeError(f"{name} is on disk and cannot be pinned: device='cuda' has rows in GPU memory")
+
+    def close(self) -> None:
+        """Release engine and cache, also of a given FeatureLoader. Reading afterwards raises. Idempotent."""
+        self.feature_loader.close()
+        self._opened.close()
+
+
+class Feature(_ReadOnly, gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
@@ -46,13 +68,12 @@ class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no ty
         super().__init__()
         self._opened = ExitStack()
         if isinstance(source, FeatureLoader):
-            given = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
-            if names := [name for name, value in given.items() if value is not None]:
+            options = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
+            if names := [name for name, value in options.items() if value is not None]:
                 raise ValueError(f"{', '.join(names)}: leave it out, the given FeatureLoader has one")
             self.feature_loader = source
         else:
-            single = one_by_one(as_source(source, self._opened))
-            single.refuse_parts("gids.graphbolt.Feature")
+            single = _one_by_one(source, self._opened, "gids.graphbolt.Feature")
             self.feature_loader = FeatureLoader(
                 single, [table], dtype=dtype, device=device or "cpu", minibatch_rows=minibatch_rows
             )
@@ -87,25 +108,11 @@ class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no ty
     def metadata(self) -> dict[str, Any]:
         return {"table": self.table.name, "row_count": self.table.row_count, "dtype": self.table.dtype}
 
-    def update(self, value: torch.Tensor, ids: torch.Tensor | None = None) -> NoReturn:
-        raise _read_only(self.feature_loader.store)
-
-    def is_pinned(self) -> bool:
-        return False
-
-    def pin_memory_(self) -> NoReturn:
-        raise _not_in_memory(self.feature_loader.store)
-
-    def close(self) -> None:
-        """Release engine and cache, also of a given FeatureLoader. Idempotent."""
-        self.feature_loader.close()
-        self._opened.close()
-
     def __repr__(self) -> str:
         return f"Feature({self.table!r})"
 
 
-class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
+class FeatureStore(_ReadOnly, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
@@ -125,8 +132,7 @@ class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt
     ) -> None:
         super().__init__()
         self._opened = ExitStack()
-        single = one_by_one(as_source(source, self._opened))
-        single.refuse_parts("gids.graphbolt.FeatureStore")
+        single = _one_by_one(source, self._opened, "gids.graphbolt.FeatureStore")
         self.store = single.store
         self.feature_loader = FeatureLoader(
             single, list(self.store.tables), dtype=dtype, device=device, minibatch_rows=minibatch_rows
@@ -150,46 +156,19 @@ class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt
     def metadata(self, domain: str, type_name: str | None, feature_name: str) -> dict[str, Any]:
         return self[domain, type_name, feature_name].metadata()
 
-    def update(
-        self,
-        domain: str,
-        type_name: str | None,
-        feature_name: str,
-        value: torch.Tensor,
-        ids: torch.Tensor | None = None,
-    ) -> NoReturn:
-        raise _read_only(self.store)
-
     def keys(self) -> list[tuple[str, str | None, str]]:
         return keys_of(self.store)
 
     def __len__(self) -> int:
         return len(self._features)
 
-    def is_pinned(self) -> bool:
-        return False
-
-    def pin_memory_(self) -> NoReturn:
-        raise _not_in_memory(self.store)
-
     def stats(self) -> dict[str, Any]:
         """As in gids.FeatureLoader."""
         return self.feature_loader.stats()
 
-    def close(self) -> None:
-        """Release engine and cache. Reading afterwards raises. Idempotent."""
-        self.feature_loader.close()
-        self._opened.close()
 
-
-def one_by_one(source: Source) -> Source:
+def _one_by_one(source: Source | Dataset, closing: ExitStack, name: str) -> Source:
     """The source for reads that come one by one: without a window. The stage gids_fetch looks ahead."""
-    return source.with_options(window=0, planned=1)
-
-
-def _read_only(store: gids_store.FeatureStore) -> TypeError:
-    return TypeError(f"{store.name} cannot be changed: a gids dataset is written once, by `gids convert`")
-
-
-def _not_in_memory(store: gids_store.FeatureStore) -> TypeError:
-    return TypeError(f"{store.name} is on disk and cannot be pinned: device='cuda' has rows in GPU memory")
+    opened = as_source(source, closing)
+    opened.refuse_parts(name)
+    return opened.with_options(window=0, planned=1)

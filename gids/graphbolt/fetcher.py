@@ -6,7 +6,7 @@ It takes the place of ``fetch_feature``, after GraphBolt's sampling. gids.loader
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -68,13 +68,11 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
             self, self._columns.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
         self._learned = Learned()
-        self._epoch: weakref.ref[FrameworkEpoch[Any]] | None = (
-            None  # weak: a loop that is left drops it, which ends it
-        )
+        # Weak: a loop that is left drops it, which ends it.
+        self._epoch: Callable[[], FrameworkEpoch[Any] | None] = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
-        left = self._epoch() if self._epoch is not None else None
-        if left is not None:
+        if (left := self._epoch()) is not None:
             left.close()  # or the new epoch would have no window
         in_workers = _has_workers(traverse_dps(self.datapipe))
         if in_workers:
@@ -96,8 +94,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
 
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. Idempotent."""
-        epoch = self._epoch() if self._epoch is not None else None
-        if epoch is not None:
+        if (epoch := self._epoch()) is not None:
             epoch.close()
         self.feature_loader.leave(self)
         self._opened.close()

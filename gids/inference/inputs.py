@@ -43,10 +43,9 @@ class EdgeFeatures:
     @property
     def row_bytes(self) -> int:
         """Bytes of the largest row, stored or converted; 0 without tables."""
-        of_tables = [
-            (t.row_bytes, out_row_bytes(t, None), out_row_bytes(t, self._dtype)) for t in self.tables.values()
-        ]
-        return max(map(max, of_tables), default=0)
+        tables = self.tables.values()
+        sizes = ((t.row_bytes, out_row_bytes(t, None), out_row_bytes(t, self._dtype)) for t in tables)
+        return max(map(max, sizes), default=0)
 
     def ids_of(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
         """int64[num_edges] by table name: the rows that a minibatch of one layer reads."""
@@ -89,21 +88,20 @@ class Inputs:
         self._targets, self._written, self._dtypes = targets, list(written), dtypes or {}
 
     @classmethod
-    def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
+    def written(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
         """The inputs that a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
         dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
         distinct = set(dtypes.values())
-        converted = (
-            distinct.pop() if len(distinct) == 1 and distinct <= set(FLOATS) else None
-        )  # by the gather
+        # By the gather.
+        converted = distinct.pop() if len(distinct) == 1 and distinct <= set(FLOATS) else None
         return cls(tables, converted, edges, targets, sinks.values(), dtypes)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
-        of_nodes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
-        return max([8, *of_nodes]) + self.edges.row_bytes
+        sizes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
+        return max([8, *sizes]) + self.edges.row_bytes
 
     def rows_of(
         self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch

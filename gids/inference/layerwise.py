@@ -27,7 +27,7 @@ from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
-from gids.store.names import Relation, describe_type, table_name
+from gids.store.names import describe_type, table_name
 from gids.write.id_export import export_by_id, table_rows
 from gids.write.table_writer import publish_tables
 
@@ -146,15 +146,15 @@ def layerwise(
     opened_source.refuse_parts("gids.inference")
     layers = Layers(model, layer_count)
     graphs = graphs_of(opened)
-    one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
-    topology = Topology(graphs[0] if one else graphs)
+    homogeneous = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
+    topology = Topology(graphs[0] if homogeneous else graphs)
     asked = _Asked(topology, nodes)
     if output is not None:
         _check_output(opened, asked, output, replace)
-    features = _features_of(opened_source.stores, topology, tables)
-    edges = EdgeFeatures(
-        _edge_features_of(opened_source.stores, topology, edge_tables), feature_dtype, topology
-    )
+    stores = opened_source.stores
+    features = _tables_by_type(stores, topology, tables, "node", "tables=")
+    edge_features = _tables_by_type(stores, topology, edge_tables, "edge", "edge_tables=")
+    edges = EdgeFeatures(edge_features, feature_dtype, topology)
     near = Neighborhoods(topology, opened_source.options.threads)
     run = Run(opened_source, layers, near, torch.device(device), progress)
     targets = [Targets(topology, asked.nodes)]
@@ -175,7 +175,7 @@ def layerwise(
         for index, wanted in enumerate(targets[:-1]):
             made = run.layer(index, inputs, wanted, table_sinks(wanted))
             inputs.discard()
-            inputs = Inputs.of(made, wanted, edges)
+            inputs = Inputs.written(made, wanted, edges)
         last, index = targets[-1], layers.count - 1
         if output is None:
             tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
@@ -200,34 +200,18 @@ def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -
             )
 
 
-def _features_of(
-    stores: Sequence[FeatureStore], topology: Topology, tables: Tables | None
-) -> dict[str, Table]:
-    """The tables of node features, by type."""
-    if tables is None:
-        chosen = {t.name: t for t in default_tables(stores[:1], topology.node_types)}
-    else:
-        chosen = chosen_tables(stores, tables)
-    if edges := [t.name for t in chosen.values() if t.kind != "node"]:
-        raise ValueError(f"{edges[0]} is a table of edges: pass it as edge_tables=")
-    return _one_of_each_type(stores[0], topology, chosen, "tables=")
-
-
-def _edge_features_of(
-    stores: Sequence[FeatureStore], topology: Topology, tables: Tables
-) -> dict[Relation, Table]:
-    chosen = chosen_tables(stores, tables)
-    if nodes := [t.name for t in chosen.values() if t.kind == "node"]:
-        raise ValueError(f"{nodes[0]} is a table of nodes: pass it as tables=")
-    return _one_of_each_type(stores[0], topology, chosen, "edge_tables=")
-
-
-def _one_of_each_type(
-    store: FeatureStore, topology: Topology, chosen: Mapping[str, Table], argument: str
+def _tables_by_type(
+    stores: Sequence[FeatureStore], topology: Topology, tables: Tables | None, kind: str, argument: str
 ) -> dict[Any, Table]:
+    """The tables of nodes or edges, at most one of each type. tables: None: those of nodes."""
+    if tables is None:
+        tables = default_tables(stores[:1], topology.node_types)
     by_type: dict[Any, Table] = {}
-    for table in chosen.values():
-        check_table_fits(table, topology, store.name)
+    for table in chosen_tables(stores, tables).values():
+        if table.kind != kind:
+            cure = "tables=" if table.kind == "node" else "edge_tables="
+            raise ValueError(f"{table.name} is a table of {table.kind}s: pass it as {cure}")
+        check_table_fits(table, topology, stores[0].name)
         other = by_type.setdefault(table.type, table)
         if other is not table:
             raise ValueError(
@@ -247,13 +231,7 @@ class _Asked:
         if nodes is not None and isinstance(nodes, Mapping) == self._homogeneous:
             cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
             raise TypeError(f"nodes must be {cure} (got {type(nodes).__name__})")
-        by_type: Mapping[str, torch.Tensor | None] = (
-            dict.fromkeys(topology.node_types)
-            if nodes is None
-            else nodes
-            if isinstance(nodes, Mapping)
-            else {topology.node_types[0]: nodes}
-        )
+        by_type = nodes if isinstance(nodes, Mapping) else dict.fromkeys(topology.node_types, nodes)
         self.given: dict[str, torch.Tensor | None] = {}
         """In the order in which the user gave them; copies."""
         self.nodes: dict[str, Nodes] = {}

@@ -6,7 +6,7 @@ It chooses the size of blocks so that cache, rows and blocks stay within the bud
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -69,7 +69,8 @@ class Run:
         per_row, most, limit = self._block_rows(inputs)
         spans = targets.spans(most, limit, edge_rows=bool(inputs.edges.tables))
         left_out: set[str] = set()  # types without an output
-        source = self._sampled(targets, spans, left_out)
+        wanted = (span for span in spans if span.ntype not in left_out)
+        source = ((span, self._near.minibatch(targets, span)) for span in wanted)
         shapes: dict[str, torch.Size] = {}
         done = 0
         with ExitStack() as stack:
@@ -104,11 +105,6 @@ class Run:
     def _nodes(self, item: Item) -> list[tuple[str, torch.Tensor]]:
         return self._near.input_nodes(item[1])
 
-    def _sampled(self, targets: Targets, spans: list[Span], left_out: set[str]) -> Iterator[Item]:
-        for span in spans:
-            if span.ntype not in left_out:
-                yield span, self._near.of(targets, span)
-
     def _call(
         self,
         index: int,
@@ -118,8 +114,8 @@ class Run:
         *edge_rows: torch.Tensor | dict[Relation, torch.Tensor],
     ) -> torch.Tensor | None:
         homogeneous = self._near.topology.homogeneous
-        block, of_nodes = block_on(minibatch, self._torch_device), per_type(h_src, homogeneous)
-        returned = self._layers(index, block, of_nodes, *edge_rows)
+        block = block_on(minibatch, self._torch_device)
+        returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
         return output_of(returned, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:

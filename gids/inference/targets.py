@@ -110,7 +110,7 @@ class Neighborhoods:
         self.topology = topology
         self._sampler = Neighbor([-1], threads=threads)
 
-    def of(self, targets: Targets, span: Span) -> Minibatch:
+    def minibatch(self, targets: Targets, span: Span) -> Minibatch:
         ids = targets.ids(span)
         return self._sampler.sample(self.topology, ids if self.topology.homogeneous else {span.ntype: ids})
 
@@ -122,19 +122,19 @@ class Neighborhoods:
         """
         topology = self.topology
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
-        all_of: set[str] = set()
+        whole_types: set[str] = set()
         for ntype, ids in targets.nodes.items():
             if ids is None:
-                all_of |= {ntype, *(r[0] for r in topology.relations if r[2] == ntype)}
+                whole_types |= {ntype, *(r[0] for r in topology.relations if r[2] == ntype)}
         some = Targets(topology, {t: ids for t, ids in targets.nodes.items() if ids is not None})
         flags: dict[str, torch.Tensor] = {}
         for span in some.spans(_SAMPLED_ROWS, sum(counts.values()) + 1):
-            for ntype, ids in self.input_nodes(self.of(some, span)):
-                if len(ids) and ntype not in all_of:
+            for ntype, ids in self.input_nodes(self.minibatch(some, span)):
+                if len(ids) and ntype not in whole_types:
                     flags.setdefault(ntype, torch.zeros(counts[ntype], dtype=torch.bool))[ids] = True
         needed: dict[str, Nodes] = {}
         for ntype in topology.node_types:
-            if ntype in all_of:
+            if ntype in whole_types:
                 needed[ntype] = None
             elif ntype in flags:
                 needed[ntype] = flags.pop(ntype).nonzero().flatten()

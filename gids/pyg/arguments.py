@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 import numpy as np
@@ -17,34 +18,50 @@ from gids.loader.tables import Tables
 from gids.pyg.hops import Counts
 from gids.pyg.memory_graphs import is_typed
 from gids.pyg.sampling_attributes import STORED
+from gids.pyg.stores import is_on_disk
 from gids.store.names import Relation
 
-_STRATEGIES = ("uniform", "last")
 
-SAMPLING = {
-    "subgraph_type": "directional",
-    "replace": False,
-    "disjoint": False,
-    "temporal_strategy": "uniform",
-    "time_attr": None,
-    "weight_attr": None,
-    "is_sorted": False,
-    "directed": True,
-}
-"""Arguments of NeighborSampler that loaders pass on, besides num_neighbors, and their defaults."""
+@dataclass(frozen=True)
+class Sampling:
+    """Arguments of NeighborSampler that loaders pass on. NeighborLoader documents them."""
 
+    num_neighbors: Counts | NumNeighbors
+    subgraph_type: Any = "directional"
+    replace: bool = False
+    disjoint: bool = False
+    temporal_strategy: str = "uniform"
+    time_attr: str | None = None
+    weight_attr: str | None = None
+    is_sorted: bool = False
+    directed: bool = True
 
-class TorchOptions(TypedDict, total=False):
-    """Arguments of PyG's and torch's base classes, by keyword."""
+    def changed(self) -> list[str]:
+        """The names of arguments that are not their defaults, besides num_neighbors."""
+        return [f.name for f in fields(self)[1:] if getattr(self, f.name) != f.default]
 
-    custom_cls: type | None
-    input_id: torch.Tensor | None
-    batch_size: int | None
-    shuffle: bool | None
-    drop_last: bool
-    sampler: Iterable[Any] | None
-    batch_sampler: Iterable[Sequence[int]] | None
-    generator: torch.Generator | None
+    def check(self, divided: bool) -> SubgraphType:
+        """The type of subgraph. divided: the edges are divided among ranks. Raises ValueError for values that
+        PyG does not have, or that do not work there."""
+        kind, strategies = self.subgraph_type, ("uniform", "last")
+        if not self.directed:
+            warnings.warn("directed=False is deprecated: use subgraph_type='induced'", stacklevel=4)
+            kind = "induced"
+        if self.temporal_strategy not in strategies:
+            raise ValueError(f"temporal_strategy={self.temporal_strategy!r} must be one of {strategies}")
+        if self.temporal_strategy != "uniform" and self.time_attr is None:
+            raise ValueError(f"temporal_strategy={self.temporal_strategy!r} needs time_attr=")
+        known = [t.value for t in SubgraphType]
+        if getattr(kind, "value", kind) not in known:
+            raise ValueError(f"subgraph_type={kind!r} must be one of {tuple(known)}")
+        if divided and SubgraphType(kind) != SubgraphType.directional:
+            raise not_for_parts(f"subgraph_type={SubgraphType(kind).value!r}", "no rank has all edges")
+        if divided and self.weight_attr is not None:
+            raise not_for_parts("weight_attr=", "use gids.NodeLoader with gids.sampler.Neighbor(weights=)")
+        if divided and self.time_attr not in (None, STORED):
+            cure = f"times that `gids convert` stores do: {STORED!r}"
+            raise not_for_parts(f"time_attr={self.time_attr!r}", cure)
+        return SubgraphType(kind)
 
 
 class DatasetOptions(TypedDict, total=False):
@@ -61,9 +78,20 @@ class DatasetOptions(TypedDict, total=False):
     minibatch_rows: int | Mapping[str, int] | None
 
 
-class WorkerOptions(TypedDict, total=False):
-    """Arguments of torch's DataLoader about worker processes. A loader of a dataset on disk has none."""
+class LoaderOptions(DatasetOptions, total=False):
+    """The keyword arguments of gids.pyg's loaders besides those of their signatures."""
 
+    custom_cls: type | None
+    input_id: torch.Tensor | None
+    batch_size: int | None
+    shuffle: bool | None
+    drop_last: bool
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Sequence[int]] | None
+    generator: torch.Generator | None
+    collate_fn: Any
+    dataset: Any
+    # Of worker processes, which a loader of a dataset on disk does not have:
     num_workers: int
     persistent_workers: bool
     prefetch_factor: int | None
@@ -75,92 +103,24 @@ class WorkerOptions(TypedDict, total=False):
     in_order: bool
 
 
-class LoaderOptions(TorchOptions, DatasetOptions, WorkerOptions, total=False):
-    """The keyword arguments of gids.pyg's loaders besides those of their signatures."""
-
-    collate_fn: Any
-    dataset: Any
-
-
-_REFUSED = {
-    "collate_fn": "PyG's loaders ignore it; give transform=, which is called with each minibatch",
-    "dataset": "PyG's loaders ignore it; give the seeds as input_nodes or edge_label_index",
-}
-
-
-def check_sampling(
-    subgraph_type: Any,
-    directed: bool,
-    temporal_strategy: str,
-    time_attr: str | None,
-    sample_direction: str = "forward",
-) -> SubgraphType:
-    """The type of subgraph. Raises ValueError for values that PyG does not have, and NotImplementedError for
-    sample_direction="backward".
-    """
-    if not directed:
-        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", stacklevel=4)
-        subgraph_type = "induced"
-    if sample_direction != "forward":
-        raise NotImplementedError(
-            f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is stored "
-            "by destination; sample from a graph with reversed edges instead"
-        )
-    if temporal_strategy not in _STRATEGIES:
-        raise ValueError(f"temporal_strategy={temporal_strategy!r} must be one of {_STRATEGIES}")
-    if temporal_strategy != "uniform" and time_attr is None:
-        raise ValueError(f"temporal_strategy={temporal_strategy!r} needs time_attr=")
-    try:
-        return SubgraphType(subgraph_type)
-    except ValueError:
-        known = tuple(t.value for t in SubgraphType)
-        raise ValueError(f"subgraph_type={subgraph_type!r} must be one of {known}") from None
-
-
-def check_for_parts(subgraph_type: SubgraphType, time_attr: str | None, weight_attr: str | None) -> None:
-    """Raise ValueError for arguments that do not work where the edges are divided among ranks."""
-    if subgraph_type != SubgraphType.directional:
-        raise not_for_parts(f"subgraph_type={subgraph_type.value!r}", "no rank has all edges")
-    if weight_attr is not None:
-        raise not_for_parts("weight_attr=", "use gids.NodeLoader with gids.sampler.Neighbor(weights=)")
-    if time_attr not in (None, STORED):
-        raise not_for_parts(f"time_attr={time_attr!r}", f"times that `gids convert` stores do: {STORED!r}")
-
-
-def options_on_disk(loader: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of DatasetLoader among those of a loader.
-
-    Raises TypeError for an unknown name, ValueError for an argument that is not supported.
-    """
-    _check_known(loader, options)
-    for name, cure in _REFUSED.items():
-        if options.get(name) is not None:
-            raise ValueError(f"{name}= is not supported: {cure}")
-    taken = TorchOptions.__annotations__ | DatasetOptions.__annotations__
-    return {name: value for name, value in options.items() if name in taken}
-
-
-def options_in_memory(
-    loader: Callable[..., Any], data: object, options: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The keyword arguments for PyG's loader.
-
-    Raises TypeError for an unknown name, ValueError for an argument that only loaders of datasets have.
-    """
-    _check_known(loader, options)
-    is_typed(data)  # raises TypeError for other data
-    for name in options:
-        if name in DatasetOptions.__annotations__:
+def check_options(loader: Callable[..., Any], data: object, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an unknown name or other data, ValueError for an option that the data excludes."""
+    known = [*inspect.signature(loader).parameters, *LoaderOptions.__annotations__]
+    check_names(f"gids.pyg.{loader.__name__}", options, known)
+    on_disk = is_on_disk(data)
+    if not on_disk:
+        is_typed(data)  # raises TypeError
+    for name, value in options.items():
+        if on_disk and name in ("collate_fn", "dataset") and value is not None:
+            raise ValueError(
+                f"{name}= is not supported: PyG's loaders ignore it; give the seeds as input_nodes or "
+                "edge_label_index, and transform=, which is called with each minibatch"
+            )
+        if not on_disk and name in DatasetOptions.__annotations__:
             raise ValueError(
                 f"{name}= needs a dataset on disk, and data is {type(data).__name__}: leave it out, or write "
                 "the data by `gids convert`"
             )
-    return options
-
-
-def _check_known(loader: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    known = [*inspect.signature(loader).parameters, *LoaderOptions.__annotations__]
-    check_names(f"gids.pyg.{loader.__name__}", options, known)
 
 
 def not_for_parts(what: str, why: str) -> ValueError:
@@ -169,17 +129,12 @@ def not_for_parts(what: str, why: str) -> ValueError:
 
 def counts_of(num_neighbors: Counts | NumNeighbors, relations: Sequence[Relation] | None) -> Counts:
     """By relation; one list if relations is None, for a homogeneous graph. Raises TypeError, ValueError."""
+    values: Any = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
+    if not isinstance(values, list | tuple) and not (relations is not None and isinstance(values, dict)):
+        by_type = "" if relations is None else ", or such lists by edge type"
+        raise TypeError(f"num_neighbors={num_neighbors!r}; give a list, a number per hop{by_type}")
     if relations is None:
-        hops = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
-        if not isinstance(hops, list | tuple):
-            raise TypeError(
-                f"num_neighbors={num_neighbors!r}; with one edge type give a list, a number per hop"
-            )
-        return _plain(hops)
-    if not isinstance(num_neighbors, NumNeighbors | list | tuple | dict):
-        raise TypeError(
-            f"num_neighbors={num_neighbors!r}; give a list, a number per hop, or such lists by edge type"
-        )
+        return _plain(list(values))
     numbers = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
     return {relation: _plain(hops) for relation, hops in numbers.get_values(list(relations)).items()}
 

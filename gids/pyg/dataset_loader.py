@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, NegativeSampling
 
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
@@ -26,9 +26,9 @@ from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import as_row_source
 from gids.loader.tables import Tables, default_tables
-from gids.pyg.arguments import SAMPLING, counts_of, not_for_parts
-from gids.pyg.input_sampler import InputSampler
-from gids.pyg.inputs import Inputs, are_all_edges, count_of, hash_inputs
+from gids.pyg.arguments import Sampling, counts_of, not_for_parts
+from gids.pyg.input_sampler import InputSampler, sample_from
+from gids.pyg.inputs import AllEdges, Inputs, count_of, hash_inputs
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.outputs import Output
@@ -54,6 +54,7 @@ class DatasetLoader(EpochLoader):
     """What NeighborLoader and LinkNeighborLoader return for a dataset. They document the arguments.
 
     inputs: the seeds. sampling: arguments of NeighborSampler, or none of them if neighbor_sampler is given.
+    others: arguments of PyG's loaders that do nothing here.
 
     Attributes as in PyG: data, node_sampler, neg_sampling, transform, transform_sampler_output, custom_cls,
     filter_per_worker, input_data; batch_size: None if the sampler makes the minibatches.
@@ -63,10 +64,10 @@ class DatasetLoader(EpochLoader):
         self,
         opened: Opened,
         inputs: Inputs,
-        sampling: Mapping[str, Any],
-        neighbor_sampler: BaseSampler | None,
         neg_sampling: NegativeSampling | None,
         *,
+        sampling: Sampling,
+        neighbor_sampler: BaseSampler | None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         filter_per_worker: bool | None = None,
@@ -86,33 +87,39 @@ class DatasetLoader(EpochLoader):
         topology_on: str = "auto",
         dtype: torch.dtype | None = None,
         minibatch_rows: int | Mapping[str, int] | None = None,
+        **others: object,
     ) -> None:
         source, store = opened.source, opened.source.store
         batches = _batches_of(sampler, batch_sampler, batch_size, shuffle, drop_last, rank, world_size)
         if batches is not None:
             rank, world_size = 0, 1
             if source.together:
-                name = "sampler" if batch_sampler is None else "batch_sampler"
                 raise ValueError(
-                    f"{name}= chooses the seeds of one rank, and all ranks of gids.distributed.open() share "
-                    "the seeds: give shuffle=, or open the whole dataset with gids.open()"
+                    "sampler= and batch_sampler= choose the seeds of one rank, and all ranks of "
+                    "gids.distributed.open() share the seeds: give shuffle=, or open the whole dataset with "
+                    "gids.open()"
                 )
         if generator is not None:
             if seed is not None:
                 raise ValueError("give seed= or generator=, not both")
             seed = int(torch.randint(torch.iinfo(torch.int64).max, (), generator=generator))
-        if store.part is not None and are_all_edges(inputs):
+        if store.part is not None and isinstance(inputs, AllEdges):
             raise not_for_parts("edge_label_index= without edges", "no rank has all edges")
-        own = neighbor_sampler is None
+        own, graphs = neighbor_sampler is None, opened.graphs
         if neighbor_sampler is None:
-            neighbor_sampler = _sampler_of(opened, inputs, sampling, device)
+            if inputs.input_type is None:
+                counts_of(sampling.num_neighbors, None)
+            data = source if isinstance(opened.data, str | os.PathLike) else opened.data  # opened once
+            neighbor_sampler = NeighborSampler(data, **vars(sampling), threads=source.options.threads)
             graphs = neighbor_sampler.graphs
-        else:
-            graphs = opened.graphs
-            if store.part is not None:
-                raise not_for_parts("neighbor_sampler=", "it would sample by itself")
-            if changed := [name for name, default in SAMPLING.items() if sampling[name] != default]:
-                raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
+            if neighbor_sampler.subgraph_type.value == "induced" and torch.device(device).type != "cpu":
+                raise ValueError(
+                    f"subgraph_type='induced' is not supported with device={str(device)!r}: use device='cpu'"
+                )
+        elif store.part is not None:
+            raise not_for_parts("neighbor_sampler=", "it would sample by itself")
+        elif changed := sampling.changed():
+            raise ValueError(f"{changed[0]}= is an argument of the sampler: give it to neighbor_sampler")
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2], g.relation)}
             tables = default_tables(source.stores, types)
@@ -144,8 +151,7 @@ class DatasetLoader(EpochLoader):
                 name: (table.type, name if is_named else attribute_of(store, table))
                 for name, table in self.tables.items()
             },
-            of_edges=not isinstance(inputs, NodeSamplerInput),
-            input_type=inputs.input_type,
+            inputs,
             negatives=neg_sampling,
             labelled=store.labels if labels else (),
             made=custom_cls,
@@ -175,12 +181,8 @@ class DatasetLoader(EpochLoader):
         """PyG's output of the sampler for the seeds at these positions; with filter_per_worker the minibatch.
         For loaders that sample with several others, such as PyG's ZipLoader.
         """
-        inputs, sampler = self.input_data[torch.as_tensor(index, dtype=torch.int64)], self.node_sampler
-        out = (
-            sampler.sample_from_nodes(inputs)
-            if isinstance(inputs, NodeSamplerInput)
-            else sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
-        )
+        inputs = self.input_data[torch.as_tensor(index, dtype=torch.int64)]
+        out = sample_from(self.node_sampler, inputs, self.neg_sampling)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def filter_fn(self, out: Output) -> Any:
@@ -194,7 +196,7 @@ class DatasetLoader(EpochLoader):
             rows = table.read_rows(on_host(ids))
             minibatch.features[name] = rows if self._dtype is None else rows.to(self._dtype)
         _add_labels(minibatch, self._labels, lambda values: values)
-        data = self._data.of(minibatch)
+        data = self._data.make(minibatch)
         data = data if self._torch_device.type == "cpu" else data.to(self._torch_device)
         return data if self.transform is None else self.transform(data)
 
@@ -244,7 +246,7 @@ class DatasetLoader(EpochLoader):
             raise IndexError(
                 f"the sampler yields positions from {order.min()} to {order.max()}; there are {count} seeds"
             )
-        return _GivenSeeds(order, 1, self._ranks, batches)
+        return _BatchSeeds(order, 1, self._ranks, batches)
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -256,7 +258,7 @@ class LoaderEpoch(Iterator[Any]):
         self._epoch, self._data, self._transform = epoch, data, transform
 
     def __next__(self) -> Data | HeteroData | Any:
-        data = self._data.of(next(self._epoch))
+        data = self._data.make(next(self._epoch))
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:
@@ -265,7 +267,7 @@ class LoaderEpoch(Iterator[Any]):
 
 
 @dataclass(frozen=True)
-class _GivenSeeds(EpochSeeds):
+class _BatchSeeds(EpochSeeds):
     """Seeds of an epoch by batch_sampler. batches: the positions of each minibatch."""
 
     batches: Sequence[np.ndarray]
@@ -298,18 +300,6 @@ def _add_labels(
     elif labels:
         minibatch.labels = to_device(next(iter(labels.values()))[on_host(nodes)])
     return minibatch
-
-
-def _sampler_of(
-    opened: Opened, inputs: Inputs, sampling: Mapping[str, Any], device: str | torch.device
-) -> NeighborSampler:
-    if inputs.input_type is None:
-        counts_of(sampling["num_neighbors"], None)
-    data = opened.source if isinstance(opened.data, str | os.PathLike) else opened.data  # opened once
-    sampler = NeighborSampler(data, **sampling, threads=opened.source.options.threads)
-    if torch.device(device).type != "cpu":
-        sampler.check_device(device)
-    return sampler
 
 
 def _batches_of(

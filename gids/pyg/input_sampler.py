@@ -11,6 +11,7 @@ from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerIn
 
 from gids.cuda import on_host
 from gids.pyg.hops import HopMinibatch
+from gids.pyg.inputs import Inputs
 from gids.pyg.negatives import StepNegatives
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.outputs import Output, minibatch_of, output_of
@@ -50,10 +51,8 @@ class InputSampler:
             if self.transform is None and self.sampler.subgraph_type.value == "directional":
                 return drawn
             output = self.sampler.finished(output_of(drawn))
-        elif isinstance(inputs, NodeSamplerInput):
-            output = self.sampler.sample_from_nodes(inputs)
         else:
-            output = self.sampler.sample_from_edges(inputs, neg_sampling=negatives)
+            output = sample_from(self.sampler, inputs, negatives)
         return self.minibatch(output, topology, epoch=epoch, step=step)
 
     def minibatch(self, output: Output, topology: Topology, *, epoch: int = 0, step: int = 0) -> HopMinibatch:
@@ -98,6 +97,13 @@ class InputSampler:
         kind, tables = self.sampler.subgraph_type.value, self.sampler.tables_read
         read = f", tables={tables}" if tables else ""
         return f"{self.sampler.hops!r}{read}{negatives}{'' if kind == 'directional' else f', {kind}'}"
+
+
+def sample_from(sampler: BaseSampler, inputs: Inputs, negatives: NegativeSampling | None) -> Output:
+    """What a sampler of PyG samples by itself for these inputs."""
+    if isinstance(inputs, NodeSamplerInput):
+        return sampler.sample_from_nodes(inputs)
+    return sampler.sample_from_edges(inputs, neg_sampling=negatives)
 
 
 _NO_REPR: tuple[Any, ...] = (object.__repr__, FunctionType.__repr__, MethodType.__repr__)

@@ -22,7 +22,7 @@ InputEdges = torch.Tensor | None | Relation | tuple[Relation, torch.Tensor | Non
 
 
 def node_inputs(
-    store: FeatureStore, nodes: InputNodes, *, times: torch.Tensor | None, input_id: torch.Tensor | None
+    store: FeatureStore, nodes: InputNodes, times: torch.Tensor | None, input_id: torch.Tensor | None
 ) -> NodeSamplerInput:
     """Raises TypeError, ValueError, IndexError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
@@ -58,7 +58,6 @@ def edge_inputs(
     store: FeatureStore,
     graphs: Sequence[Graph],
     edges: InputEdges,
-    *,
     labels: torch.Tensor | None,
     times: torch.Tensor | None,
     input_id: torch.Tensor | None,
@@ -76,11 +75,9 @@ def edge_inputs(
             f"{len(store.node_types)} node types and {len(store.relations)} edge types"
         )
     graph = graphs[0] if relation is None else next(g for g in graphs if g.relation == relation)
+    per_seed = {"input_id": input_id, "edge_label": labels, "edge_label_time": times}
     if chosen is None:
-        input_id, labels, times = _per_seed(
-            graph.num_edges, input_id=input_id, edge_label=labels, edge_label_time=times
-        )
-        return _AllEdges(graph, input_id, labels, times, relation)
+        return AllEdges(graph, relation, *_per_seed(graph.num_edges, **per_seed))
     pairs = torch.as_tensor(chosen)
     if pairs.dim() != 2 or len(pairs) != 2 or pairs.dtype not in (torch.int64, torch.int32):
         raise TypeError(
@@ -90,22 +87,15 @@ def edge_inputs(
     pairs = on_host(pairs).to(torch.int64)
     _check_range("sources of edge_label_index", pairs[0], graph.num_src)
     _check_range("destinations of edge_label_index", pairs[1], graph.num_dst)
-    input_id, labels, times = _per_seed(
-        pairs.shape[1], input_id=input_id, edge_label=labels, edge_label_time=times
-    )
+    input_id, labels, times = _per_seed(pairs.shape[1], **per_seed)
     return EdgeSamplerInput(input_id, pairs[0], pairs[1], labels, times, relation)
 
 
 def count_of(inputs: Inputs) -> int:
     """Number of seeds."""
-    if isinstance(inputs, _AllEdges):
+    if isinstance(inputs, AllEdges):
         return inputs.graph.num_edges
     return len(inputs.node if isinstance(inputs, NodeSamplerInput) else inputs.row)
-
-
-def are_all_edges(inputs: Inputs) -> bool:
-    """Whether the seeds are all edges of the dataset, which are looked up in its topology."""
-    return isinstance(inputs, _AllEdges)
 
 
 def hash_inputs(inputs: Inputs, update: Callable[[Any], None]) -> None:
@@ -118,19 +108,14 @@ def hash_inputs(inputs: Inputs, update: Callable[[Any], None]) -> None:
     update(str(inputs.input_type).encode())
 
 
-class _AllEdges(EdgeSamplerInput):  # type: ignore[misc]  # PyG is not typed
+class AllEdges(EdgeSamplerInput):  # type: ignore[misc]  # PyG is not typed
     """All edges of a graph in the order of their ids, looked up when they are seeds.
 
     Memory: 4 bytes per edge, 8 from 2^32 edges on, if ids are not positions.
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        input_id: torch.Tensor | None,
-        label: torch.Tensor | None,
-        time: torch.Tensor | None,
-        input_type: Relation | None,
+        self, graph: Graph, input_type: Relation | None, input_id: Any, label: Any, time: Any
     ) -> None:
         none = torch.empty(0, dtype=torch.int64)
         super().__init__(input_id, none, none, label, time, input_type)

@@ -5,6 +5,7 @@ A dataset gets a DatasetLoader. Data in memory gets PyG's own loader, with gids'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -12,7 +13,7 @@ from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 
-from gids.pyg.arguments import LoaderOptions, options_in_memory, options_on_disk
+from gids.pyg.arguments import LoaderOptions, Sampling, check_options
 from gids.pyg.dataset_loader import DatasetLoader, Opened
 from gids.pyg.hops import Counts
 from gids.pyg.inputs import InputEdges, InputNodes, edge_inputs, node_inputs
@@ -101,43 +102,27 @@ def NeighborLoader(
     TypeError and ValueError if weight_attr is not a table of weights. While iterating: StorageError concerns
     one minibatch.
     """
-    sampling = {
-        "num_neighbors": num_neighbors,
-        "replace": replace,
-        "subgraph_type": subgraph_type,
-        "disjoint": disjoint,
-        "temporal_strategy": temporal_strategy,
-        "time_attr": time_attr,
-        "weight_attr": weight_attr,
-        "is_sorted": is_sorted,
-        "directed": directed,
-    }
-    minibatches = {
-        "transform": transform,
-        "transform_sampler_output": transform_sampler_output,
-        "filter_per_worker": filter_per_worker,
-    }
+    check_options(NeighborLoader, data, options)
+    sampling = Sampling(
+        num_neighbors,
+        subgraph_type,
+        replace,
+        disjoint,
+        temporal_strategy,
+        time_attr,
+        weight_attr,
+        is_sorted,
+        directed,
+    )
+    minibatches = transform, transform_sampler_output, filter_per_worker
+    keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
     if not is_on_disk(data):
-        keywords = options_in_memory(NeighborLoader, data, options)
-        sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
-        return PygNeighborLoader(
-            data,
-            num_neighbors,
-            input_nodes,
-            input_time,
-            time_attr=time_attr,
-            neighbor_sampler=sampler,
-            **minibatches,
-            **keywords,
-        )
-    keywords = options_on_disk(NeighborLoader, options)
+        return PygNeighborLoader(data, num_neighbors, input_nodes, input_time, **keywords)
     if input_time is not None and time_attr is None and neighbor_sampler is None:
         raise ValueError("input_time= needs time_attr=, the name of the times of nodes or edges")
     opened = Opened("NeighborLoader", data)
-    inputs = node_inputs(
-        opened.source.store, input_nodes, times=input_time, input_id=keywords.pop("input_id", None)
-    )
-    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, None, **minibatches, **keywords)
+    inputs = node_inputs(opened.source.store, input_nodes, input_time, options.get("input_id"))
+    return DatasetLoader(opened, inputs, None, **keywords)
 
 
 def LinkNeighborLoader(
@@ -184,39 +169,25 @@ def LinkNeighborLoader(
 
     Raises the errors of NeighborLoader, and ValueError for negatives that do not fit.
     """
-    sampling = {
-        "num_neighbors": num_neighbors,
-        "replace": replace,
-        "subgraph_type": subgraph_type,
-        "disjoint": disjoint,
-        "temporal_strategy": temporal_strategy,
-        "time_attr": time_attr,
-        "weight_attr": weight_attr,
-        "is_sorted": is_sorted,
-        "directed": directed,
-    }
-    minibatches = {
-        "transform": transform,
-        "transform_sampler_output": transform_sampler_output,
-        "filter_per_worker": filter_per_worker,
-    }
+    check_options(LinkNeighborLoader, data, options)
+    sampling = Sampling(
+        num_neighbors,
+        subgraph_type,
+        replace,
+        disjoint,
+        temporal_strategy,
+        time_attr,
+        weight_attr,
+        is_sorted,
+        directed,
+    )
+    minibatches = transform, transform_sampler_output, filter_per_worker
+    keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
     if not is_on_disk(data):
-        keywords = options_in_memory(LinkNeighborLoader, data, options)
-        sampler = NeighborSampler(data, **sampling) if neighbor_sampler is None else neighbor_sampler
+        keywords |= {"neg_sampling": neg_sampling, "neg_sampling_ratio": neg_sampling_ratio}
         return PygLinkNeighborLoader(
-            data,
-            num_neighbors,
-            edge_label_index,
-            edge_label,
-            edge_label_time,
-            neg_sampling=neg_sampling,
-            neg_sampling_ratio=neg_sampling_ratio,
-            time_attr=time_attr,
-            neighbor_sampler=sampler,
-            **minibatches,
-            **keywords,
+            data, num_neighbors, edge_label_index, edge_label, edge_label_time, **keywords
         )
-    keywords = options_on_disk(LinkNeighborLoader, options)
     if (edge_label_time is None) != (time_attr is None) and neighbor_sampler is None:
         times, attr = ("not set" if value is None else "set" for value in (edge_label_time, time_attr))
         raise ValueError(f"'edge_label_time' is {times}, but 'time_attr' is {attr}: give both, or neither")
@@ -231,15 +202,24 @@ def LinkNeighborLoader(
         if edge_label.min() == 0:
             edge_label = edge_label + 1  # 0 is the label of negatives
     opened = Opened("LinkNeighborLoader", data)
-    inputs = edge_inputs(
-        opened.source.store,
-        opened.graphs,
-        edge_label_index,
-        labels=edge_label,
-        times=edge_label_time,
-        input_id=keywords.pop("input_id", None),
-    )
+    store, input_id = opened.source.store, options.get("input_id")
+    inputs = edge_inputs(store, opened.graphs, edge_label_index, edge_label, edge_label_time, input_id)
     src, _, dst = inputs.input_type or opened.graphs[0].relation
-    store = opened.source.store
     check_negatives(negatives, store.num_nodes(src), store.num_nodes(dst))
-    return DatasetLoader(opened, inputs, sampling, neighbor_sampler, negatives, **minibatches, **keywords)
+    return DatasetLoader(opened, inputs, negatives, **keywords)
+
+
+def _keywords(
+    data: Any,
+    sampling: Sampling,
+    neighbor_sampler: BaseSampler | None,
+    minibatches: tuple[Any, Any, bool | None],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The keyword arguments of DatasetLoader, or of PyG's loaders for data in memory."""
+    names = "transform", "transform_sampler_output", "filter_per_worker"
+    keywords = {**options, **dict(zip(names, minibatches, strict=True))}
+    if is_on_disk(data):
+        return keywords | {"sampling": sampling, "neighbor_sampler": neighbor_sampler}
+    sampler = NeighborSampler(data, **vars(sampling)) if neighbor_sampler is None else neighbor_sampler
+    return keywords | {"time_attr": sampling.time_attr, "neighbor_sampler": sampler}

@@ -5,7 +5,7 @@ data: Data, HeteroData, or (FeatureStore, GraphStore) of torch_geometric.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -62,8 +62,9 @@ def attribute_in_memory(data: Any, type_: Type, name: str) -> Any:
     if isinstance(data, Data):
         if name not in data:
             return None
-        of_nodes, of_edges = data.is_node_attr(name), data.is_edge_attr(name)
-        return data[name] if (of_nodes if isinstance(type_, str) else of_edges or not of_nodes) else None
+        is_nodes = data.is_node_attr(name)
+        has = is_nodes if isinstance(type_, str) else data.is_edge_attr(name) or not is_nodes
+        return data[name] if has else None
     if isinstance(data, HeteroData):
         return data[type_].get(name)
     features, typed = data[0], is_typed(data)
@@ -107,19 +108,20 @@ def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
     rows, colptrs, orders = graphs.csc()
     if not isinstance(rows, dict):
         rows, colptrs, orders = {None: rows}, {None: colptrs}, {None: orders}
-    sizes: list[tuple[str, int]] = []
+    sizes: list[tuple[str, int]] = []  # the largest one counts
     for attr in attrs:
         src, _, dst = _relation(attr.edge_type)
         sizes += zip((src, dst), attr.size or (), strict=False)
     for edge_type, colptr in colptrs.items():
         src, _, dst = _relation(edge_type)
-        sizes += [(src, _after_last(rows[edge_type])), (dst, len(colptr) - 1)]
+        row = rows[edge_type]
+        sizes += [(src, int(row.max()) + 1 if len(row) else 0), (dst, len(colptr) - 1)]
     sized = any(attr.size is not None and attr.edge_type is None for attr in attrs)
     for attr in features.get_all_tensor_attrs():  # without a group also of edges
         if isinstance(attr.group_name, str) or (attr.group_name is None and not sized):
             size = features.get_tensor_size(attr)
             sizes += [(attr.group_name or NODE, size[0])] if size else []
-    counts = _largest(sizes)
+    counts = dict(sorted(sizes, key=itemgetter(1)))
     made = []
     for edge_type, colptr in colptrs.items():
         relation = _relation(edge_type)
@@ -132,17 +134,6 @@ def _of_stores(features: PygFeatureStore, graphs: PygGraphStore) -> list[Graph]:
 
 def _relation(edge_type: Any) -> Relation:
     return RELATION if edge_type is None else (edge_type[0], edge_type[1], edge_type[2])
-
-
-def _largest(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for ntype, count in sizes:
-        counts[ntype] = max(count, counts.get(ntype, 0))
-    return counts
-
-
-def _after_last(ids: torch.Tensor) -> int:
-    return int(ids.max()) + 1 if len(ids) else 0
 
 
 def _checked(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,6 @@ _TRIALS = 6
 """As in PyG: a negative that is later than its seed edge is drawn again this often at most."""
 
 
-@dataclass(frozen=True)
-class _Trees:
-    """Seed edges whose ends have trees. count: of this rank. times: int64[count]. node_times: by end."""
-
-    count: int
-    times: torch.Tensor | None
-    node_times: Mapping[str, torch.Tensor | None]
-
-
 class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
     """The negatives of one step. Ranks that share a step draw those of all its edges, and take their own.
 
@@ -39,7 +28,9 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         super().__init__(negatives.mode, negatives.amount, negatives.src_weight, negatives.dst_weight)
         self._numbers, self._first = numbers, first
         self._generators: dict[str, np.random.Generator] = {}
-        self._trees: _Trees | None = None
+        self._edge_count: int | None = None  # of seed edges with trees
+        self._edge_times: torch.Tensor | None = None
+        self._node_times: dict[str, torch.Tensor | None] = {}  # by end
 
     def in_trees(
         self, count: int, times: torch.Tensor | None, src_times: Any = None, dst_times: Any = None
@@ -50,13 +41,14 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         a negative is not later than its seed edge; if none is found, it is the earliest node.
         """
         made = copy.copy(self)
-        made._trees = _Trees(count, times, {"src": src_times, "dst": dst_times})
+        made._edge_count, made._edge_times = count, times
+        made._node_times = {"src": src_times, "dst": dst_times}
         return made
 
     def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> torch.Tensor:
         """int64[num_samples]: nodes, uniform or by weight."""
-        if self._trees is not None:
-            return torch.from_numpy(self._of_trees(self._trees, num_samples, endpoint, num_nodes))
+        if self._edge_count is not None:
+            return torch.from_numpy(self._in_trees(self._edge_count, num_samples, endpoint, num_nodes))
         passed = 0
         if endpoint not in self._generators:
             self._generators[endpoint] = self._generator(endpoint)
@@ -64,16 +56,18 @@ class StepNegatives(NegativeSampling):  # type: ignore[misc]  # PyG is not typed
         drawn = self._draw(self._generators[endpoint], endpoint, num_nodes, passed + num_samples)
         return torch.from_numpy(drawn[passed:])
 
-    def _of_trees(self, trees: _Trees, num_samples: int, endpoint: str, num_nodes: int | None) -> np.ndarray:
+    def _in_trees(
+        self, edge_count: int, num_samples: int, endpoint: str, num_nodes: int | None
+    ) -> np.ndarray:
         per_edge, negatives = math.ceil(self.amount), np.arange(num_samples)
-        edges = negatives % trees.count
-        places = (self._first + edges) * per_edge + negatives // trees.count  # in the draws of all ranks
-        times = trees.node_times[endpoint]
-        count = (self._first + trees.count) * per_edge
+        edges = negatives % edge_count
+        places = (self._first + edges) * per_edge + negatives // edge_count  # in the draws of all ranks
+        times = self._node_times[endpoint]
+        count = (self._first + edge_count) * per_edge
         drawn: np.ndarray = self._draw(self._generator(endpoint), endpoint, num_nodes, count)[places]
-        if times is None or trees.times is None:
+        if times is None or self._edge_times is None:
             return drawn
-        latest = trees.times.numpy()[edges]
+        latest = self._edge_times.numpy()[edges]
         for trial in range(1, _TRIALS):
             late = np.flatnonzero(times.numpy()[drawn] > latest)
             if not len(late):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.loader.row_source import RowSource
-from gids.pyg.arguments import check_for_parts, check_sampling, counts_of
+from gids.pyg.arguments import Sampling, counts_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
@@ -71,35 +72,36 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         *,
         threads: int | None = None,
     ) -> None:
-        self.subgraph_type = check_sampling(
-            subgraph_type, directed, temporal_strategy, time_attr, sample_direction
+        if sample_direction != "forward":
+            raise NotImplementedError(
+                f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is "
+                "stored by destination; sample from a graph with reversed edges instead"
+            )
+        sampling = Sampling(
+            num_neighbors,
+            subgraph_type,
+            replace,
+            disjoint,
+            temporal_strategy,
+            time_attr,
+            weight_attr,
+            is_sorted,
+            directed,
         )
-        self._made_of = {
-            "data": data,
-            "num_neighbors": num_neighbors,
-            "subgraph_type": self.subgraph_type.value,
-            "replace": replace,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "is_sorted": is_sorted,
-            "threads": threads,
-        }
         self.num_neighbors = (
             num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         )
         # Tables of times and weights, and a checksum of each.
         self.tables_read: dict[str, str] = {}
         if is_on_disk(data):
-            store, name = store_of(data), store_of(data).name
+            store = store_of(data)
+            name = store.name
             if not (isinstance(data, RowSource) and data.together):
                 refuse_part(store, "gids.pyg.NeighborSampler")
             self._divided = store.part is not None
-            if self._divided:
-                check_for_parts(self.subgraph_type, time_attr, weight_attr)
             self.graphs = graphs_on_disk(data)
-            self._typed = None if is_homogeneous(store) and not _has_types(data) else True
+            has_types = isinstance(data, tuple | list) and data[0].typed
+            self._typed = True if has_types or not is_homogeneous(store) else None
 
             def find(type_: str | Relation, attribute: str) -> Any:
                 table = table_of(store, type_, attribute)
@@ -112,10 +114,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
             self._typed, name = is_typed(data), "the data"
             self._divided = False
             self.graphs = graphs_in_memory(data, is_sorted=is_sorted)
-
-            def find(type_: str | Relation, attribute: str) -> Any:
-                return attribute_in_memory(data, type_, attribute)
-
+            find = partial(attribute_in_memory, data)
+        self.subgraph_type = sampling.check(self._divided)
+        kind = {"subgraph_type": self.subgraph_type, "directed": True}
+        self._made_of = {"data": data, "threads": threads, **vars(sampling), **kind}
         by: By | None = None
         if time_attr is not None:
             self.graphs, by = with_times(self.graphs, time_attr, find, name)
@@ -125,7 +127,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         counts = counts_of(num_neighbors, relations if by_relation else None) or []
         weights = None
         if weight_attr is not None:
-            weights = weights_of(self.graphs, weight_attr, lambda relation: find(relation, weight_attr), name)
+            weights = weights_of(self.graphs, weight_attr, find, name)
         # the last one was made in this process
         self._samplers = [
             HopSampler(
@@ -157,13 +159,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     def is_temporal(self) -> bool:
         """Whether seeds have times."""
         return self._samplers[-1].temporal is not None
-
-    def check_device(self, device: str | torch.device) -> None:
-        """Raise ValueError for a sampler that works on the CPU only."""
-        if self._samplers[-1].induced:
-            raise ValueError(
-                f"subgraph_type='induced' is not supported with device={str(device)!r}: use device='cpu'"
-            )
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> Output:
         """PyG's entry for NodeLoader."""
@@ -218,14 +213,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         else:
             counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
             num_nodes = next(iter(counts.values())) if topology.homogeneous else counts
-            of_nodes: Any = self._node_times or None
+            node_times: Any = self._node_times or None
             if self.disjoint and isinstance(negatives, StepNegatives):
                 src, _, dst = inputs.input_type or topology.relations[0]
                 ends = (self._node_times.get(ntype) for ntype in (src, dst))
-                negatives, of_nodes = negatives.in_trees(len(inputs.row), inputs.time, *ends), None
-            elif topology.homogeneous and of_nodes is not None:
-                (of_nodes,) = of_nodes.values()
-            drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, of_nodes, negatives)
+                negatives, node_times = negatives.in_trees(len(inputs.row), inputs.time, *ends), None
+            elif topology.homogeneous and node_times is not None:
+                (node_times,) = node_times.values()
+            drawn = edge_sample(inputs, sample, num_nodes, self.disjoint, node_times, negatives)
         return drawn
 
     def _sample(
@@ -285,11 +280,6 @@ def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
         return {ntype: values.to(torch.int64) for ntype, values in times.items()}
     return times.to(torch.int64)
-
-
-def _has_types(data: Any) -> bool:
-    """Whether data are stores of gids.pyg with typed=True."""
-    return isinstance(data, tuple | list) and bool(data[0].typed)
 
 
 def _remade(made_of: dict[str, Any]) -> NeighborSampler:

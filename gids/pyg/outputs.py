@@ -58,26 +58,24 @@ def minibatch_of(
     def by_type(values: Any) -> dict[str, Any]:
         return {topology.node_types[0]: values} if homogeneous else values
 
-    def of_relation(values: Any, relation: Relation, default: Any) -> Any:
+    def part(values: Any, relation: Relation, default: Any) -> Any:
         return values if homogeneous or values is None else values.get(relation, default)
 
     edges = {}
     for relation in topology.relations:
-        row, col = (of_relation(ends, relation, none) for ends in (output.row, output.col))
-        ids, of_ids = of_relation(output.edge, relation, none), of_relation(permutation, relation, None)
+        row, col = (part(ends, relation, none) for ends in (output.row, output.col))
+        ids, permuted = part(output.edge, relation, none), part(permutation, relation, None)
         if ids is not None:
             ids = ids.to(torch.int64)
-            ids = (ids if of_ids is None else of_ids[ids]).to(device)
-        per_hop = of_relation(output.num_sampled_edges, relation, None)
+            ids = (ids if permuted is None else permuted[ids]).to(device)
+        per_hop = part(output.num_sampled_edges, relation, None)
         index = torch.stack([row, col]).to(device, torch.int64)
         edges[relation] = HopEdges(index, ids, None if per_hop is None else list(per_hop))
     sampled = by_type(output.node)
     nodes = {t: sampled.get(t, none).to(device) for t in topology.node_types}
-    batch = (
-        {t: trees.to(device) for t, trees in by_type(output.batch).items()}
-        if output.batch is not None
-        else None
-    )
+    batch = None
+    if output.batch is not None:
+        batch = {t: trees.to(device) for t, trees in by_type(output.batch).items()}
     per_hop = output.num_sampled_nodes
     return HopMinibatch(
         none if homogeneous else {},

@@ -59,10 +59,10 @@ def with_times(
         if nodes_have:
             timed.append(replace(graph, src_times=times[src], dst_times=times[dst], sorted_by=None))
         else:
-            of_edges = times[graph.relation]
-            if of_edges is not None and graph.edge_ids is not None:
-                of_edges = of_edges[graph.edge_ids]
-            timed.append(replace(graph, edge_times=of_edges, sorted_by=None))
+            edge_times = times[graph.relation]
+            if edge_times is not None and graph.edge_ids is not None:
+                edge_times = edge_times[graph.edge_ids]
+            timed.append(replace(graph, edge_times=edge_times, sorted_by=None))
     by: By = "nodes" if nodes_have else "edges"
     return [_sorted(graph, by) for graph in timed], by
 
@@ -78,15 +78,15 @@ def node_times(graphs: Sequence[Graph]) -> dict[str, torch.Tensor]:
 
 
 def weights_of(
-    graphs: Sequence[Graph], attribute: str, find: Callable[[Relation], Any], name: str
+    graphs: Sequence[Graph], attribute: str, find: Callable[[str | Relation, str], Any], name: str
 ) -> Weights:
-    """The weights of the relations that have an attribute of this name. find: returns a relation's, or None.
+    """The weights of the relations that have an attribute of this name. find: as of with_times.
 
     Raises KeyError if no relation has one, TypeError and ValueError for weights that are not one number each.
     """
     by_relation = {}
     for graph in graphs:
-        weights = find(graph.relation)
+        weights = find(graph.relation, attribute)
         if weights is not None:
             by_relation[graph.relation] = _in_order(graph, weights, attribute)
     if not by_relation:

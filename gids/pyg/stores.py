@@ -36,7 +36,6 @@ class _OverStore:
     """The dataset behind a store of PyG, whose own attributes are tensors. Pickled as the dataset."""
 
     store: gids_store.FeatureStore
-
     typed: bool
 
     def __init__(
@@ -54,6 +53,10 @@ class _OverStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), typed=self.typed), (self.store,)
 
+    def _refuse(self, *_: object) -> NoReturn:
+        name = self.store.name
+        raise TypeError(f"{name} cannot be changed: a gids dataset is written once, by `gids convert`")
+
 
 class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     """The tables and labels of a dataset as PyG's FeatureStore. Read-only.
@@ -70,22 +73,16 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """Without types only attributes of nodes, because PyG reads all of them by node."""
-        is_untyped = not self.typed
-        tables = [t for t in self.store.tables.values() if t.kind == "node" or not is_untyped]
+        tables = [t for t in self.store.tables.values() if t.kind == "node" or self.typed]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
         attrs += [(ntype, LABEL) for ntype in self.store.labels if (ntype, LABEL) not in attrs]
-        return [TensorAttr(None if is_untyped else type_, name) for type_, name in attrs]
+        return [TensorAttr(type_ if self.typed else None, name) for type_, name in attrs]
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
         stored = self._find(attr)
-        is_row = _is_one(attr.index)
-        if isinstance(stored, torch.Tensor):
-            ids = _ids_of(attr.index, len(stored))
-            rows = stored if ids is None else stored[ids]
-        else:
-            ids = _ids_of(attr.index, stored.row_count)
-            rows = stored.read_rows(torch.arange(stored.row_count) if ids is None else ids)
-        return rows[0] if is_row else rows
+        ids = _ids_of(attr.index, self._get_tensor_size(attr)[0])
+        rows = stored[ids] if isinstance(stored, torch.Tensor) else stored.read_rows(ids)
+        return rows[0] if _is_row(attr.index) else rows
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         stored = self._find(attr)
@@ -109,11 +106,7 @@ class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is
             return [group]
         return [] if self.typed else [*self.store.node_types, *self.store.relations]
 
-    def _put_tensor(self, tensor: object, attr: TensorAttr) -> NoReturn:
-        raise _read_only(self.store)
-
-    def _remove_tensor(self, attr: TensorAttr) -> NoReturn:
-        raise _read_only(self.store)
+    _put_tensor = _remove_tensor = _OverStore._refuse
 
     def __len__(self) -> int:
         return len(self.get_all_tensor_attrs())
@@ -155,11 +148,7 @@ class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not
             raise MissingError(f"{self.store.name} has {_types(self.store)}: give an edge type")
         return self.store.graph(None if relation is None else tuple(relation))
 
-    def _put_edge_index(self, edge_index: object, edge_attr: EdgeAttr) -> NoReturn:
-        raise _read_only(self.store)
-
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
-        raise _read_only(self.store)
+    _put_edge_index = _remove_edge_index = _OverStore._refuse
 
 
 def attribute_of(store: gids_store.FeatureStore, table: gids_store.Table) -> str:
@@ -222,13 +211,12 @@ def _types(store: gids_store.FeatureStore) -> str:
     return f"{len(store.node_types)} node types and {len(store.relations)} edge types"
 
 
-def _ids_of(index: Any, count: int) -> torch.Tensor | None:
-    """int64[n], or None for all rows. Negative ids count from the end."""
-    if index is None:
-        return None
+def _ids_of(index: Any, count: int) -> torch.Tensor:
+    """int64[n]. Negative ids count from the end; None: all rows."""
+    index = slice(None) if index is None else index
     if isinstance(index, slice):
         return torch.from_numpy(np.arange(*index.indices(count), dtype=np.int64))
-    ids = on_host(torch.as_tensor([index] if _is_one(index) else index))
+    ids = on_host(torch.as_tensor([index] if _is_row(index) else index))
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise IndexError(
@@ -241,12 +229,8 @@ def _ids_of(index: Any, count: int) -> torch.Tensor | None:
     return torch.where(ids < 0, ids + count, ids)
 
 
-def _is_one(index: Any) -> bool:
+def _is_row(index: Any) -> bool:
     """Whether an index names one row, whose tensor has no dimension for rows."""
     if isinstance(index, torch.Tensor | np.ndarray):
         return index.ndim == 0
     return isinstance(index, int | np.integer) and not isinstance(index, bool)
-
-
-def _read_only(store: gids_store.FeatureStore) -> TypeError:
-    return TypeError(f"{store.name} cannot be changed: a gids dataset is written once, by `gids convert`")

@@ -17,17 +17,6 @@ METHODS = (*get_args(OwnedBy), "community")
 _MOST_EDGES = 2_000_000  # of each relation; of more, so many are drawn
 
 
-class InOrder:
-    """Owners of successive nodes in an order. positions: of each node."""
-
-    def __init__(self, count: int, positions: np.ndarray) -> None:
-        self.count, self._positions = count, positions
-
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        owners: np.ndarray = self._positions[ids].astype(np.int64) * self.count // len(self._positions)
-        return owners
-
-
 class Cut:
     """The cut of a dataset's edges. Communities are found once. Nodes have the owners of "hash" with "heat".
 
@@ -69,9 +58,9 @@ class Cut:
         return {count: self.share(count) for count in ranks}
 
     def _owners(self, ranks: int, count: int) -> Owners:
-        if self._positions is not None:
-            return InOrder(ranks, self._positions)
-        return RangeOwners(ranks, count) if self._method == "range" else HashOwners(ranks)
+        if self._positions is None and self._method != "range":
+            return HashOwners(ranks)
+        return RangeOwners(ranks, count, positions=self._positions)
 
 
 def _edges(graph: Graph, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -75,7 +75,7 @@ def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
         try:
             with gids.distributed.open(memory="32MB", **tuned(mine)) as source:
                 gids.NodeLoader(source, SEEDS, [3], **loader_options)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, gids.RankError) as error:
             errors.append(str(error))
     return errors
 

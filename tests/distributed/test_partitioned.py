@@ -116,7 +116,7 @@ def test_a_missing_part_is_an_error_on_every_rank(one: Datasets, ranks: RankPool
     arguments = {"seeds": SEEDS["paper"], "sampler": [3]}
     with pytest.raises(RankError) as told:
         ranks.run(3, compare, tmp_path, one.whole, "NodeLoader", arguments, {}, 1)
-    assert str(told.value).count("rank 2 could not open the dataset: FileNotFoundError") == 2
+    assert str(told.value).count("RankError: rank 2 failed with FileNotFoundError") == 2
 
 
 def test_another_number_of_ranks_than_parts_is_refused(one: Datasets, ranks: RankPool) -> None:

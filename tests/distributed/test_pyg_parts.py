@@ -103,7 +103,11 @@ def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
             {"time_attr": "kind"},
             "time_attr='kind' does not work with a partitioned dataset",
         ),
-        ("NeighborLoader", {"sampler": [1, 2], "shuffle": False}, "sampler= chooses the seeds of one rank"),
+        (
+            "NeighborLoader",
+            {"sampler": [1, 2], "shuffle": False},
+            "sampler= and batch_sampler= choose the seeds of one rank",
+        ),
         ("LinkNeighborLoader", {}, "edge_label_index= without edges does not work"),
     ],
 )
