@@ -1,17 +1,14 @@
 """The headers that host and GPU share, and the kernels, compile for old and new GPUs, without a GPU.
 
-No code depends on the number of the architecture, so two are enough. With NVRTC and CCCL from PyPI, and the
-options of the product; tests/cuda/test_compiler.py has CuPy's.
+All units are one program, as headers take most of the time. The emulator and tests/cuda/test_compiler.py
+compile each alone. With NVRTC and CCCL from PyPI, and the options of the product.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,43 +48,26 @@ class Nvrtc:
         self._lib = ctypes.CDLL(str(next((package / "lib").glob("libnvrtc.so.*"))))
         include = package / "include"
         self._include = [INCLUDE, include / "cccl", include]
-        version = ctypes.c_int(), ctypes.c_int()
-        self._check(self._lib.nvrtcVersion(*map(ctypes.byref, version)))
-        self._version = version[0].value, version[1].value
-
-    def compile(self, source: str, arch: int, *, ptx: bool = False, optimize: bool = True) -> bytes:
-        """A cubin for sm_`arch`, or PTX; fails the test with the compiler's log."""
-        return self._compile(source, arch, "PTX" if ptx else "CUBIN", ptx=ptx, optimize=optimize)
 
     def usage(self, source: str, arch: int) -> dict[str, Usage]:
         """What the kernels of a source use on sm_`arch`, as ptxas reports it."""
-        log = self._compile(source, arch, "ProgramLog", more=["--ptxas-options=-v"]).decode()
+        log = self.compile(source, f"sm_{arch}", "ProgramLog", "--ptxas-options=-v").decode()
         return {
             kernel: Usage(int(registers), int(shared or 0), int(stores) + int(loads))
             for kernel, stores, loads, registers, shared in _USAGE.findall(log)
         }
 
-    def _compile(
-        self,
-        source: str,
-        arch: int,
-        wanted: str,
-        *,
-        ptx: bool = False,
-        optimize: bool = True,
-        more: Sequence[str] = (),
-    ) -> bytes:
+    def compile(self, source: str, target: str, wanted: str, *more: str) -> bytes:
+        """What is wanted: "CUBIN", "PTX" or "ProgramLog". Fails the test with the compiler's log."""
         program = ctypes.c_void_p()
         self._check(
             self._lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None)
         )
-        options = [*compile_options(f"{'compute' if ptx else 'sm'}_{arch}", self._include), *more]
-        if not optimize and self._version >= (12, 9):
-            options.append("--Ofast-compile=max")
+        options = [*compile_options(target, self._include), *more]
         encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         try:
             if self._lib.nvrtcCompileProgram(program, len(options), encoded):
-                pytest.fail(f"sm_{arch}:\n{self._text(program, 'ProgramLog').decode()}", pytrace=False)
+                pytest.fail(f"{target}:\n{self._text(program, 'ProgramLog').decode()}", pytrace=False)
             return self._text(program, wanted)
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
@@ -113,25 +93,22 @@ def nvrtc() -> Nvrtc:
     pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc nvidia-cuda-cccl")
 
 
-def part(number: int, source: str) -> tuple[str, str]:
-    """Its headers, and the rest in a namespace of its own: helpers of several files may have one name."""
-    lines = source.splitlines()
-    own = "\n".join(line for line in lines if not line.startswith("#include"))
-    return (
-        "\n".join(line for line in lines if line.startswith("#include")),
-        f"namespace part_{number} {{\n{own}\n}}",
-    )
+@pytest.fixture(scope="module")
+def program() -> str:
+    """All headers and units. Each unit is in a namespace: helpers of several may have one name."""
+    lines = [f'#include "{header}"' for header in HEADERS]
+    for number, unit in enumerate([*KERNELS, TRIALS]):
+        lines.append(f"namespace part_{number} {{")
+        for line in (NATIVE / unit).read_text().splitlines():
+            lines.insert(0, line) if line.startswith("#include") else lines.append(line)
+        lines.append("}")
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("arch", [OLDEST, pytest.param(NEWEST, marks=pytest.mark.slow)])
-def test_headers_and_kernels_compile(nvrtc: Nvrtc, arch: int) -> None:
-    """All in one program, which takes a third of the time of one for each."""
-    sources = [(NATIVE / kernel).read_text() for kernel in KERNELS]
-    parts = [part(*each) for each in enumerate([*sources, TRIALS.read_text()])]
-    assert HEADERS
-    headers = [f'#include "{header}"' for header in HEADERS]
-    program = "\n".join([*headers, *(head for head, _ in parts), *(own for _, own in parts)])
-    assert nvrtc.compile(program, arch, optimize=False).startswith(b"\x7fELF")
+def test_headers_and_kernels_compile(nvrtc: Nvrtc, program: str, arch: int) -> None:
+    code = nvrtc.compile(program, f"sm_{arch}", "CUBIN", "--Ofast-compile=max")
+    assert code.startswith(b"\x7fELF")
 
 
 def stated_registers() -> dict[str, int]:
@@ -141,20 +118,17 @@ def stated_registers() -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", KERNELS)
-def test_kernels_use_the_registers_that_are_stated_and_spill_none(nvrtc: Nvrtc, unit: str) -> None:
-    """As in the product, which compiles each unit alone. Each is compiled once for each architecture."""
-    source, stated = (NATIVE / unit).read_text(), stated_registers()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        used = list(pool.map(lambda arch: nvrtc.usage(source, arch), MEASURED))
-    kernels = set(re.findall(r"\bvoid\s+(gids_\w+)\(", source))
-    for arch, of_kernels in zip(MEASURED, used, strict=True):
-        print(f"sm_{arch}", of_kernels)
-        assert set(of_kernels) == kernels
-        for kernel, usage in of_kernels.items():
-            assert usage.spilled_bytes == 0, f"{kernel} spills on sm_{arch}: {usage}"
-            assert usage.shared_bytes <= MOST_SHARED, f"{kernel} on sm_{arch}: {usage}"
-            assert usage.registers <= stated[kernel], f"{kernel} on sm_{arch}: {usage}"
+@pytest.mark.parametrize("arch", MEASURED)
+def test_kernels_use_the_registers_that_are_stated_and_spill_none(
+    nvrtc: Nvrtc, program: str, arch: int
+) -> None:
+    used, stated = nvrtc.usage(program, arch), stated_registers()
+    print(used)
+    assert used.keys() == stated.keys()
+    for kernel, usage in used.items():
+        assert usage.spilled_bytes == 0, f"{kernel} spills: {usage}"
+        assert usage.shared_bytes <= MOST_SHARED, f"{kernel}: {usage}"
+        assert usage.registers <= stated[kernel], f"{kernel}: {usage}"
 
 
 def test_every_kernel_has_a_stated_number_of_registers() -> None:
@@ -166,7 +140,7 @@ def test_every_kernel_has_a_stated_number_of_registers() -> None:
 def test_a_poll_is_relaxed_and_a_fence_follows_the_last(nvrtc: Nvrtc) -> None:
     """In the kernel whose only loop is a poll. The first sleep is longer than the others."""
     source = (NATIVE / "io/request_queue.cu").read_text()
-    ptx = nvrtc.compile(source, 90, ptx=True).decode(errors="replace")
+    ptx = nvrtc.compile(source, "compute_90", "PTX").decode(errors="replace")
     [kernel] = re.findall(r"^\.visible \.entry gids_await_round\(.*?^}", ptx, re.MULTILINE | re.DOTALL)
     said = re.findall(r"\b(?:ld|fence)(?:\.\w+)*\.(?:relaxed|acquire|acq_rel|sc)(?:\.\w+)*", kernel)
     assert said == ["ld.relaxed.sys.b64", "fence.acq_rel.sys"]

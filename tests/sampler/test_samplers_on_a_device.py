@@ -219,12 +219,12 @@ def test_graphs_on_the_host_cannot_be_started() -> None:
 def test_running_sums_equal_those_of_torch(device: Device, n: int, dtype: torch.dtype) -> None:
     """In one block, and in several."""
     sampler, values = DeviceSampler(device), torch.randint(0, 4, (n + 1,), dtype=dtype)
-    stream = sampler._stream = device.new_stream()
+    stream = sampler.stream = device.new_stream()
     with device.use(stream):
         here = values.to(device.torch_device).clone()
         total, base = (torch.full((1,), fill, device=device.torch_device) for fill in (0, 100))
         with device.batch(stream):
-            sampler._scan(here, total, base=base, skip=1)
+            sampler.scan(here, total, base=base, skip=1)
     stream.synchronize()
     expected = values[1:].cumsum(0, dtype=dtype)
     assert here.tolist() == [0, *expected.tolist()]
