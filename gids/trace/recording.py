@@ -1,13 +1,13 @@
 """Records the pages that a FeatureLoader's cache reads: ``with record(loader, "run.trace"): train(loader)``.
 
-Recording changes no rows. It writes 4 bytes per page of each minibatch.
+Recording changes no rows. It writes 4 bytes per page of each minibatch, and again at its end.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,7 @@ import torch
 from gids import _core
 from gids.cuda import on_host
 from gids.loader import FeatureLoader, Observer
-from gids.store.table import positions_of
+from gids.store.table import Table, positions_of
 from gids.trace.trace_file import Pages, TracedTable, TraceWriter
 
 if TYPE_CHECKING:
@@ -97,84 +97,70 @@ class _Recorder(Observer):
 
     def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
         self._loader = loader
-        self._path, self._rows_only = path, rows
-        self.of_cache = not rows
+        self._path, self.of_cache = path, not rows
         self._touched: dict[str, TouchedPages] = {}  # by table
         self._writer: TraceWriter | None = None
 
     def cache_opened(self, cache: Cache) -> None:
-        if self._rows_only:
+        if not self.of_cache:
             return
         stats, caches = self._loader.stats(), cache.stats()
         self._begin(
-            [
-                TracedTable(
-                    t.name,
-                    t.page_count,
-                    t.page_bytes,
-                    t.rows_per_page,
-                    caches[t.name].get("lines"),
-                    self._loader.table_heat(t),
-                )
-                for t in self._loader.tables
-            ],
+            lambda t: TracedTable(
+                t.name,
+                t.page_count,
+                t.page_bytes,
+                t.rows_per_page,
+                caches[t.name].get("lines"),
+                self._loader.table_heat(t),
+            ),
             policy=stats["policy"],
             window_batches=stats["window"],
             planned_batches=stats["planned"],
             device=self._loader.device.type,
         )
 
-    def _begin(self, tables: list[TracedTable], **about_cache: Any) -> None:
-        self._writer = TraceWriter(self._path, tables, **about_cache)
-        for traced, table in zip(tables, self._loader.tables, strict=True):
-            positions = None if self._rows_only else table.order
-            self._touched[traced.name] = TouchedPages(traced.page_count, traced.rows_per_page, positions)
+    def _begin(self, trace: Callable[[Table], TracedTable], **about_cache: Any) -> None:
+        tables = self._loader.tables
+        traced = [trace(table) for table in tables]
+        self._writer = TraceWriter(self._path, traced, **about_cache)
+        for entry, table in zip(traced, tables, strict=True):
+            positions = table.order if self.of_cache else None
+            self._touched[entry.name] = TouchedPages(entry.page_count, entry.rows_per_page, positions)
 
     def entered(self, step: int, ids: Ids) -> None:
-        if self._rows_only and not self._touched:
-            self._begin(
-                [
-                    TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, rows=True)
-                    for t in self._loader.tables
-                ]
-            )
+        if not self.of_cache and not self._touched:
+            self._begin(lambda t: TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, rows=True))
         if self._writer is not None:
             copies = on_host(ids)
             pages = [t.of(copies.get(name, _NO_IDS).numpy()) for name, t in self._touched.items()]
-            self._write(lambda writer: writer.enter(pages))
+            self._write(TraceWriter.enter, pages)
 
     def planned(self, step: int) -> None:
-        self._write_done(TraceWriter.plan)
+        if self.of_cache:
+            self._write(TraceWriter.plan)
 
     def retired(self, step: int) -> None:
-        self._write_done(TraceWriter.retire)
+        if self.of_cache:
+            self._write(TraceWriter.retire)
 
     def finish(self) -> None:
-        """Write the end of the trace; without a minibatch, remove the file."""
-        if not self._touched:
-            if os.path.isfile(self._path):
-                os.unlink(self._path)
-            return
-        counters = {} if self._rows_only else _counters(self._loader.stats()["tables"])
-        self._write(lambda writer: writer.finish(counters))
+        """Write the trace; without a minibatch, remove the file."""
+        if self._touched:
+            tables = self._loader.stats()["tables"] if self.of_cache else {}
+            counters = {t: {key: int(s[key]) for key in _COUNTERS if key in s} for t, s in tables.items()}
+            self._write(TraceWriter.finish, counters)
+        elif os.path.isfile(self._path):
+            os.unlink(self._path)
 
-    def _write_done(self, write: Callable[[TraceWriter], None]) -> None:
-        """Write an event of the cache; a trace of rows has none."""
-        if not self._rows_only:
-            self._write(write)
-
-    def _write(self, write: Callable[[TraceWriter], None]) -> None:
+    def _write(self, method: Callable[..., None], *arguments: Any) -> None:
         """A full disk ends the recording, but not the training."""
         if self._writer is None:
             return
         try:
-            write(self._writer)
+            method(self._writer, *arguments)
         except OSError as error:
             log.error("recording stopped, and the trace is incomplete: %s", error)
             with suppress(OSError):  # writing the buffer fails too
                 self._writer.abandon()
             self._writer = None
-
-
-def _counters(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    return {name: {key: int(s[key]) for key in _COUNTERS if key in s} for name, s in stats.items()}

@@ -1,28 +1,29 @@
 """A trace: the pages that each minibatch of a run read, and when its steps entered, were planned and retired.
 
-A trace is an .npz file, which ``numpy.load`` reads too. Its members:
+A trace is an .npz file, which ``numpy.load`` reads too. Its arrays:
 
-    gids-trace.json   {"version": 2, "gids", "tables": [{"name", "page_count", "page_bytes", "rows_per_page",
-                      "lines", "heat", "rows"}], "policy", "window_batches", "planned_batches", "device"};
-                      "gids" is its version; lines and the last four are null unless a run was recorded
-    heat-T            uint8[page_count] of table number T; absent if its "heat" is false
-    pages-C-T         uint32 or uint64[n]: the pages of table T that the minibatches of chunk C read, each
-                      once per minibatch, in order of first use
-    counts            int64[minibatches, tables]: how many of these pages each minibatch has
-    chunks            int64[chunks]: the first minibatch of each chunk
-    events            uint8[n]: ENTER, PLAN and RETIRE in the order of the run; only ENTER if it was sampled
-    end.json          {"counters": {table: {"hits", ...}}}; {} for a sampled trace
+    about     text, JSON: {"version": 3, "gids", "tables": [{"name", "page_count", "page_bytes",
+              "rows_per_page", "lines", "heat", "rows"}], "policy", "window_batches", "planned_batches",
+              "device", "counters": {table: {"hits", ...}}}; "gids" is its version; unless a run was recorded,
+              lines and the last five are null or empty
+    counts    int64[minibatches, tables]: how many pages each minibatch has
+    events    uint8[n]: ENTER, PLAN and RETIRE in the order of the run; only ENTER if it was sampled
+    heat-T    uint8[page_count] of table number T; absent if its "heat" is false
+    pages-T   uint32 or uint64[n]: the pages of table T that the minibatches read, each once per minibatch, in
+              order of first use
 
-Minibatches are numbered from 0 and enter, are planned and retire in that order. end.json is written last: a
-file without it is incomplete. A chunk has about a million pages, so reader and writer need little memory.
+Minibatches are numbered from 0 and enter, are planned and retire in that order. Pages are never in memory all
+at once: the writer collects them in temporary files, and the reader maps them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-import itertools
 import json
 import os
+import struct
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,10 @@ import numpy.typing as npt
 import gids
 from gids.closing import Closing
 from gids.errors import FormatError, MissingError
+from gids.store.mapped_file import MappedArray
 
-VERSION = 2
+VERSION = 3
 ENTER, PLAN, RETIRE = 1, 2, 3
-_HEADER, _END = "gids-trace.json", "end.json"
-_CHUNK_PAGES = 1 << 20
 _WIDE = 1 << 32  # tables with more pages have page numbers of 8 bytes
 
 Pages = npt.NDArray[np.int64]
@@ -81,29 +81,24 @@ class Trace(Closing):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with open(self.path, "rb") as file:
-            if _HEADER.encode() not in file.read(64):
-                raise FormatError(
-                    f"{self.path} is not a trace of gids, or one of gids before 0.4: record it again"
-                )
-        try:
-            self._zip = zipfile.ZipFile(self.path)
-        except zipfile.BadZipFile:
-            raise self._incomplete() from None
+        self._file = open(self.path, "rb")  # noqa: SIM115 - see close
         try:
             self._read()
-        except BaseException:
-            self.close()
-            raise
+        except Exception as error:
+            self._file.close()
+            if isinstance(error, FormatError):
+                raise
+            raise self._damage(error) from None
 
     def pages(self, batch: int, table: int = 0) -> Pages:
         """The distinct pages of a table that a minibatch reads: int64[n], a copy."""
-        chunk = int(np.searchsorted(self._chunks, batch, "right")) - 1
-        if self._loaded[table][0] != chunk:
-            self._loaded[table] = chunk, self._load_chunk(chunk, table)
-        ends, first = self._ends[table], self._ends[table][self._chunks[chunk]]
-        pages = self._loaded[table][1][ends[batch] - first : ends[batch + 1] - first]
-        return pages.astype(np.int64)
+        if table not in self._pages:
+            try:
+                self._pages[table] = self._mapped(table)
+            except Exception as error:
+                raise self._damage(error) from None
+        first, last = self._ends[table][batch : batch + 2]
+        return self._pages[table][first:last].astype(np.int64)
 
     def page_counts(self, table: int = 0) -> Pages:
         """The number of pages of a table per minibatch: int64[batch_count]."""
@@ -121,49 +116,36 @@ class Trace(Closing):
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._zip.close()
+        self._file.close()
 
     def _read(self) -> None:
-        if _END not in self._zip.namelist():
-            raise self._incomplete()
-        header = self._json(_HEADER)
-        if (number := header.get("version")) != VERSION:
+        try:
+            self._zip = zipfile.ZipFile(self._file)
+            self._zip.getinfo("about.npy")
+        except Exception:  # zipfile raises nine kinds for flipped bits
+            raise FormatError(
+                f"{self.path} is not a complete trace of this gids: record it again (the run was killed, the "
+                "file was not copied completely, or another version of gids wrote it)"
+            ) from None
+        about = dict(json.loads(self._array("about").item()))
+        if (number := about.get("version")) != VERSION:
             raise FormatError(
                 f"{self.path} is a trace of version {number}; this gids reads version {VERSION}"
             )
-        try:
-            self.tables = [self._table(number, entry) for number, entry in enumerate(header["tables"])]
-            self.policy: str | None = header["policy"]
-            self.window_batches = _number(header["window_batches"])
-            self.planned_batches = _number(header["planned_batches"])
-            self.device: str | None = header["device"]
-            self.gids_version: str = header["gids"]
-            self.counters: Mapping[str, Mapping[str, int]] = self._json(_END)["counters"]
-            counts = self._integers("counts", dimensions=2)
-            if counts.shape[1] != len(self.tables):
-                raise ValueError(f"counts of {counts.shape[1]} tables, and there are {len(self.tables)}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damage(error) from None
+        self.tables = [self._table(number, entry) for number, entry in enumerate(about["tables"])]
+        self.policy: str | None = about["policy"]
+        self.window_batches = _number(about["window_batches"])
+        self.planned_batches = _number(about["planned_batches"])
+        self.device: str | None = about["device"]
+        self.gids_version: str = about["gids"]
+        self.counters: Mapping[str, Mapping[str, int]] = dict(about["counters"])
+        counts = self._integers("counts", dimensions=2)
+        if counts.shape[1] != len(self.tables):
+            raise ValueError(f"counts of {counts.shape[1]} tables, and there are {len(self.tables)}")
         self.batch_count = len(counts)
         self.events: npt.NDArray[np.uint8] = self._integers("events").astype(np.uint8)
-        self._chunks = self._integers("chunks")
-        starts = [*self._chunks.tolist(), self.batch_count]
-        if starts[0] != 0 or (any(a >= b for a, b in itertools.pairwise(starts)) and self.batch_count):
-            raise self._damage(f"chunks begin with minibatches {starts[:4]}")
         self._ends = [np.concatenate([[0], np.cumsum(column)]) for column in counts.T]
-        self._loaded: list[tuple[int, npt.NDArray[Any]]] = [(-1, np.empty(0, np.int64)) for _ in self.tables]
-
-    def _load_chunk(self, chunk: int, table: int) -> npt.NDArray[Any]:
-        pages, page_count = self._integers(f"pages-{chunk}-{table}"), self.tables[table].page_count
-        if len(pages) and int(pages.max()) >= page_count:
-            raise self._damage(
-                f"page {pages.max()} of table {self.tables[table].name!r}, which has {page_count} pages"
-            )
-        first, *after = [*self._chunks.tolist(), self.batch_count][chunk:]
-        expected = int(self._ends[table][after[0]] - self._ends[table][first])
-        if len(pages) != expected:
-            raise self._damage(f"chunk {chunk} has {len(pages)} pages, and its minibatches read {expected}")
-        return pages
+        self._pages: dict[int, npt.NDArray[Any]] = {}  # by table, from the first use on
 
     def _table(self, number: int, entry: dict[str, Any]) -> TracedTable:
         heat = self._integers(f"heat-{number}").astype(np.uint8) if entry["heat"] else None
@@ -177,40 +159,40 @@ class Trace(Closing):
         return traced
 
     def _integers(self, name: str, *, dimensions: int = 1) -> npt.NDArray[Any]:
-        """An array of whole numbers from 0. Raises FormatError."""
+        """An array of whole numbers from 0. Raises ValueError."""
         array = self._array(name)
         if array.ndim != dimensions or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
-            raise self._damage(f"{name} is {array.dtype}{list(array.shape)}, or has numbers below 0")
+            raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, or has numbers below 0")
         return array
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        data = io.BytesIO(self._member(f"{name}.npy"))
-        try:
-            array: npt.NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
-        except Exception as error:  # of a hostile header
-            raise self._damage(error) from None
+        data = io.BytesIO(self._zip.read(f"{name}.npy"))
+        array: npt.NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
         return array
 
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self._member(name)))
-        except (TypeError, ValueError) as error:
-            raise self._damage(error) from None
-
-    def _member(self, name: str) -> bytes:
-        """The bytes of a member, whose checksum is right."""
-        try:
-            return self._zip.read(name)
-        except Exception as error:  # zipfile raises nine kinds for flipped bits
-            raise self._damage(error) from None
+    def _mapped(self, table: int) -> npt.NDArray[Any]:
+        """The pages of a table in the file, whose checksum is right."""
+        info = self._zip.getinfo(f"pages-{table}.npy")
+        with self._zip.open(info) as member:
+            np.lib.format.read_magic(member)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            header_bytes = member.tell()
+            while member.read(1 << 20):  # raises an error at the end if the checksum is wrong
+                pass
+        count, traced = int(self._ends[table][-1]), self.tables[table]
+        if shape != (count,) or dtype.kind != "u" or info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"pages-{table} is {dtype}{list(shape)}, and its minibatches read {count} pages")
+        if not count:
+            return np.empty(0, dtype)
+        self._file.seek(info.header_offset + 26)  # the lengths of the two fields that follow the 30 bytes
+        offset = info.header_offset + 30 + sum(struct.unpack("<HH", self._file.read(4))) + header_bytes
+        pages = MappedArray.of(self._file.fileno(), self.path, dtype, offset, shape)
+        if (largest := int(pages.max())) >= traced.page_count:
+            raise ValueError(f"page {largest} of table {traced.name!r}, which has {traced.page_count} pages")
+        return pages
 
     def _damage(self, cause: object) -> FormatError:
         return FormatError(f"{self.path} is damaged: {cause}")
-
-    def _incomplete(self) -> FormatError:
-        return FormatError(
-            f"{self.path} is incomplete: the recorded run was killed, or the file was not copied completely"
-        )
 
 
 class RowTrace(Trace):
@@ -240,7 +222,8 @@ class RowTrace(Trace):
 
 
 class TraceWriter:
-    """Writes a trace file, minibatch by minibatch. The file is complete after finish().
+    """Writes a trace file, minibatch by minibatch, when finish() is called. Until then the pages are in
+    temporary files in its directory, which end with the process.
 
     policy, window_batches, planned_batches, device: of the recorded run; None for a sampled trace.
     Raises OSError.
@@ -256,37 +239,23 @@ class TraceWriter:
         planned_batches: int | None = None,
         device: str | None = None,
     ) -> None:
+        self._path, self._tables = Path(path), tables
         self._types = [np.uint64 if t.page_count > _WIDE else np.uint32 for t in tables]
-        self._zip = zipfile.ZipFile(path, "w")
+        self._about = {"policy": policy, "window_batches": window_batches, "planned_batches": planned_batches}
+        self._about["device"] = device
         self._counts: list[list[int]] = []
         self._events = bytearray()
-        self._chunks: list[int] = []
-        self._buffer: list[list[npt.NDArray[Any]]] = []  # the minibatches of a chunk, by table
-        self._buffered_pages = 0
-        header = {
-            "version": VERSION,
-            "gids": gids.__version__,
-            "tables": [vars(t) | {"heat": t.heat is not None} for t in tables],
-            "policy": policy,
-            "window_batches": window_batches,
-            "planned_batches": planned_batches,
-            "device": device,
-        }
-        self._zip.writestr(_HEADER, json.dumps(header))
-        for number, table in enumerate(tables):
-            if table.heat is not None:
-                self._add(f"heat-{number}", table.heat)
+        with contextlib.ExitStack() as on_error:
+            folder = self._path.absolute().parent
+            self._files = [on_error.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in tables]
+            self._open = on_error.pop_all()
 
     def enter(self, pages: Sequence[Pages]) -> None:
         """Add a minibatch. pages: per table int64[n], distinct pages in the order of first use."""
-        if not self._buffer:
-            self._chunks.append(len(self._counts))
         self._events.append(ENTER)
         self._counts.append([len(of_table) for of_table in pages])
-        self._buffer.append([ids.astype(kind) for ids, kind in zip(pages, self._types, strict=True)])
-        self._buffered_pages += sum(self._counts[-1])
-        if self._buffered_pages >= _CHUNK_PAGES:
-            self._write_chunk()
+        for file, numbers, kind in zip(self._files, pages, self._types, strict=True):
+            file.write(numbers.astype(kind).data)
 
     def plan(self) -> None:
         """The next minibatch was planned."""
@@ -297,23 +266,24 @@ class TraceWriter:
         self._events.append(RETIRE)
 
     def finish(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        """Write the rest and close. counters: of each table's cache in the run."""
-        self._write_chunk()
-        self._add("counts", np.array(self._counts, np.int64).reshape(-1, len(self._types)))
-        self._add("chunks", np.array(self._chunks, np.int64))
-        self._add("events", np.frombuffer(bytes(self._events), np.uint8))
-        self._zip.writestr(_END, json.dumps({"counters": counters or {}}))
-        self._zip.close()
+        """Write the file. counters: of each table's cache in the run."""
+        tables = [vars(table) | {"heat": table.heat is not None} for table in self._tables]
+        about = {"version": VERSION, "gids": gids.__version__, "tables": tables, **self._about}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "about": np.array(json.dumps(about | {"counters": counters or {}}).encode()),
+            "counts": np.array(self._counts, np.int64).reshape(-1, len(tables)),
+            "events": np.frombuffer(self._events, np.uint8),
+        }
+        with self._open:
+            for number, (file, kind) in enumerate(zip(self._files, self._types, strict=True)):
+                is_empty = not file.tell()
+                file.flush()
+                arrays[f"pages-{number}"] = np.empty(0, kind) if is_empty else np.memmap(file, kind, "r")
+                if (heat := self._tables[number].heat) is not None:
+                    arrays[f"heat-{number}"] = heat
+            with open(self._path, "wb") as trace:
+                np.savez(trace, **arrays)  # type: ignore[arg-type]
 
     def abandon(self) -> None:
-        """Close the file without its end, so that it is incomplete. Does nothing after finish()."""
-        self._zip.close()
-
-    def _write_chunk(self) -> None:
-        for table, pages in enumerate(zip(*self._buffer, strict=True)):
-            self._add(f"pages-{len(self._chunks) - 1}-{table}", np.concatenate(pages))
-        self._buffer, self._buffered_pages = [], 0
-
-    def _add(self, name: str, array: npt.NDArray[Any]) -> None:
-        with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
-            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+        """Write no file."""
+        self._open.close()

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,6 @@ from gids.store.manifest import (
     TableEntry,
     array_entry,
     dump_manifest,
-    entry_json,
     position_dtype,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
@@ -101,7 +101,10 @@ class DatasetWriter:
         self._sorted_by: dict[Relation, str] = {}
         self._tables: list[TableEntry] = []
         self._resumable = resume_key is not None
-        self._workplace = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
+        self._workplace = Workplace(
+            self.path, stripe_dirs, resume_key, overwrite=overwrite, on_bytes=on_bytes
+        )
+        self._once = self._workplace.once
         self._root = self._workplace.root
         self.resumed = self._workplace.resumed
         self.restart_reason = self._workplace.restart_reason
@@ -236,9 +239,7 @@ class DatasetWriter:
     def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
         """The rows in the table's order, after they are scattered to buckets."""
         assert entry.order is not None
-        bucket_rows = self._workplace.once(
-            f"buckets of {item}", lambda: bucket_rows_for(rows, self._memory_bytes), on_skip=lambda: None
-        )
+        bucket_rows = self._once(f"buckets of {item}", 0, lambda: bucket_rows_for(rows, self._memory_bytes))
         path = self._workplace.aside / encode_path(entry.name)
         scattering = f"scattering {item}"
         first_row = self._workplace.saved(scattering, {path: bytes_needed(rows)}) or 0
@@ -416,7 +417,7 @@ class DatasetWriter:
         if not dedup:
             self._add_edges(relation, edge_count)
 
-        def work() -> Any:
+        def work() -> dict[str, ArrayEntry]:
             try:
                 with GraphWriter(
                     self._root,
@@ -430,7 +431,7 @@ class DatasetWriter:
                     dedup=dedup,
                     time_dtype=time_dtype,
                 ) as files:
-                    return entry_json(write(files))
+                    return write(files)
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
@@ -494,9 +495,7 @@ class DatasetWriter:
     ) -> ArrayEntry:
         """Write an array, unless it is written already. size_bytes: its progress in that case."""
 
-        def write() -> Any:
-            return entry_json(write_array(self._root, path, dtype, shape, pieces))
-
+        write = partial(write_array, self._root, path, dtype, shape, pieces)
         return array_entry(self._once(item, size_bytes, write))
 
     def in_edges(self, ntype: str) -> list[InEdges]:
@@ -552,6 +551,3 @@ class DatasetWriter:
                 self.commit()
         finally:
             self.close(discard=not self._resumable)
-
-    def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
-        return self._workplace.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))

@@ -19,7 +19,7 @@ from typing import Any
 from gids.errors import FormatError, StorageError
 from gids.sizes import format_bytes
 from gids.store.files import Locator, faults
-from gids.store.manifest import MANIFEST, load_manifest
+from gids.store.manifest import MANIFEST, entry_json, load_manifest
 from gids.store.part import part_paths
 from gids.write.files import sync_directory, sync_tree, write_synced
 from gids.write.journal import Journal
@@ -49,7 +49,7 @@ class Workplace:
 
     path: see dataset_path. key: JSON that describes the input, or None if the work must not be resumed.
     stripe_dirs: directories for shards, in place of dataset/. of_parts: dataset/ becomes a directory of
-    parts. Raises FileExistsError, FileNotFoundError, FormatError.
+    parts. on_bytes(n): progress. Raises FileExistsError, FileNotFoundError, FormatError.
 
     Attributes: root (dataset/), scratch, aside (made when needed), folders (of shards, one per stripe
     directory), resumed, restart_reason (why existing work is not resumed, or "").
@@ -63,9 +63,10 @@ class Workplace:
         *,
         overwrite: bool,
         of_parts: bool = False,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.path = path
-        self._of_parts = of_parts
+        self._of_parts, self._on_bytes = of_parts, on_bytes
         self.partial = partial_path(path)
         self.root = self.partial / "dataset"
         self.scratch = self.partial / "scratch"
@@ -182,34 +183,29 @@ class Workplace:
         return self._journal.saved.get(item) if is_whole else None
 
     def once(
-        self,
-        item: str,
-        work: Callable[[], Any],
-        on_skip: Callable[[], None],
-        folders: Iterable[Path] | None = None,
+        self, item: str, size_bytes: int, work: Callable[[], Any], folders: Iterable[Path] | None = None
     ) -> Any:
-        """Call `work`, unless this item is done already. Returns its result, as JSON.
+        """Call `work`, unless this item is done already. Returns its result, as entry_json makes it.
 
-        folders: the directories below root in which it makes files; None: any.
+        size_bytes: progress, if it is done. folders: those below root in which it makes files; None: any.
         """
         if item in self._journal.done:
-            on_skip()
+            self._on_bytes(size_bytes)
             return self._journal.done[item]
         with self._explaining(item):
-            result = work()
-            if self._resumable and folders is None:
-                self._sync_names()
-            elif self._resumable:
-                self._sync_names_of(folders or ())
+            result = entry_json(work())
+            if self._resumable:
+                self._sync_names(folders)
             self._journal.record(item=item, done=result)
         return result
 
-    def _sync_names(self) -> None:
-        for folder in (self.root, *self.folders):
-            sync_tree(folder)
-
-    def _sync_names_of(self, folders: Iterable[Path]) -> None:
-        changed = set(folders)
+    def _sync_names(self, folders: Iterable[Path] | None = None) -> None:
+        """Make the names of files in these folders durable, and theirs; None: all names."""
+        if folders is None:
+            for folder in (self.root, *self.folders):
+                sync_tree(folder)
+            return
+        changed = {folder for folder in folders if folder.is_dir()}
         for folder in list(changed):
             changed.update(p for p in folder.parents if p.is_relative_to(self.root))
         for folder in sorted(changed):

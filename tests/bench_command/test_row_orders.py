@@ -105,7 +105,7 @@ def test_bad_orders_of_a_conversion(
         ("degree:x", "--order degree takes no file; only trace does"),
         ("hilbert", "unknown order 'hilbert'; choose original, degree, community, trace"),
         (f"trace:{pages_only}", "is a trace of pages, and an order needs a trace of rows"),
-        (f"trace:{graph / 'feat.npy'}", "is not a trace of gids"),
+        (f"trace:{graph / 'feat.npy'}", "is not a complete trace of this gids"),
     ):
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2
         assert cause in capsys.readouterr().err

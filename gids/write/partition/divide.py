@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,101 +21,66 @@ import numpy as np
 from gids.errors import StorageError
 from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
-from gids.store.files import Locator, array_rows, map_array
-from gids.store.manifest import ArrayEntry, Manifest, RelationEntry
-from gids.store.names import encode_path
+from gids.store.files import Locator, array_bytes, array_rows, map_array
+from gids.store.geometry import div_ceil
+from gids.store.manifest import ArrayEntry, Manifest, Part, RelationEntry, ScaleEntry, TableEntry, array_entry
+from gids.store.names import encode_path, table_path
+from gids.store.part import part_name
 from gids.store.rows import read_range
 from gids.store.scan import read_ahead
-from gids.store.table import Table
-from gids.stored_file import AnyFile, StoredFile, open_descriptor
+from gids.stored_file import AnyFile, open_descriptor
 from gids.write.files import ArrayFile, link_file, sync_files
 from gids.write.page_sink import MAX_BLOCK_BYTES, PageSink
+from gids.write.workplace import Workplace
 
 _NODES = 1 << 18  # read at a time
 _EDGES = 1 << 20
 _COUNTED_BYTES, _DIVIDED_BYTES = 40, 80  # memory per edge of a block that is counted, or divided
 _COPIES, _ROW_BYTES = 4, 40  # memory per row of a block: copies of its bytes, and bytes besides
 _PART_BYTES = 64 << 10  # what a part should get of a block, if memory allows
-TABLE_FILES, TOPOLOGY_FILES = 2, 4
-"""Open files per part."""
-
-OwnersOf = Callable[[int, int], np.ndarray]
-"""(first, last) -> the part of each row from first to last, uint8 or uint16."""
+_TABLE_FILES, _TOPOLOGY_FILES = 2, 4  # open files per part
 
 
-def files_limit(per_part: int) -> int:
+def _files_limit(per_part: int) -> int:
     """The number of parts whose files may be open at once."""
-    soft = os.sysconf("SC_OPEN_MAX")
-    return max(1, min(64, (soft - 64) // (2 * per_part)))
+    return max(1, min(64, (os.sysconf("SC_OPEN_MAX") - 64) // (2 * per_part)))
 
 
-def parts_at_once(page_bytes: int, memory_bytes: int) -> int:
-    """The number of parts that one pass over a table can write."""
-    return min(files_limit(TABLE_FILES), max(1, memory_bytes // 2 // max(page_bytes, _PART_BYTES)))
+def _groups(parts: int, at_once: int) -> list[range]:
+    """The parts 0 … parts - 1, at most at_once in a group."""
+    return [range(first, min(first + at_once, parts)) for first in range(0, parts, at_once)]
 
 
-class SourceArrays:
-    """The arrays of the dataset that is divided, by their entries in its manifest."""
-
-    def __init__(self, locate: Locator) -> None:
-        self._locate = locate
-
-    def path(self, entry: ArrayEntry) -> StoredFile:
-        return self._locate.array(entry)
-
-    def mapped(self, entry: ArrayEntry) -> np.ndarray:
-        return map_array(self.path(entry), entry)
-
-    def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
-        """Elements first … last, in new memory; the file does not stay in the page cache."""
-        values: np.ndarray = read_range(array_rows(self.path(entry), entry), first, last).numpy()
-        return values
-
-    def check(self, entry: ArrayEntry) -> None:
-        """Raise StorageError if the array is damaged."""
-        if file_crc32c(self.path(entry)) != entry.crc32c:
-            raise _damaged(self.path(entry))
+def check_array(locate: Locator, entry: ArrayEntry) -> None:
+    """Raise StorageError if an array of the dataset is damaged."""
+    _check_crc(locate.array(entry), entry, locate.array(entry))
 
 
-def copy_array(source: AnyFile, entry: ArrayEntry, roots: Sequence[Path]) -> None:
-    """Copy an array's file to the entry's path in each directory: parts share it by hard links if possible.
-
-    Raises StorageError if it is damaged.
-    """
-    first, *others = (root / entry.path for root in roots)
-    first.parent.mkdir(parents=True, exist_ok=True)
-    with open(open_descriptor(source), "rb") as read, open(first, "wb") as written:
-        shutil.copyfileobj(read, written, MAX_BLOCK_BYTES)
-        written.flush()
-        sync_files([written.fileno()])
-    if file_crc32c(first) != entry.crc32c:
-        raise _damaged(source)
-    for other in others:
-        link_file(first, other)
-
-
-def _damaged(path: AnyFile) -> StorageError:
-    what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
-    return StorageError(errno.EBADMSG, what, path)
+def _check_crc(file: AnyFile, entry: ArrayEntry, source: AnyFile) -> None:
+    if file_crc32c(file) != entry.crc32c:
+        what = "this array of the dataset fails its CRC32C; `gids verify` lists all faults"
+        raise StorageError(errno.EBADMSG, what, source)
 
 
 @dataclass
 class Division:
-    """What the steps that follow share: the dataset, the directories of all parts, limits and progress.
+    """One call of partition(): the dataset, the parts, limits and progress.
 
-    on_bytes(n): progress, from any thread.
+    first: the first part. Its steps are recorded in the journal, and skipped when it resumes.
     """
 
     store: FeatureStore
     manifest: Manifest
-    roots: Sequence[Path]
+    workplace: Workplace
+    first: Part
     workers: int
     memory_bytes: int
     sync_bytes: int
     on_bytes: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        self.arrays = SourceArrays(self.store.locate)
+        self.parts = self.first.count
+        self.roots = [self.workplace.root / part_name(i) for i in range(self.parts)]
         self.owner_entries: dict[str, ArrayEntry] = {}  # of the arrays in the first part, by node type
 
     def owners(self, ntype: str) -> np.ndarray:
@@ -122,8 +88,45 @@ class Division:
         entry = self.owner_entries[ntype]
         return map_array(self.roots[0] / entry.path, entry)
 
+    def mapped(self, entry: ArrayEntry) -> np.ndarray:
+        return map_array(self.store.locate.array(entry), entry)
+
+    def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
+        """Elements first … last, in new memory; the file does not stay in the page cache."""
+        rows = array_rows(self.store.locate.array(entry), entry)
+        values: np.ndarray = read_range(rows, first, last).numpy()
+        return values
+
+    def once(
+        self, item: str, progress: int, work: Callable[[], Any], folder: str = "", group: range | None = None
+    ) -> Any:
+        """Do what is not recorded as done. folder: of these parts (default: all), in which it makes files."""
+        roots = self.roots if group is None else self.roots[group.start : group.stop]
+        return self.workplace.once(item, progress, work, [root / folder for root in roots if folder])
+
+    def copy(self, item: str, source: ArrayEntry, entry: ArrayEntry, folder: str) -> None:
+        """Copy an array of the dataset to the entry's path in all parts, which share it by hard links if
+        possible. Raises StorageError if it is damaged."""
+        file, (first, *others) = self.store.locate.array(source), (root / entry.path for root in self.roots)
+
+        def work() -> None:
+            first.parent.mkdir(parents=True, exist_ok=True)
+            with open(open_descriptor(file), "rb") as read, open(first, "wb") as written:
+                shutil.copyfileobj(read, written, MAX_BLOCK_BYTES)
+                written.flush()
+                sync_files([written.fileno()])
+            _check_crc(first, entry, file)
+            for other in others:
+                link_file(first, other)
+            self.on_bytes(array_bytes(entry))
+
+        self.once(item, array_bytes(entry), work, folder)
+
 
 # Which edges and rows are whose
+
+OwnersOf = Callable[[int, int], np.ndarray]
+"""(first, last) -> the part of each row from first to last, uint8 or uint16."""
 
 
 def edge_blocks(
@@ -159,16 +162,12 @@ class EdgeOwners:
     A window of ids is held in memory, and found by one pass over the topology.
     """
 
-    def __init__(
-        self,
-        indptr: np.ndarray,
-        edge_ids: Callable[[int, int], np.ndarray] | None,
-        owners: np.ndarray,
-        count: int,
-        memory_bytes: int,
-    ) -> None:
-        """edge_ids(first, last): the ids at positions; None: the positions. owners: of the destinations."""
-        self._indptr, self._edge_ids, self._owners, self._count = indptr, edge_ids, owners, count
+    def __init__(self, division: Division, relation: RelationEntry) -> None:
+        self._indptr = division.mapped(relation.arrays["indptr"])
+        ids = relation.arrays.get("edge_ids")  # None: they are the positions
+        self._edge_ids = None if ids is None else partial(division.read, ids)
+        self._owners, self._count = division.owners(relation.type[2]), relation.count
+        memory_bytes, owners = division.memory_bytes // 2, self._owners
         self._window_ids = max(1, memory_bytes // 2 // owners.itemsize)
         self._block_edges = max(1, min(_EDGES, memory_bytes // 2 // _COUNTED_BYTES))
         self._first = self._last = 0
@@ -207,7 +206,7 @@ def count_parts(division: Division) -> dict[str, Any]:
     Progress is 8 bytes per edge. Checks the checksums of the topology and the training seeds; raises
     StorageError for a damaged array.
     """
-    manifest, arrays, parts = division.manifest, division.arrays, len(division.roots)
+    manifest, locate, parts = division.manifest, division.store.locate, division.parts
     nodes, edges, cut = [], [], 0
     seeds = np.zeros(parts, np.int64)
     for entry in manifest.nodes:
@@ -216,23 +215,21 @@ def count_parts(division: Division) -> dict[str, Any]:
         for start in range(0, entry.count, _EDGES):
             counts += np.bincount(owners[start : start + _EDGES], minlength=parts)
         nodes.append(counts.tolist())
-        train = entry.arrays.get("train_idx")
-        if train is not None:
-            arrays.check(train)
+        if (train := entry.arrays.get("train_idx")) is not None:
+            check_array(locate, train)
             for start in range(0, train.shape[0], _EDGES):
-                ids = arrays.read(train, start, min(start + _EDGES, train.shape[0]))
+                ids = division.read(train, start, min(start + _EDGES, train.shape[0]))
                 seeds += np.bincount(owners[ids], minlength=parts)
     step = max(1, min(_EDGES, division.memory_bytes // _COUNTED_BYTES))
     for relation in manifest.relations:
         for array in relation.arrays.values():
-            arrays.check(array)
+            check_array(locate, array)
         sources, destinations = division.owners(relation.type[0]), division.owners(relation.type[2])
         counts = np.zeros(parts, np.int64)
-        for begin, end, edge_parts in edge_blocks(
-            arrays.mapped(relation.arrays["indptr"]), destinations, step
-        ):
+        indptr = division.mapped(relation.arrays["indptr"])
+        for begin, end, edge_parts in edge_blocks(indptr, destinations, step):
             counts += np.bincount(edge_parts, minlength=parts)
-            source_parts = sources[arrays.read(relation.arrays["indices"], begin, end)]
+            source_parts = sources[division.read(relation.arrays["indices"], begin, end)]
             cut += int(np.count_nonzero(source_parts != edge_parts))
             division.on_bytes(8 * (end - begin))
         edges.append(counts.tolist())
@@ -249,28 +246,38 @@ def id_dtype(relation: RelationEntry) -> str:
     return "int64" if relation.count > 1 << 31 else relation.arrays["indices"].dtype
 
 
+def topology_groups(parts: int) -> list[range]:
+    """The parts that one pass over a topology writes."""
+    return _groups(parts, _files_limit(_TOPOLOGY_FILES))
+
+
 def divide_topology(
+    division: Division, relation: RelationEntry, held: Sequence[int]
+) -> list[dict[str, ArrayEntry]]:
+    """Write the in-edges of each part's nodes. held: the number of edges of each part.
+
+    Returns the entries of each part. Reads the source once per group of parts.
+    """
+    name, entries = encode_path(*relation.type), list[dict[str, ArrayEntry]]()
+    for group in topology_groups(division.parts):
+        item = f"graph {name} {group.start}-{group.stop - 1}"
+        work = partial(_divide_topology, division, relation, group, held)
+        done = division.once(item, 8 * relation.count, work, f"graph/{name}", group)
+        entries += [{role: array_entry(fields) for role, fields in arrays.items()} for arrays in done]
+    return entries
+
+
+def _divide_topology(
     division: Division, relation: RelationEntry, parts: range, held: Sequence[int]
 ) -> list[dict[str, ArrayEntry]]:
-    """Write the arrays of these parts, which get the in-edges of their nodes; returns their entries.
-
-    held: the number of edges of each part. Reads the source once.
-    """
-    arrays, owners = division.arrays, division.owners(relation.type[2])
-    indptr = arrays.mapped(relation.arrays["indptr"])
+    owners, indptr = division.owners(relation.type[2]), division.mapped(relation.arrays["indptr"])
     dtypes = {"indices": relation.arrays["indices"].dtype, "edge_ids": id_dtype(relation)}
     if "time" in relation.arrays:
         dtypes["time"] = relation.arrays["time"].dtype
-    folder = f"graph/{encode_path(*relation.type)}"
-    sources = {
-        role: array_rows(arrays.path(entry), entry)
-        for role, entry in relation.arrays.items()
-        if role in dtypes
-    }
     with ExitStack() as stack:
 
         def array(part: int, role: str, dtype: str, count: int) -> ArrayFile:
-            path = f"{folder}/{role}.npy"
+            path = f"graph/{encode_path(*relation.type)}/{role}.npy"
             return stack.enter_context(ArrayFile(division.roots[part], path, dtype, (count,)))
 
         pointers = [array(part, "indptr", "int64", len(indptr)) for part in parts]
@@ -282,8 +289,8 @@ def divide_topology(
         for begin, end, edge_parts in edge_blocks(indptr, owners, step):
             chosen = by_part(edge_parts, parts)
             for role, written in files.items():
-                if role in sources:
-                    values = read_range(sources[role], begin, end).numpy()
+                if role in relation.arrays:
+                    values = division.read(relation.arrays[role], begin, end)
                 else:  # the id of an edge is its position
                     values = np.arange(begin, end, dtype=np.int64)
                 for file, mine in zip(written, chosen, strict=True):
@@ -311,34 +318,81 @@ def _write_pointers(indptr: np.ndarray, owners: np.ndarray, parts: range, files:
 # Rows
 
 
-def divide_rows(
-    division: Division,
-    table: Table,
-    owners_of: OwnersOf,
-    sinks: Sequence[PageSink],
-    parts: range,
-    *,
-    first_row: int,
-    on_sync: Callable[[int], None],
-) -> None:
-    """Write the rows of a table from first_row on to the sinks of these parts, in the order of their ids.
+def table_groups(division: Division, entry: TableEntry) -> list[range]:
+    """The parts that one pass over a table writes: the same when a run resumes with other memory."""
+    by_memory = max(1, division.memory_bytes // 2 // max(entry.page_bytes, _PART_BYTES))
+    at_once = min(_files_limit(_TABLE_FILES), by_memory)
+    return _groups(division.parts, division.workplace.once(f"groups of {entry.name}", 0, lambda: at_once))
+
+
+def divide_table(division: Division, entry: TableEntry, held: Sequence[int]) -> list[TableEntry]:
+    """Divide the rows of a table. held: the number of rows of each part. Returns its entry in each part."""
+    folder = f"tables/{table_path(entry.type, entry.key)}"
+    written = []
+    for rows in held:
+        pages = div_ceil(rows, entry.geometry.rows_per_page)
+        sums = ArrayEntry(f"{folder}/checksum.bin", "uint32", (pages,), 0)
+        shards = (f"{folder}/shard-00.bin",)
+        written.append(replace(entry, row_count=rows, shards=shards, checksums=sums, order=None))
+    columns = entry.scale.columns if entry.scale is not None else None
+    if columns is not None:
+        copied = replace(columns, path=f"{folder}/scale.npy")
+        division.copy(f"scales {folder}", columns, copied, folder)
+        written = [replace(w, scale=ScaleEntry("column", copied)) for w in written]
+    if entry.order is not None:
+        division.once(f"check {folder}.order", 0, partial(check_array, division.store.locate, entry.order))
+    sums_crc: list[int] = []
+    for group in table_groups(division, entry):
+        item = f"{folder} {group.start}-{group.stop - 1}"
+        work = partial(_divide_rows, division, entry, written, group)
+        sums_crc += division.once(item, entry.row_count * entry.geometry.row_bytes, work, folder, group)
+    return [
+        replace(w, checksums=replace(w.checksums, crc32c=crc))
+        for w, crc in zip(written, sums_crc, strict=True)
+    ]
+
+
+def _row_owners(division: Division, entry: TableEntry) -> OwnersOf:
+    """The parts of the rows of a table."""
+    if isinstance(entry.type, str):
+        owners = division.owners(entry.type)
+        return lambda first, last: owners[first:last]
+    (relation,) = (r for r in division.manifest.relations if r.type == entry.type)
+    return EdgeOwners(division, relation)
+
+
+def _divide_rows(
+    division: Division, entry: TableEntry, written: Sequence[TableEntry], parts: range
+) -> list[int]:
+    """Write the rows of these parts, in the order of their ids. Returns the CRC32C of their checksums.
 
     Rows stay as they are stored. Reads the source once, and compares every page with its checksum; a source
-    with an order of rows is compared first, then read through memory maps. on_sync(n): called when the first
-    n rows of the source are on disk. Progress is in bytes of the source. Raises StorageError.
+    with an order of rows is compared first, then read through memory maps. Progress is in bytes of the
+    source. Raises StorageError.
     """
+    table, owners_of = division.store.tables[entry.name], _row_owners(division, entry)
+    item = f"rows of {entry.name} {parts.start}-{parts.stop - 1}"
+    shards = [division.roots[part] / written[part].shards[0] for part in parts]
+    checksums = [division.roots[part] / written[part].checksums.path for part in parts]
+    layouts = [written[part].geometry for part in parts]
+    sizes = {path: layout.shard_bytes(0) for path, layout in zip(shards, layouts, strict=True)}
+    first_row = division.workplace.saved(item, sizes) or 0
     block_rows = max(1, division.memory_bytes // 2 // (_COPIES * table.row_bytes + _ROW_BYTES))
     next_rows = [0] * len(parts)  # of each part
     for start in range(0, first_row, block_rows):
         chosen = by_part(owners_of(start, min(start + block_rows, first_row)), parts)
         next_rows = [row + len(mine) for row, mine in zip(next_rows, chosen, strict=True)]
-    for sink, row in zip(sinks, next_rows, strict=True):
-        sink.resume(row)
     division.on_bytes(first_row * table.row_bytes)
-    with (
-        table.open_pages(check_crc=True) as reader,
-        ThreadPoolExecutor(division.workers, "gids-partition") as pool,
-    ):
+    with ExitStack() as stack:
+        buffers = threading.local()
+        sinks = [
+            stack.enter_context(PageSink(layout, [shard], sums, buffers=buffers))
+            for layout, shard, sums in zip(layouts, shards, checksums, strict=True)
+        ]
+        for sink, row in zip(sinks, next_rows, strict=True):
+            sink.resume(row)
+        reader = stack.enter_context(table.open_pages(check_crc=True))
+        pool = stack.enter_context(ThreadPoolExecutor(division.workers, "gids-partition"))
         if table.order is not None and first_row == 0:
             step = max(1, _PART_BYTES // table.page_bytes)
             for page in range(0, table.page_count, step):
@@ -360,16 +414,14 @@ def divide_rows(
             def add(sink: PageSink, row: int, mine: np.ndarray, rows: np.ndarray = rows) -> None:
                 sink.write(row, rows[mine])
 
-            for _ in pool.map(add, sinks, next_rows, chosen):
-                pass
+            list(pool.map(add, sinks, next_rows, chosen))
             next_rows = [row + len(mine) for row, mine in zip(next_rows, chosen, strict=True)]
             division.on_bytes(rows.nbytes)
             unsynced_bytes += rows.nbytes
             if unsynced_bytes >= division.sync_bytes:
-                for _ in pool.map(sync, sinks):
-                    pass
-                on_sync(start + len(rows))
+                list(pool.map(sync, sinks))
+                division.workplace.save(item, start + len(rows))
                 unsynced_bytes = 0
-        for _ in pool.map(PageSink.sync, sinks):
-            pass
-    assert all(sink.first_gap() is None for sink in sinks), f"{table.name}: the parts lack rows"
+        list(pool.map(PageSink.sync, sinks))
+        assert all(sink.first_gap() is None for sink in sinks), f"{table.name}: the parts lack rows"
+    return [file_crc32c(path) for path in checksums]

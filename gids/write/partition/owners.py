@@ -26,7 +26,7 @@ from gids.store.manifest import Manifest, owner_dtype
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import Edges, EdgeSource, in_edges
 from gids.write.graph_writer import sorted_in_edges
-from gids.write.partition.divide import SourceArrays
+from gids.write.partition.divide import check_array
 from gids.write.row_order import MAX_ROWS, InEdges, find_communities
 
 METHODS = ("range", "hash", "community", "metis")
@@ -85,10 +85,9 @@ class GraphMethod:
     def owners(self, ntype: str, parts: int, scratch: Path, workers: int) -> np.ndarray:
         """The part of each node of a type, uint16. The first call computes those of all types."""
         if self._owners is None:
-            arrays = SourceArrays(self._store.locate)
             for relation in self._manifest.relations:
                 for role in ("indptr", "indices"):
-                    arrays.check(relation.arrays[role])
+                    check_array(self._store.locate, relation.arrays[role])
             self._owners = self._divide(parts, scratch, workers)
         start = self._starts[ntype]
         return self._owners[start : start + self._counts[ntype]]
