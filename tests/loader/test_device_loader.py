@@ -34,6 +34,25 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
     return device
 
 
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 papers that cite each other. A paper's label is its id."""
+    path = tmp_path_factory.mktemp("papers") / "one.gids"
+    indptr, sources = random_in_edges(600, 600, 1)
+    generator = torch.Generator().manual_seed(1)
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(600, 32, generator=generator))
+        writer.write_graph(("paper", "cites", "paper"), indptr, sources, num_src=600)
+        writer.write_table("edge", ("paper", "cites", "paper"), "weight", torch.randn(len(sources), 8))
+        writer.write_labels("paper", torch.arange(600))
+    return path
+
+
+def rows_of(path: Path, table: str) -> torch.Tensor:
+    with gids.open(path) as source:
+        return source.store.table(table).read_rows(range(source.store.table(table).row_count))
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("window", [0, 2, 16, 21])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "static"])
@@ -47,7 +66,7 @@ def test_features_equal_the_source_over_epochs(
         device="cuda",
     ) as loader:
         for epoch in range(2):
-            batches = minibatches(9, epoch, on.torch_device)
+            batches = minibatches(9, epoch, on.torch_device, most=200)
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
         stats = loader.stats()
@@ -71,7 +90,7 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
         list(source),
         device="cuda",
     ) as loader:
-        for minibatch, features in loader.attach(minibatches(6), ids_of):  # ids on the CPU
+        for minibatch, features in loader.attach(minibatches(6, most=150), ids_of):  # ids on the CPU
             check(source, minibatch, features)
         assert cache_bytes != 0 or loader.stats()["loads"] == 0
 
@@ -86,7 +105,7 @@ def test_threads_rounds_pairs_and_transfer_reach_the_queue(
         list(source),
         device="cuda",
     ) as loader:
-        for minibatch, features in loader.attach(minibatches(6), ids_of):
+        for minibatch, features in loader.attach(minibatches(4, most=150), ids_of):
             check(source, minibatch, features)
         queue = loader._cache._queue  # type: ignore[union-attr]
         assert (queue.pairs, queue.rounds_max) == (5, 10)
@@ -101,7 +120,7 @@ def test_two_ssds_have_a_queue_pair_and_its_thread(
     monkeypatch.setattr("gids.loader.memory.disk_count", lambda paths: disks)
     opened = gids.open(path, device_memory=1 << 25, tuning=gids.Tuning(cache=0, staging=1 << 20))
     with gids.FeatureLoader(opened, list(source), device="cuda") as loader:
-        for minibatch, features in loader.attach(minibatches(4), ids_of):
+        for minibatch, features in loader.attach(minibatches(2, most=100), ids_of):
             check(source, minibatch, features)
         assert loader._cache._queue.pairs == pairs  # type: ignore[union-attr]
 
@@ -120,7 +139,7 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
             ["paper.feat"],
             device="cuda",
         ) as loader:
-            batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(12)]
+            batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(12, most=300)]
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
             stats = loader.stats()
@@ -230,12 +249,9 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
-    tmp_path: Path, cuda_is: Callable[[Device], None], seed: int
+    papers: Path, cuda_is: Callable[[Device], None], seed: int
 ) -> None:
-    rows, (source, indptr) = torch.randn(600, 32), random_in_edges(600, 600, 1)
-    with DatasetWriter(tmp_path / "one.gids") as writer:
-        writer.write_table("node", "paper", "feat", rows)
-        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
+    rows = rows_of(papers, "paper.feat")
     device = LateDevice(seed)
     runs: list[list[list[int]]] = []
     for late in (device, EmulatedDevice()):
@@ -245,10 +261,11 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
         training = late.new_stream()
         with (
             gids.NodeLoader(
-                gids.open(tmp_path / "one.gids", **tuned(options)),
-                torch.arange(600),
+                gids.open(papers, **tuned(options)),
+                torch.arange(200),
                 sampler=gids.sampler.Neighbor([5, 5]),
-                batch_size=60,
+                tables=["paper.feat"],
+                batch_size=20,
                 device="cuda",
                 topology_on="host",
                 seed=3,
@@ -267,19 +284,10 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
-    tmp_path: Path,
-    cuda_is: Callable[[Device], None],
-    monkeypatch: pytest.MonkeyPatch,
-    window: int,
+    papers: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     """The sampling of a later minibatch never ends, and those that are due meanwhile are complete."""
-    rows, (indptr, sources) = torch.randn(600, 32), random_in_edges(600, 600, 1)
-    weights = torch.randn(len(sources), 8)
-    with DatasetWriter(tmp_path / "one.gids") as writer:
-        writer.write_table("node", "paper", "feat", rows)
-        writer.write_graph(("paper", "cites", "paper"), indptr, sources, num_src=600)
-        writer.write_table("edge", ("paper", "cites", "paper"), "weight", weights)
-        writer.write_labels("paper", torch.arange(600))
+    rows, weights = (rows_of(papers, name) for name in ("paper.feat", "paper.cites.paper.weight"))
     device = LateDevice(0)
     cuda_is(device)
     sampled, endless = LateEvent(device), 4 + window
@@ -295,12 +303,12 @@ def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
     training = device.new_stream()
     with (
         gids.NodeLoader(
-            gids.open(tmp_path / "one.gids", **tuned(options)),
+            gids.open(papers, **tuned(options)),
             torch.arange(600),
-            [5, 5],
+            [3, 3],
             tables=["paper.feat", "paper.cites.paper.weight"],
             labels=True,
-            batch_size=60,
+            batch_size=20,
             device="cuda",
         ) as loader,
         device.use(training),
@@ -309,7 +317,7 @@ def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
         for number in range(4):
             minibatch = next(epoch)
             training.synchronize()
-            assert minibatch.seeds.tolist() == list(range(60 * number, 60 * number + 60))
+            assert minibatch.seeds.tolist() == list(range(20 * number, 20 * number + 20))
             assert torch.equal(minibatch.labels, minibatch.seeds)
             assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
             edges = torch.cat([block.positions for block in minibatch.blocks])
@@ -368,12 +376,12 @@ def test_a_minibatch_enters_the_driver_eight_times_to_enqueue_and_four_times_to_
         gids.open(tmp_path / "one.gids", **tuned(options)),
         torch.arange(3000),
         fanouts,
-        batch_size=50,
+        batch_size=15,
         device="cuda",
         topology_on="host",
     ) as loader:
         epoch, seen = iter(loader), []
-        for number in range(30):
+        for number in range(22):
             launched = len(device.launches)
             for stream in made:
                 stream.entries = stream.waits = 0
@@ -413,21 +421,17 @@ class Blocking(TorchFunctionMode):
 
 @pytest.mark.parametrize("labels", [False, True])
 def test_sampling_is_waited_for_a_minibatch_later(
-    tmp_path: Path, cuda_is: Callable[[Device], None], labels: bool
+    papers: Path, cuda_is: Callable[[Device], None], labels: bool
 ) -> None:
-    source, indptr = random_in_edges(600, 600, 1)
-    with DatasetWriter(tmp_path / "one.gids") as writer:
-        writer.write_table("node", "paper", "feat", torch.randn(600, 32))
-        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
-        writer.write_labels("paper", torch.arange(600))
     device = Waits()
     cuda_is(device)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": 0, "planned": 1} | STAGING
     with gids.NodeLoader(
-        gids.open(tmp_path / "one.gids", **tuned(options)),
-        torch.arange(600),
+        gids.open(papers, **tuned(options)),
+        torch.arange(180),
         [5, 5],
-        batch_size=100,
+        tables=["paper.feat"],
+        batch_size=30,
         labels=labels,
         device="cuda",
         topology_on="host",
@@ -438,7 +442,7 @@ def test_sampling_is_waited_for_a_minibatch_later(
                 minibatch = next(epoch)
             calls.append(blocking.calls)
             device.said.append(("returned", number))
-            assert minibatch.seeds.tolist() == list(range(100 * number, 100 * number + 100))  # type: ignore[union-attr]
+            assert minibatch.seeds.tolist() == list(range(30 * number, 30 * number + 30))  # type: ignore[union-attr]
             if labels:
                 assert minibatch.labels.tolist() == minibatch.seeds.tolist()  # type: ignore[union-attr]
     assert calls[1:] == [0] * 5, "the first one builds the cache"
@@ -448,12 +452,8 @@ def test_sampling_is_waited_for_a_minibatch_later(
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
-    on: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+    on: Device, papers: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    source, indptr = random_in_edges(600, 600, 1)
-    with DatasetWriter(tmp_path / "one.gids") as writer:
-        writer.write_table("node", "paper", "feat", torch.randn(600, 32))
-        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
     start = gids.sampler.Neighbor.start
 
     def fail(sampler: Any, *args: Any, step: int, **options: Any) -> Any:
@@ -464,7 +464,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
     monkeypatch.setattr(gids.sampler.Neighbor, "start", fail)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": window} | STAGING
     with gids.NodeLoader(
-        gids.open(tmp_path / "one.gids", **tuned(options)),
+        gids.open(papers, **tuned(options)),
         torch.arange(600),
         [5],
         batch_size=100,

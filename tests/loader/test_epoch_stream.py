@@ -32,14 +32,6 @@ def test_an_epoch_that_loses_minibatches_raises() -> None:
         assert list(stream) == []
 
 
-def test_a_source_that_ends_before_its_count_raises() -> None:
-    source = Sampled(range(5))
-    stream = EpochStream(source, Reader(), count=6)
-    assert [next(stream)[0] for _ in range(5)] == list(range(5))
-    with pytest.raises(RuntimeError, match="has 6 minibatches, and its source ended after 5"):
-        next(stream)
-
-
 class Source:
     """Raises an error in place of some minibatches."""
 

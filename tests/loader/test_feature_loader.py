@@ -147,9 +147,6 @@ def test_memory_stays_within_what_was_given(path: Path) -> None:
         ({"planned": 0}, r"planned must be 1 to 8 \(got 0\)"),
         ({"planned": 9}, r"planned must be 1 to 8 \(got 9\)"),
         ({"policy": "mru"}, "policy must be one of lookahead, window-pin, random, lru, static"),
-        ({"engine": "aio"}, "aio"),
-        ({"memory": -5}, "memory=-5 is not a size in bytes"),
-        ({"cache": -5}, "cache=-5 is not a size in bytes"),
         ({"threads": 0}, r"threads must be 1 or more \(got 0\)"),
         ({"device": "mps"}, "'cpu' or 'cuda'"),
         ({"dtype": torch.int8}, "float32, float16, bfloat16"),
@@ -411,23 +408,6 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("memory_bytes", [2e7, 5e7, 1e8, 1e9])
-def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, memory=memory_bytes, tuning=gids.Tuning(cache=3e5)),
-        TABLES,
-    ) as loader:
-        for minibatch, features in loader.attach(minibatches(5), ids_of):
-            check(source, minibatch, features)
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
-    for name in ("memory", "cache"):
-        with pytest.raises(ValueError, match=f"{name}={wrong} is not a size in bytes"):
-            gids.FeatureLoader(gids.open(path, **tuned({name: wrong})), TABLES)
 
 
 def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:

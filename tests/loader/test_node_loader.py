@@ -347,11 +347,6 @@ def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
         assert [fingerprint(m) for m in loader] == expected[len(expected) // 2 :]
 
 
-def test_a_sampler_of_the_callers_own(one_type: Path) -> None:
-    with open_loader(one_type, sampler=Neighbor([3, 4], threads=1)) as loader, open_loader(one_type) as other:
-        assert [fingerprint(m) for m in loader] == [fingerprint(m) for m in other]
-
-
 class Told(Neighbor):
     """Tells how many minibatches were asked for in each call."""
 
@@ -417,15 +412,6 @@ def test_an_error_is_raised_when_its_minibatch_is_due(one_type: Path) -> None:
         assert sampler.calls == [8]
 
 
-def test_two_epochs_at_once(one_type: Path, source: Rows) -> None:
-    """The second reads through; both are right."""
-    with open_loader(one_type) as loader:
-        pairs = list(zip(loader, loader, strict=True))
-        assert [(a.epoch, b.epoch) for a, b in pairs] == [(0, 1)] * len(loader)
-        for m in (m for pair in pairs for m in pair):
-            assert torch.equal(m.features["paper.feat"], source["paper.feat"][m.input_nodes])  # type: ignore[index]
-
-
 def test_stats_count_rows_and_memory(one_type: Path) -> None:
     with open_loader(one_type) as loader:
         epoch = iter(loader)
@@ -437,6 +423,8 @@ def test_stats_count_rows_and_memory(one_type: Path) -> None:
         assert stats["memory"]["sampler"] == 0  # freed once all is sampled
         assert stats["memory"]["topology"] == 0
         assert stats["epoch"] == 1
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(loader)
         loader.close()
         loader.close()
         assert loader.stats()["hits"] == stats["hits"]
@@ -461,57 +449,6 @@ def test_an_epoch_can_be_left(one_type: Path) -> None:
         next(epoch)
         epoch.close()
         assert list(epoch) == []
-
-
-def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, source: Rows) -> None:
-    page, row_bytes = 120, 4 * DIM  # of 4096 bytes, 16 rows; seldom sampled
-    small = {"batch_size": 20, "sampler": [2]}
-    with open_loader(one_type, tables=[], **small) as loader:
-        need_it = [m.step for m in loader if (m.input_nodes // 16 == page).any()]  # type: ignore[operator, union-attr]
-    assert 0 < len(need_it) < len(loader)
-    with open_loader(one_type, window=4, **small) as loader:
-        assert loader._features is not None
-        rows = range(page * 4096, (page + 1) * 4096, row_bytes)
-        loader._features._engine.inject_faults([(0, row, errno.EIO, 1 << 30) for row in rows])
-        epoch, steps, failed = iter(loader), [], 0
-        while True:
-            try:
-                m = next(epoch)
-            except gids.StorageError:
-                failed += 1
-            except StopIteration:
-                break
-            else:
-                steps.append(m.step)
-                assert torch.equal(m.features["paper.feat"], source["paper.feat"][m.input_nodes])  # type: ignore[index]
-        assert steps == [step for step in range(len(loader)) if step not in need_it]
-        assert failed == len(need_it)
-
-
-def test_wrong_arguments_are_refused(one_type: Path, two_types: Path, tmp_path: Path) -> None:
-    for error, message, path, options in (
-        (ValueError, "batch_size=0", one_type, {"batch_size": 0}),
-        (ValueError, "seed=-1", one_type, {"seed": -1}),
-        (IndexError, "run from -1 to 3; ids run from 0 to 1999", one_type, {"seeds": torch.tensor([3, -1])}),
-        (TypeError, "give int64", one_type, {"seeds": torch.arange(4.0)}),
-        (TypeError, "give int64", one_type, {"seeds": [0.5]}),
-        (TypeError, "3 relations: give seeds by node type", two_types, {}),
-        (KeyError, "no relation has it", two_types, {"seeds": {"venue": torch.arange(4)}}),
-        (ValueError, "fanouts=", one_type, {"sampler": []}),
-        (TypeError, "give fanouts", one_type, {"sampler": "neighbor"}),
-        (KeyError, "no table 'x'", one_type, {"tables": ["x"]}),
-        (TypeError, "give a list", one_type, {"tables": "paper.feat"}),
-        (ValueError, "labels='all'", one_type, {"labels": "all"}),
-        (ValueError, "window . planned must be at most 24", one_type, {"window": 30}),
-    ):
-        with pytest.raises(error, match=message):
-            open_loader(path, **options)
-    with DatasetWriter(tmp_path / "no.gids") as writer:
-        writer.write_table("node", "paper", "feat", torch.zeros(4, 4))
-    with pytest.raises(gids.FormatError, match="no topology"):
-        open_loader(tmp_path / "no.gids", seeds=torch.arange(3))
-    with open_loader(one_type) as loader, pytest.raises(TypeError, match="pickled"):
-        pickle.dumps(loader)
 
 
 def test_minibatches_are_made_on_the_device(
@@ -546,7 +483,8 @@ def test_neighbors_are_drawn_by_weight_and_locality_on_the_device(
     sampler = Neighbor([3, 4], weights=weights, locality=LocalityBias(np.arange(PAPERS) < 500, 3), **options)
     given: dict[str, Any] = {
         "sampler": sampler,
-        "seeds": torch.arange(0, PAPERS, 9),
+        "seeds": torch.arange(0, PAPERS, 30),
+        "batch_size": 30,
         "memory": 64 << 20,
     }
     with open_loader(one_type, **given) as loader:
@@ -603,28 +541,15 @@ def test_large_numbers_are_seeds_of_their_own(one_type: Path) -> None:
     assert orders[-1] == orders[-2]
 
 
-def test_a_mask_of_all_nodes_names_seeds(one_type: Path) -> None:
-    mask = torch.zeros(PAPERS, dtype=torch.bool)
-    mask[::3] = True
-    with open_loader(one_type, seeds=mask) as by_mask, open_loader(one_type) as by_ids:
-        for one, other in zip(by_mask, by_ids, strict=True):
-            assert fingerprint(one) == fingerprint(other)
-
-
-def test_closing_ends_epochs_that_have_no_features_too(one_type: Path) -> None:
-    loader = open_loader(one_type, tables=[])
+@pytest.mark.parametrize("tables", [None, []])
+def test_epochs_do_not_outlive_their_loader(one_type: Path, tables: list[str] | None) -> None:
+    """The second one reads past the window."""
+    loader = open_loader(one_type, tables=tables)
     epochs = [iter(loader), iter(loader)]
     for epoch in epochs:
         next(epoch)
     loader.close()
     assert [list(epoch) for epoch in epochs] == [[], []]
-
-
-def test_a_read_through_epoch_does_not_outlive_its_loader(one_type: Path) -> None:
-    loader = open_loader(one_type)
-    first, second = iter(loader), iter(loader)
-    loader.close()
-    assert [list(first), list(second)] == [[], []]
 
 
 def test_resumed_at_the_last_and_partial_step_memory_is_kept(one_type: Path) -> None:
@@ -671,6 +596,15 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"seeds": {1, 2}}, TypeError, r"are set: give a tensor, int64\[n\] or bool\[2000\]"),
         ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
         ({"seed": -1}, ValueError, "seed=-1"),
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"seeds": torch.tensor([3, -1])}, IndexError, "run from -1 to 3; ids run from 0 to 1999"),
+        ({"seeds": torch.arange(4.0)}, TypeError, "give int64"),
+        ({"seeds": [0.5]}, TypeError, "give int64"),
+        ({"sampler": []}, ValueError, "fanouts="),
+        ({"tables": ["x"]}, KeyError, "no table 'x'"),
+        ({"tables": "paper.feat"}, TypeError, "give a list"),
+        ({"labels": "all"}, ValueError, "labels='all'"),
+        ({"window": 30}, ValueError, "window . planned must be at most 24"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -678,6 +612,17 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(error, match=said):
         open_loader(one_type, **options)
+
+
+def test_seeds_that_no_graph_has_are_named(two_types: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="3 relations: give seeds by node type"):
+        open_loader(two_types)
+    with pytest.raises(KeyError, match="no relation has it"):
+        open_loader(two_types, seeds={"venue": torch.arange(4)})
+    with DatasetWriter(tmp_path / "no.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.zeros(4, 4))
+    with pytest.raises(gids.FormatError, match="no topology"):
+        open_loader(tmp_path / "no.gids", seeds=torch.arange(3))
 
 
 @pytest.mark.parametrize(

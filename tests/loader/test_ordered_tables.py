@@ -109,9 +109,9 @@ def test_features_equal_the_source_on_a_device(
         device="cuda",
     ) as loader:
         where = device.torch_device if on_device else "cpu"
-        for minibatch, features in loader.attach(minibatches(8, 1, where), ids_of):
+        for minibatch, features in loader.attach(minibatches(5, 1, where, most=200), ids_of):
             check(source, minibatch, features)
-            with loader.attach(minibatches(1, 99, where), ids_of) as through:
+            with loader.attach(minibatches(1, 99, where, most=100), ids_of) as through:
                 for other, rows in through:
                     check(source, other, rows)
         order = store.table(PAPERS).order

@@ -69,7 +69,7 @@ def test_sizes_are_numbers_or_text(path: Path, given: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory", "device_memory", "cache", "staging"])
-@pytest.mark.parametrize("wrong", ["16 gigs", "", -1, float("nan"), True, [1]])
+@pytest.mark.parametrize("wrong", ["16 gigs", "", -1, float("nan"), float("inf"), True, [1]])
 def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}=.* is not a size in bytes: use 4096, 256MB or 1.5GiB"):
         gids.open(path, **tuned({name: wrong}))

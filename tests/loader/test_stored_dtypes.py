@@ -81,14 +81,15 @@ def check(features: Rows, ids: Rows, expected: Rows, dtype: torch.dtype | None) 
         assert torch.equal(rows.cpu(), wanted[ids[name].cpu()]), name
 
 
-def minibatches(count: int) -> list[Rows]:
+def minibatches(count: int, most: int = 200) -> list[Rows]:
     rng = np.random.default_rng(count)
     return [
-        {f"paper.{kind}": torch.from_numpy(rng.integers(0, PAPERS, rng.integers(1, 200))) for kind in KINDS}
+        {f"paper.{kind}": torch.from_numpy(rng.integers(0, PAPERS, rng.integers(1, most))) for kind in KINDS}
         for _ in range(count)
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
 def test_rows_are_those_of_the_model(
@@ -134,7 +135,7 @@ def test_rows_are_those_of_the_model_on_a_device(
             dtype=dtype,
             device="cuda",
         ) as loader:
-            for ids, features in loader.attach(minibatches(3), lambda ids: ids):
+            for ids, features in loader.attach(minibatches(3, 60), lambda ids: ids):
                 check(features, ids, expected, dtype)
 
 

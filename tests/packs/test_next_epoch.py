@@ -22,11 +22,11 @@ from packs_example import (
     assert_same,
     background_threads,
     cut_small,
-    open_loader,
     open_source,
     scratch_files,
     wait_until_all_has_ended,
 )
+from packs_example import open_loader as open_large_loader
 
 import gids
 from gids.errors import StorageError
@@ -36,6 +36,11 @@ from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
 MEMORY = 32 << 20
+
+
+def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
+    """12 minibatches an epoch."""
+    return open_large_loader(source, every=9, **{"batch_size": 40} | options)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +143,7 @@ def test_a_validation_in_between(
     loader: gids.NodeLoader, expected: list[list[Minibatch]], reads: str
 ) -> None:
     source = loader.source.with_options(reads="random") if reads == "by random reads" else loader.source
-    with open_loader(source, batch_size=300) as valid:
+    with open_loader(source, batch_size=100) as valid:
         assert (valid.feature_loader is loader.feature_loader) == (reads != "by random reads")
         for epoch in range(2, EPOCHS):
             if reads != "through the cache":
@@ -158,11 +163,11 @@ def test_a_validation_in_between(
 def test_a_second_stream_of_the_same_loader(loader: gids.NodeLoader, expected: list[list[Minibatch]]) -> None:
     """It is the epoch that is being prepared."""
     first = iter(loader)
-    for minibatch in expected[2][:15]:
+    for minibatch in expected[2][:8]:
         assert_same(next(first), minibatch)
     for a, b in zip(expected[3], loader, strict=True):
         assert_same(a, b)
-    for a, b in zip(expected[2][15:], first, strict=True):
+    for a, b in zip(expected[2][8:], first, strict=True):
         assert_same(a, b)
     check(loader, expected, first=4)
 
@@ -198,14 +203,14 @@ def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str
         with open_source(path, reads, 2 * MEMORY) as source:
             graph = source.store.graph(relation)
             targets = np.repeat(np.arange(PAPERS), np.diff(graph.indptr))
-            edges = torch.from_numpy(np.stack([graph.indices, targets]).astype(np.int64)[:, ::4])
+            edges = torch.from_numpy(np.stack([graph.indices, targets]).astype(np.int64)[:, ::16])
             loader = gids.EdgeLoader(
                 source,
                 edges,
                 [4, 4],
                 relation=relation,
                 tables=["paper.feat"],
-                batch_size=512,
+                batch_size=256,
                 negatives=1,
             )
             list(loader), list(loader)
@@ -239,14 +244,14 @@ def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("scratch_bytes", [2 << 20, 4 << 20])
+@pytest.mark.parametrize("scratch_bytes", [3 << 19, 2 << 20])
 def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
     path: Path, expected: list[list[Minibatch]], scratch_bytes: int
 ) -> None:
     with (
         open_source(path, "pack", MEMORY, scratch_bytes=scratch_bytes) as source,
         open_loader(source) as loader,
-        open_loader(source, batch_size=200, shuffle=False) as valid,
+        open_loader(source, batch_size=80, shuffle=False) as valid,
     ):
         for epoch in expected:
             for a, b in zip(epoch, loader, strict=True):
@@ -327,7 +332,7 @@ def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> 
     with open_source(path, "pack", MEMORY, scratch=tmp_path) as source:
         for end in ("drop", "close"):
             loader = open_loader(source)
-            with open_loader(source, batch_size=300) as other:  # the loaders share a FeatureLoader
+            with open_loader(source, batch_size=100) as other:  # the loaders share a FeatureLoader
                 list(loader), list(loader)
                 assert scratch_files(tmp_path)
                 list(other)
@@ -372,10 +377,10 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
     with (
         open_source(path, "pack", MEMORY) as source,
         open_loader(source) as loader,
-        open_loader(source, batch_size=300) as valid,
+        open_loader(source, batch_size=100) as valid,
     ):
         for number, epoch in enumerate(expected):
-            stop = 10 if number == 3 else None
+            stop = 4 if number == 3 else None
             for a, b in zip(epoch[:stop], itertools.islice(loader, stop), strict=True):
                 assert_same(a, b)
                 assert sum(loader.stats()["memory"].values()) <= MEMORY + (1 << 20)
@@ -385,7 +390,7 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
                 assert coming.machine is None
                 assert (len(coming.sampled.spool) == len(loader)) == (stop is None)
             assert len(list(valid)) == len(valid)
-        minibatches = sum(map(len, expected)) + len(expected) * len(valid) - len(epoch) + 10
+        minibatches = sum(map(len, expected)) + len(expected) * len(valid) - len(epoch) + 4
         assert source.stats()["packs"]["minibatches"] == minibatches
 
 

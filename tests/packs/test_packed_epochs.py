@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -102,40 +101,6 @@ def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyP
             for a, b in zip(*loaders, strict=True):
                 assert_same(a, b)
         assert loaders[1].stats()["packs"]["superbatches"] > 10
-
-
-def test_a_run_resumes_inside_a_pack(path: Path) -> None:
-    with open_source(path, "pack") as source:
-        expected = list(open_loader(source))
-    for stop in (1, 7, len(expected) - 1):
-        with open_source(path, "pack") as source:
-            loader = open_loader(source)
-            epoch = iter(loader)
-            for _ in range(stop):
-                next(epoch)
-            state = loader.state_dict()
-            epoch.close()
-        with open_source(path, "pack") as source:
-            resumed = open_loader(source)
-            resumed.load_state_dict(state)
-            for a, b in zip(expected[stop:], resumed, strict=True):
-                assert_same(a, b)
-
-
-def test_closing_and_dropping_end_the_work_and_free_the_scratch(path: Path) -> None:
-    with open_source(path, "pack") as source:
-        loader = open_loader(source)
-        epoch = iter(loader)
-        next(epoch)
-        assert scratch_files(path)
-        epoch.close()
-        assert not scratch_files(path)
-        epoch = iter(loader)
-        next(epoch)
-        del epoch
-        gc.collect()
-        assert not scratch_files(path)
-        assert len(list(loader)) == len(loader)
 
 
 @pytest.mark.few(3)

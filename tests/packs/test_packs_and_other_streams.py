@@ -144,14 +144,3 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
         with pytest.raises(RuntimeError, match="no graph"):
             next(stream)
         assert list(stream) == []
-
-
-def test_an_id_out_of_range_is_named(path: Path) -> None:
-    batches = [{"paper.feat": torch.tensor([0, 1])}, {"paper.feat": torch.tensor([3, PAPERS])}]
-    with open_source(path, "pack") as source:
-        loader = gids.FeatureLoader(source, ["paper.feat"])
-        stream = loader.attach(batches, lambda ids: ids)
-        next(stream)
-        with pytest.raises(IndexError, match=rf"paper\.feat.*{PAPERS}"):
-            next(stream)
-        assert list(stream) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -21,17 +20,15 @@ from datasets import random_in_edges, same_bits
 from emulator import EmulatedDevice, EmulatedStream
 from late_device import LateDevice, LateStream
 from packs_example import (
-    PAPERS,
     assert_same,
     cut_small,
-    open_loader,
     scratch_files,
-    wait_until_all_has_ended,
 )
+from packs_example import open_loader as open_large_loader
 from packs_example import open_source as open_on_host
 from test_packed_tables import random_minibatches
 from test_packed_tables import write as write_random_tables
-from test_packs_on_a_bad_disk import check_error, faulty, minibatches, needs, place, random_pages, results
+from test_packs_on_a_bad_disk import faulty, minibatches, results
 
 import gids
 from gids import _core
@@ -48,9 +45,9 @@ from gids.write import DatasetWriter
 
 Ids = dict[str, torch.Tensor]
 CUTS: list[dict[str, Any]] = [
-    {"pack_bytes": 2_000_000},
-    {"pack_bytes": 2_500_000, "minibatches": 5},
-    {"pack_bytes": 2_000_000, "packs": 2},
+    {"pack_bytes": 900_000},
+    {"pack_bytes": 1_000_000, "minibatches": 5},
+    {"pack_bytes": 900_000, "packs": 2},
 ]
 
 
@@ -65,6 +62,11 @@ def open_source(
     path: Path, reads: str = "pack", memory: int = 16 << 20, device_memory: int = 16 << 20, **options: Any
 ) -> gids.Source:
     return open_on_host(path, reads, memory, device_memory=device_memory, staging=1 << 20, **options)
+
+
+def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
+    """21 small minibatches an epoch: the emulator is slow."""
+    return open_large_loader(source, every=12, **{"batch_size": 16} | options)
 
 
 def loads_that_run() -> list[str]:
@@ -204,7 +206,7 @@ def test_minibatches_that_are_sampled_on_the_device(
 ) -> None:
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
-    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=6)
+    cut_small(monkeypatch, pack_bytes=900_000, minibatches=6)
     device = LateDevice(seed)
     cuda_is(device)
     with open_source(path) as source:
@@ -213,26 +215,6 @@ def test_minibatches_that_are_sampled_on_the_device(
         assert loader.stats()["packs"]["minibatches"] == len(expected)
     device.close()
     assert not device.mapped
-
-
-@pytest.mark.slow
-def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
-    cut_small(monkeypatch, pack_bytes=2_000_000)
-    for stop, first, second in ((1, "cuda", "cuda"), (7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
-        with open_source(path) as source:
-            loader = open_loader(source, device=first)
-            epoch = iter(loader)
-            for _ in range(stop):
-                next(epoch)
-            state = loader.state_dict()
-            epoch.close()
-        with open_source(path) as source:
-            resumed = open_loader(source, device=second)
-            resumed.load_state_dict(state)
-            for a, b in zip(expected[stop:], resumed, strict=True):
-                assert_same(a, b)
 
 
 @pytest.mark.slow
@@ -274,7 +256,7 @@ def test_too_little_of_either_memory_says_so(
         open_source(path, "pack", memory, device_memory) as source,
         pytest.raises(MemoryBudgetError, match=rf"memory={memory} .*, or device_memory={device_memory} "),
     ):
-        list(open_loader(source, device="cuda", batch_size=1334))
+        list(open_large_loader(source, device="cuda", batch_size=1334))
 
 
 def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> None:
@@ -284,35 +266,6 @@ def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> 
         next(iter(loader))
         assert loader.stats()["packs"]["minibatches"] == 0
         assert "queue" in loader.stats()["memory"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", [{}, {"minibatches": 6}, {"packs": 2}], ids=str)
-def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
-    on: Device, path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(3)
-    cut_small(monkeypatch, pack_bytes=1_500_000, **cut)
-    with open_source(path) as source:
-        bad = random_pages(source.store, rng) | {("paper.text", 0)}
-        places = [place(source.store, *page) for page in bad]
-        faulty(
-            monkeypatch,
-            lambda _, paths: [(paths.index(shard), at + 3, errno.EIO, 1 << 30) for shard, at in places],
-        )
-        batches = minibatches(source.store, 30, rng)
-        loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
-        failed = 0
-        for batch, error in zip(batches, results(loader, batches, rows), strict=True):
-            needed = needs(source.store, batch)
-            if error is not None:
-                check_error(source.store, error, needed, bad, errno.EIO)
-                failed += 1
-            else:
-                assert not needed & bad
-        assert failed
-        places.clear()
-        assert all(error is None for error in results(loader, batches, rows))  # the next epoch
 
 
 @pytest.mark.parametrize("where", ["resident", "pack"])
@@ -363,7 +316,7 @@ def test_a_full_disk_goes_on_by_random_reads(
 ) -> None:
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
-    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
+    cut_small(monkeypatch, pack_bytes=900_000, minibatches=5)
     original, calls = getattr(Superbatch, method), 0
 
     def failing(*args: Any, **options: Any) -> None:
@@ -387,72 +340,12 @@ def test_a_full_disk_goes_on_by_random_reads(
     assert device.memory.peak_bytes < 8 << 20  # the cache came after the packs had gone; and the topology
 
 
-@pytest.mark.slow
-def test_validation_in_mid_epoch(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def validation(source: gids.Source, device: str) -> gids.NodeLoader:
-        seeds = {"paper": torch.arange(1, PAPERS, 9)}
-        tables = list(source.store.tables)
-        return gids.NodeLoader(source, seeds, [3, 2], tables=tables, batch_size=40, device=device)
-
-    with open_source(path, "random") as source:
-        expected, other = list(open_loader(source)), validation(source, "cpu")
-        validated = [list(other) for _ in range(2)]
-    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
-    with open_source(path, check_crc=True) as source:
-        loader, other = open_loader(source, device="cuda"), validation(source, "cuda")
-        for step, (a, b) in enumerate(zip(expected, loader, strict=True)):
-            assert_same(a, b)
-            if step == 6:
-                for one, another in zip(validated[0], other, strict=True):
-                    assert_same(one, another)
-        for one, another in zip(validated[1], other, strict=True):  # now with packs of its own
-            assert_same(one, another)
-        counted = [each.stats()["packs"]["minibatches"] for each in (loader, other)]
-        assert counted == [len(expected), len(other)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["close", "drop", "exception", "loader", "source"])
-def test_a_packed_epoch_may_end_at_any_moment(
-    on: Device, path: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_small(monkeypatch, pack_bytes=2_000_000)
-    source = open_source(path, scratch=tmp_path)
-    for stop in (1, 2, 6) if how in ("close", "drop", "exception") else (6,):
-        loader = open_loader(source, device="cuda")
-        epoch = iter(loader)
-        for _ in range(stop):
-            next(epoch)
-        assert scratch_files(tmp_path)
-        if how == "close":
-            epoch.close()
-        elif how == "drop":
-            del epoch
-        elif how == "exception":
-            with pytest.raises(RuntimeError, match="the model failed"):
-                train(epoch)
-            del epoch
-        elif how == "loader":
-            loader.close()
-        else:
-            source.close()
-        gc.collect()
-        wait_until_all_has_ended(tmp_path)
-        assert not loads_that_run()
-    source.close()
-
-
-def train(epoch: object) -> None:
-    """Fails. The caller has the only reference to the epoch."""
-    raise RuntimeError("the model failed")
-
-
 def test_closing_does_not_wait_for_a_long_load(
     path: Path, cuda_is: Callable[[Device], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = EmulatedDevice()
     cuda_is(device)
-    cut_small(monkeypatch, pack_bytes=2_000_000)
+    cut_small(monkeypatch, pack_bytes=900_000)
     read, slow = _core.PackRead, threading.Event()
 
     class Slow:
@@ -496,7 +389,7 @@ def test_packs_that_kvikio_reads(
     caplog.set_level("INFO", "gids")
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
-    cut_small(monkeypatch, pack_bytes=2_000_000)
+    cut_small(monkeypatch, pack_bytes=900_000)
     monkeypatch.setattr(device_loads, "_KVIKIO_BYTES", 1 << 18)
     done: list[int] = []
     staged: list[int] = []
@@ -544,7 +437,7 @@ def test_kvikio_that_failed_once_is_not_tried_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(EmulatedDevice())
-    cut_small(monkeypatch, pack_bytes=2_000_000, minibatches=5)
+    cut_small(monkeypatch, pack_bytes=900_000, minibatches=5)
     opens, reads = [], []
 
     class Fails:
