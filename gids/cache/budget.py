@@ -268,6 +268,7 @@ class HostBudget(Budget):
             "outputs": self._output_bytes(sizes) * outputs,
             "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
             "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
+            "sampler": sizes.source_bytes(sizes.waiting_batches),
             **row_orders(tables),
         }
 
@@ -308,8 +309,7 @@ class HostBudget(Budget):
         left = self.memory_bytes - _sum(purposes)
         if left < 0:
             return None
-        purposes["sampler"] = min(left, sizes.source_bytes(sizes.waiting_batches))
-        left, capped = self._cap(left - purposes["sampler"])
+        left, capped = self._cap(left)
         if late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
             most = min(_sum(self._lines(left, _core.LINE_METADATA_BYTES)), sizes.most_loads)
             loads = min(left, most * _core.LOAD_BYTES)

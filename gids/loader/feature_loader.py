@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -550,14 +549,10 @@ class FeatureLoader(Closing):
             if self._cache is not None and size > self._largest:
                 self._largest = size
                 self._seen = {name: max(n, self._seen.get(name, 0)) for name, n in rows.items()}
-                self._keep_within_memory(rows, minibatch_bytes, resize=first and len(self.users) > 1)
+                sizes = self._sizes(attached, rows, minibatch_bytes)
+                self._keep_within_memory(sizes, resize=first and len(self.users) > 1)
             if self._cache is None:
-                sizes = replace(
-                    self._sizes(rows, minibatch_bytes),
-                    page_bytes=page_bytes_read(ids, self.tables),
-                    source_bytes=attached.source_bytes,
-                )
-                self._build(self._usual(sizes, attached))
+                self._build(self._usual(self._sizes(attached, rows, minibatch_bytes, ids), attached))
             assert self._cache is not None
             return self._cache
 
@@ -586,11 +581,8 @@ class FeatureLoader(Closing):
     def _lines_for(self, attached: Attached[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
         """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
         rows = rows_read(ids, [t.name for t in self.tables])
-        sizes = replace(
-            self._sizes(rows, max(minibatch_bytes, sum(8 * n for n in rows.values()))),
-            page_bytes=page_bytes_read(ids, self.tables),
-            source_bytes=attached.source_bytes,
-        )
+        minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
+        sizes = self._sizes(attached, rows, minibatch_bytes, ids)
         try:
             return self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes).lines
         except MemoryBudgetError:
@@ -623,27 +615,31 @@ class FeatureLoader(Closing):
             log.info(memory_line(self.tables, self._placement, sizes, plan))
         self._observers.cache_opened(self._cache)
 
-    def _sizes(self, rows: Rows, minibatch_bytes: int) -> Sizes:
+    def _sizes(
+        self, attached: Attached[Any], rows: Rows, minibatch_bytes: int, ids: Ids | None = None
+    ) -> Sizes:
+        """Of a minibatch. ids: its own, if the bytes of its pages matter."""
         return Sizes(
             rows=rows,
-            page_bytes=0,
+            page_bytes=0 if ids is None else page_bytes_read(ids, self.tables),
             minibatch_bytes=minibatch_bytes,
             window_batches=self._window,
             planned_batches=self._planned,
             most_planned_batches=self._most_planned,
             least_planned_batches=self._options.planned or 1,
             waiting_batches=self._waiting,
+            source_bytes=attached.source_bytes,
         )
 
     def _usual(self, sizes: Sizes, attached: Attached[Any]) -> Sizes:
         return usual_sizes(sizes, given=self._minibatch_rows, growth=attached.growth, seen=self._seen)
 
-    def _keep_within_memory(self, rows: Rows, minibatch_bytes: int, *, resize: bool) -> None:
-        """Plan fewer minibatches at once if minibatches of this size need it. Warn if that is not enough.
+    def _keep_within_memory(self, sizes: Sizes, *, resize: bool) -> None:
+        """Plan fewer minibatches at once if minibatches of these sizes need it. Warn if that is not enough.
 
         resize: release the cache instead, so that the next one leaves room for such minibatches.
         """
-        excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
+        excess = self._placement.excess_bytes(sizes)
         if excess > 0 and resize:
             self.release_cache()
             return
@@ -651,10 +647,10 @@ class FeatureLoader(Closing):
         while excess > 0 and not fixed and self._planned > self._placement.least_planned:
             self._planned -= 1
             self._most_planned = self._planned
-            excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
+            excess = self._placement.excess_bytes(sizes.with_planned(self._planned))
         if excess > 0 and not self._warned_of_size:
             self._warned_of_size = True
-            log.warning(too_large(rows, excess))
+            log.warning(too_large(sizes.rows, excess))
 
     def _planned_now(self) -> int:
         """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""

@@ -100,7 +100,7 @@ def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) 
     return replace(first.grown(times), rows=rows, growths=(1.0,))
 
 
-def too_large(rows: Rows, excess_bytes: int) -> str:
+def too_large(rows: Mapping[str, int], excess_bytes: int) -> str:
     """The warning about a minibatch that is larger than expected."""
     wanted = {name: n for name, n in rows.items() if n}
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
