@@ -42,6 +42,7 @@ class Code:
         text = "\n".join(page.read_text() for page in pages_of(root))
         self._named = set(re.findall(r"\.([a-z]\w*)", text))
         self._trees: dict[str, ast.Module | None] = {}
+        self._described: set[tuple[str, str]] = set()  # methods, with their first sentences
 
     def tree(self, module: str) -> ast.Module | None:
         """None if there is no such module in Python."""
@@ -169,8 +170,15 @@ class Code:
         if place is None:
             return bullet(f"`{module}.{name}`")
         text = bullet(f"`{module}.{name}{self.arguments(place)}`: {self.sentence(place)}".rstrip(": "))
+        inherited = []  # what the page has for an earlier class
         for method, sentence in self.methods(place).items():
+            if sentence and (method, sentence) in self._described:
+                inherited.append(f"`.{method.partition('(')[0]}`")
+                continue
+            self._described.add((method, sentence))
             text += textwrap.indent(bullet(f"`.{method}`: {sentence}".rstrip(": "), 118), "  ")
+        if inherited:
+            text += textwrap.indent(bullet(f"{', '.join(inherited)}: as above.", 118), "  ")
         return text
 
     def sentence(self, place: Place) -> str:

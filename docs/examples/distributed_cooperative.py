@@ -72,7 +72,7 @@ class GraphSAGE(nn.Module):
 
     def forward(self, minibatch):
         x = minibatch.features[self.table]  # rows of the input nodes that this process owns
-        x = minibatch.exchange(0, x)  # and of those that its edges begin at
+        x = minibatch.exchange(0, x)  # and rows of the sources of its edges
         x = self.layers[0](minibatch.blocks[0], x).relu()
         x = minibatch.exchange(1, x)
         return self.layers[1](minibatch.blocks[1], x)
@@ -92,7 +92,7 @@ def train(source, layers, *, epochs, batch_size, table=None, report=lambda epoch
     for epoch in range(epochs):
         losses = []
         for minibatch in train_loader:
-            scores = model(minibatch)  # of the seeds that this process owns, perhaps none
+            scores = model(minibatch)  # scores of the seeds that this process owns, perhaps none
             loss = cross_entropy(scores, minibatch.labels, reduction="sum") / minibatch.seed_count
             optimizer.zero_grad()
             (loss * world_size).backward()  # DDP divides by the number of processes

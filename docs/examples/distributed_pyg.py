@@ -30,7 +30,7 @@ class GraphSAGE(nn.Module):
 
 
 def scores_and_labels(model, batch):
-    """Of the seeds, which are the first nodes of a batch."""
+    """Scores and labels of the seeds, which are the first nodes of a batch."""
     scores = model(batch.x, batch.edge_index)
     return scores[: batch.batch_size], batch.y[: batch.batch_size]
 
@@ -38,7 +38,7 @@ def scores_and_labels(model, batch):
 @torch.no_grad()
 def accuracy(model, loader):
     right_and_total = torch.zeros(2)
-    for batch in loader:  # each process has its own part
+    for batch in loader:  # this process's part
         scores, labels = scores_and_labels(model, batch)
         right_and_total += torch.tensor([(scores.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(right_and_total)

@@ -42,7 +42,7 @@ class GraphSAGE(nn.Module):
 
 
 def scores(model, minibatch):
-    """Of the seed edges, then of the negatives: the dot product of the two ends."""
+    """The dot product of the two ends of each seed edge, then of each negative."""
     h = model(minibatch.blocks, minibatch.features[table.name])  # rows of minibatch.seeds
     src, dst = minibatch.pairs
     return (h[src] * h[dst]).sum(1)
@@ -50,7 +50,7 @@ def scores(model, minibatch):
 
 @torch.no_grad()
 def accuracy(model, loader):
-    """How often an edge scores higher than its negative: 50 % by chance."""
+    """The share of edges that score higher than their negatives: 50 % by chance."""
     right = total = 0
     for minibatch in loader:
         edges, negatives = scores(model, minibatch).chunk(2)

@@ -28,7 +28,7 @@ class GraphSAGE(nn.Module):
 
 
 def scores_and_labels(model, batch):
-    """Of the seeds, which are the first nodes of a batch."""
+    """Scores and labels of the seeds, which are the first nodes of a batch."""
     scores = model(batch.x, batch.edge_index)
     return scores[: batch.batch_size], batch.y[: batch.batch_size]
 

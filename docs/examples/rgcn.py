@@ -48,7 +48,7 @@ class RGCN(nn.Module):
 
 
 def scores_and_labels(model, batch, ntype):
-    """Of the seeds, which are the first nodes of their type."""
+    """Scores and labels of the seeds, which are the first nodes of their type."""
     scores = model(batch.collect(key), batch.edge_index_dict)[ntype]
     return scores[: batch[ntype].batch_size], batch[ntype].y[: batch[ntype].batch_size]
 

@@ -67,7 +67,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Layer(in_dim, hidden_dim), Layer(hidden_dim, hidden_dim)])
 
     def forward(self, minibatch):
-        """Of the purchases, then of the negatives: the dot product of user and item."""
+        """The dot product of user and item of each purchase, then of each negative."""
         x = {ntype: minibatch.features[f"{ntype}.feat"] for ntype in ("user", "item")}
         x = self.layers[0](minibatch.blocks[0], x)
         x = self.layers[1](minibatch.blocks[1], {ntype: rows.relu() for ntype, rows in x.items()})
@@ -76,7 +76,7 @@ class Model(nn.Module):
 
 
 def assert_no_future(minibatch):
-    """Every edge is earlier than the purchase that it is sampled for. Returns the number of edges."""
+    """Assert that edges are earlier than the purchase that they are sampled for. Returns their number."""
     seed_times = minibatch.times  # by node type; trees are numbered type after type, in this order
     of_trees = torch.cat([seed_times[ntype] for ntype in minibatch.batch if ntype in seed_times])
     count = 0
@@ -91,7 +91,7 @@ def assert_no_future(minibatch):
 
 @torch.no_grad()
 def accuracy(model, loader):
-    """How often a purchase scores higher than its negative: 50 % by chance."""
+    """The share of purchases that score higher than their negatives: 50 % by chance."""
     right = total = 0
     for minibatch in loader:
         purchases, negatives = model(minibatch).chunk(2)
