@@ -1,13 +1,11 @@
 """How many pages does lookahead hit, and what do planning, gathering and computing heat cost?
 
     python bench/cache.py hits       hit ratio by policy and window, compared with Belady's MIN
-                                     (--trace FILE: window buffering and pinning on that trace)
     python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
                                      (--most-lines 100000000 for more than 10 million)
     python bench/cache.py gather     plan + gather of cached rows, compared with torch.index_select; and
                                      rows stored with fewer bits, as float32, compared with float32
-    python bench/cache.py carry      edges per second of a pass of reverse PageRank
 
 Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed. A
 trace is a list of int64 arrays: the unique nodes of each minibatch of neighbor sampling on an R-MAT graph, or
@@ -41,7 +39,6 @@ from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.sampler import Neighbor, Topology
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
-from gids.trace import Trace
 from gids.trace.replay import BatchList, Optimum, replay
 from gids.write import DatasetWriter
 
@@ -147,27 +144,7 @@ def heat(args: argparse.Namespace, figures: Figures) -> None:
                 figures.add(f"{where}: {policy} of MIN", ratio / best, "x", note=f"{100 * ratio:.2f} %")
 
 
-def carry(args: argparse.Namespace, figures: Figures) -> None:
-    rng = np.random.default_rng(3)
-    indptr, indices = rmat(14 if args.small else 20, 16, rng)
-    nodes = len(indptr) - 1
-    shares = rng.random(nodes)
-    expected = np.bincount(indices, np.repeat(shares, np.diff(indptr)), nodes)
-    times = []
-    for _ in range(args.repeat):
-        visits = np.zeros(nodes)
-        begun = time.perf_counter()
-        assert _core.carry_to_sources(indptr, indices, shares, visits) is None
-        times.append(time.perf_counter() - begun)
-        assert np.allclose(visits, expected)
-    rate = len(indices) / median(times) / 1e6
-    figures.add(f"{nodes} nodes, edges carried", rate, "million/s", bar=20)
-
-
 def hits(args: argparse.Namespace, figures: Figures) -> None:
-    if args.trace:
-        hits_of_trace(args.trace, figures)
-        return
     rng = np.random.default_rng(1)
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
     nodes = 1 << log2_nodes
@@ -176,7 +153,20 @@ def hits(args: argparse.Namespace, figures: Figures) -> None:
     trace = sample_trace(indptr, indices, rng, train=train, seeds=seeds, minibatches=minibatches)
     heat = page_heat(np.bincount(indices, minlength=nodes), 1)
     lines = int(5 * np.mean([len(b) for b in trace])) if args.small else nodes // 100
-    ratio, best = compare_with_min(trace, heat, lines, figures)
+    warm = len(trace) // 4
+    average, pages = np.mean([len(b) for b in trace]), sum(len(b) for b in trace[warm:])
+    best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / pages
+    size = f"{lines} lines = {lines / average:.3g} minibatches"
+    print(f"{nodes} pages, {len(trace)} minibatches of {average:.0f} pages")
+    figures.add(f"{size}, MIN", 100 * best, "% hits")
+
+    def ratio(policy: str, window: int) -> float:
+        options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": heat}
+        value = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
+        note = f"{value / best:.3f} of MIN"
+        figures.add(f"{size}, {policy} W={window}", 100 * value, "% hits", note=note)
+        return value
+
     for policy in ("random", "lru", "static"):
         ratio(policy, 0)
     pin = ratio("window-pin", 8)
@@ -189,53 +179,6 @@ def hits(args: argparse.Namespace, figures: Figures) -> None:
     figures.add("lookahead W=16 over window-pin W=8", by_window[16] / pin, "x", bar=1.4)
     fall = 100 * max(np.maximum.accumulate(by_window) - by_window)
     figures.add("largest fall as W grows", fall, "points", most=0.5)
-
-
-def hits_of_trace(path: Path, figures: Figures) -> None:
-    """Compare window buffering with static pinning (the paper's Figure 11) on a trace of gids bench."""
-    with Trace(path) as traced:
-        trace, heat = [traced.pages(b) for b in range(traced.batch_count)], traced.tables[0].heat
-        assert heat is not None, "the trace has no heat"
-        for minibatches in (2, 5, 10):
-            lines = int(minibatches * np.mean([len(b) for b in trace]))
-            ratio, _ = compare_with_min(trace, heat, lines, figures)
-            pinned = pinned_hits(trace, heat, lines)
-            figures.add(f"{minibatches} minibatches, pinned", 100 * pinned, "% hits")
-            for policy, window in (("window-pin", 8), ("lookahead", 16)):
-                ratio(policy, window)
-
-
-def pinned_hits(trace: list[np.ndarray], heat: np.ndarray, lines: int, share: float = 0.4) -> float:
-    """The hit ratio if a share of the lines always holds the hottest pages and the rest evicts at random."""
-    pinned = np.zeros(len(heat), bool)
-    pinned[np.argsort(heat)[len(heat) - int(share * lines) :]] = True
-    rest = BatchList([pages[~pinned[pages]] for pages in trace])
-    warm = len(trace) // 4
-    options = {"lines": lines - int(share * lines), "policy": "random", "window": 0, "planned": 2}
-    replayed = replay(rest, len(heat), **options, seed=1, warm=warm)
-    missed = (replayed.pages - replayed.hits).sum()
-    return float(1 - missed / sum(len(pages) for pages in trace[warm:]))
-
-
-def compare_with_min(
-    trace: list[np.ndarray], heat: np.ndarray, lines: int, figures: Figures
-) -> tuple[Callable[[str, int], float], float]:
-    """Return a function that adds and returns the hit ratio of (policy, window), and the ratio of MIN."""
-    warm = len(trace) // 4
-    average, pages = np.mean([len(b) for b in trace]), sum(len(b) for b in trace[warm:])
-    best = Optimum(BatchList(trace), len(heat)).hits(lines)[warm:].sum() / pages
-    size = f"{lines} lines = {lines / average:.3g} minibatches"
-    print(f"{len(heat)} pages, {len(trace)} minibatches of {average:.0f} pages")
-    figures.add(f"{size}, MIN", 100 * best, "% hits")
-
-    def ratio(policy: str, window: int) -> float:
-        options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": heat}
-        value = replay(BatchList(trace), len(heat), **options, seed=1, warm=warm).hit_ratio
-        note = f"{value / best:.3f} of MIN"
-        figures.add(f"{size}, {policy} W={window}", 100 * value, "% hits", note=note)
-        return value
-
-    return ratio, best
 
 
 def planning(args: argparse.Namespace, figures: Figures) -> None:
@@ -343,10 +286,9 @@ def fill(loader: gids.FeatureLoader, everything: Sequence[torch.Tensor]) -> None
 
 
 def main() -> None:
-    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
+    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather}
     parser = make_parser(__doc__, "dir", "repeat")
     add = parser.add_argument
-    add("--trace", type=Path, metavar="FILE", help="hits: a trace of `gids bench hit-ratio --record`")
     add("question", choices=list(questions))
     add(
         "--most-lines",

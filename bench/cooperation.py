@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cooperation_counts import Asked, Sampled, ask, pages_of, received, replicate, sample, unite
+from cooperation_counts import Sampled, ask, pages_of, received, replicate, sample, unite
 from graphs import GRAPHS, OWNERS, Ids, OwnersOf, make_graph, seed_order
 from harness import Figures, integers, make_parser
 
@@ -137,14 +137,14 @@ def count_replicas(case: Case, alone: Sequence[Sampled]) -> list[Row]:
         row: Row = {"P": ranks, "c": copies, "held": 1 / parts}
         for method in ("hash", "community"):
             owners = case.owners(method, parts)
-            foreign = [m.foreign(owners, rank // copies) for rank, m in enumerate(alone)]
-            asked = sum(
-                (ask(m, f, case.in_degrees, case.args.fanouts) for m, f in zip(alone, foreign, strict=True)),
-                Asked(0, 0, 0),
-            )
+            foreign = [owners[m.nodes] != rank // copies for rank, m in enumerate(alone)]
+            asked = [
+                ask(m, f, case.in_degrees, case.args.fanouts) for m, f in zip(alone, foreign, strict=True)
+            ]
+            requests, drawn, adjacent = 8 * np.sum(asked, axis=0) / ranks
             row[f"rows, {method}"] = np.mean([np.count_nonzero(f) for f in foreign])
-            row[f"sampling bytes, {method}"] = asked.sampling_bytes / ranks
-            row[f"adjacency bytes, {method}"] = asked.adjacency_bytes / ranks
+            row[f"sampling bytes, {method}"] = requests + drawn
+            row[f"adjacency bytes, {method}"] = requests + adjacent
         rows.append(row)
     return rows
 

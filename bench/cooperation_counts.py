@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from graphs import Ids, Owners
 
-from gids.sampler import Block, Minibatch, Sampler, Topology
+from gids.sampler import Block, Sampler, Topology
 
 Counts = npt.NDArray[np.int64]
 
@@ -27,21 +27,13 @@ class Sampled:
     frontiers: list[int]
     blocks: list[Block]
 
-    @staticmethod
-    def of(minibatch: Minibatch, *, keep_blocks: bool = True) -> Sampled:
-        blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
-        assert isinstance(minibatch.input_nodes, torch.Tensor)
-        frontiers = [block.num_dst for block in reversed(blocks)]
-        return Sampled(minibatch.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
-
-    def foreign(self, owners: Owners, rank: int) -> npt.NDArray[np.bool_]:
-        """Of each input node: whether another rank owns it."""
-        return owners[self.nodes] != rank
-
 
 def sample(sampler: Sampler, topology: Topology, seeds: Ids, step: int, *, keep_blocks: bool) -> Sampled:
     minibatch = sampler.sample(topology, torch.from_numpy(seeds), step=step)
-    return Sampled.of(minibatch, keep_blocks=keep_blocks)
+    blocks = [block for block in minibatch.blocks if isinstance(block, Block)]
+    assert isinstance(minibatch.input_nodes, torch.Tensor)
+    frontiers = [block.num_dst for block in reversed(blocks)]
+    return Sampled(minibatch.input_nodes.numpy(), frontiers, blocks if keep_blocks else [])
 
 
 def unite(minibatches: Sequence[Sampled], node_count: int) -> Iterator[Ids]:
@@ -75,39 +67,18 @@ def received(minibatch: Sampled, owners: Owners, ranks: int) -> list[Counts]:
     return found
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What one rank sends and gets if the owners of nodes sample for it, or send whole adjacency rows.
-
-    requests: ids that it sends. drawn: ids that it gets, at most fanout per request. adjacent: ids that it
-    gets instead if adjacency rows are sent.
-    """
-
-    requests: int
-    drawn: int
-    adjacent: int
-
-    def __add__(self, other: Asked) -> Asked:
-        return Asked(self.requests + other.requests, self.drawn + other.drawn, self.adjacent + other.adjacent)
-
-    @property
-    def sampling_bytes(self) -> int:
-        return 8 * (self.requests + self.drawn)
-
-    @property
-    def adjacency_bytes(self) -> int:
-        return 8 * (self.requests + self.adjacent)
-
-
 def ask(
     minibatch: Sampled, foreign: npt.NDArray[np.bool_], in_degrees: Counts, fanouts: Sequence[int]
-) -> Asked:
-    """For one minibatch of a rank. fanouts: from the input layer on, all 1 or more."""
-    asked = Asked(0, 0, 0)
+) -> Counts:
+    """What one rank sends and gets for a minibatch if the owners of nodes sample for it: int64[3].
+
+    The ids that it sends; the ids that it gets, at most fanout for each; and those that it gets instead if
+    whole adjacency rows are sent. fanouts: from the input layer on, all 1 or more.
+    """
+    asked = np.zeros(3, np.int64)
     for frontier, fanout in zip(minibatch.frontiers, reversed(fanouts), strict=True):
         degrees = in_degrees[minibatch.nodes[:frontier][foreign[:frontier]]]
-        drawn = int(np.minimum(degrees, fanout).sum())
-        asked += Asked(len(degrees), drawn, int(degrees.sum()))
+        asked += [len(degrees), np.minimum(degrees, fanout).sum(), degrees.sum()]
     return asked
 
 

@@ -21,6 +21,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +42,7 @@ from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import read_ahead_bytes
-from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
+from gids.measure.sides import Comparison, EpochConfig, EpochResult, why_no_limit
 from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
@@ -113,30 +114,15 @@ def run_sides(args: argparse.Namespace, directory: Path, table: Table) -> tuple[
         + (f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"),
         flush=True,
     )
-    headroom_bytes, read_around = 0, None
-
-    def run_ours() -> EpochResult:
-        nonlocal headroom_bytes
-        result = run_gids(ours, say=print, limited=not no_limit)
-        headroom_bytes = result.headroom_bytes or 0
-        return result
-
-    def run_stock(**options: object) -> EpochResult | None:
-        config = replace(ours, side="stock", headroom_bytes=headroom_bytes, **options)
-        result = run_other(STOCK, config, limited=not no_limit)
-        if isinstance(result, str):
-            print(f"  {result}", flush=True)
-            return None
-        return result
-
-    def run_as_is() -> EpochResult | None:
-        nonlocal read_around
-        with read_ahead(directory, DEFAULT_READ_AHEAD_BYTES):
-            read_around = read_ahead_bytes(directory)
-            return run_stock(random_access=False, most_seconds=60, val_nodes=0)
-
-    sides = {GIDS: run_ours, STOCK: run_as_is, ADVISED: run_stock}
-    return alternate(sides, args.rounds), read_around
+    comparison = Comparison(limited=not no_limit, say=print)
+    stock = replace(ours, side="stock")
+    as_is = replace(stock, random_access=False, most_seconds=60, val_nodes=0)
+    with read_ahead(directory, DEFAULT_READ_AHEAD_BYTES):  # MADV_RANDOM and gids do without
+        sides = {
+            name: partial(comparison.run, name, config)
+            for name, config in ((GIDS, ours), (STOCK, as_is), (ADVISED, stock))
+        }
+        return alternate(sides, args.rounds), read_ahead_bytes(directory)
 
 
 def report(

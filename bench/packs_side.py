@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import torch
 
 import gids
 from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
+from gids.measure.features import map_array
 from gids.measure.isolation import cached_share, serve
 from gids.measure.kept_rows import KeptRows
 from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
@@ -70,10 +70,7 @@ def sampling(config: dict[str, Any]) -> dict[str, Any]:
 def mapped(table: Table) -> torch.Tensor:
     """The only shard, mapped with MADV_RANDOM. Its pages have no padding."""
     [shard] = table.shard_paths
-    with open(shard, "rb") as file:
-        found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
-    found.madvise(mmap.MADV_RANDOM)
-    return torch.from_numpy(np.frombuffer(found, np.float32)).view(-1, *table.shape)[: table.row_count]
+    return map_array(Path(shard), table, random_access=True)
 
 
 def dgl_graph(store: FeatureStore) -> Any:

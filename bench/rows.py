@@ -37,6 +37,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -116,12 +117,12 @@ def compare(figures: Figures, name: str, sides: Sides, rounds: int) -> None:
             figures.ratio(f"{name}, {ours} over {other}", rates[ours], rates[other], bar=bar)
 
 
-def sides_of_mapped(config: dict[str, Any]) -> Sides:
+def sides_of_mapped(config: dict[str, Any], threads: Sequence[int]) -> Sides:
     plain, advised = ({**config, "what": "reads", "advised": advised} for advised in (False, True))
     return {
         "gids": partial(run, "gids_loader", THREADS, plain),
-        **{f"mapped, {n} threads": partial(run, "mapped", n, plain) for n in (1, 2, 16)},
-        **{f"mapped, advised, {n} threads": partial(run, "mapped", n, advised) for n in (2, 16)},
+        **{f"mapped, {n} threads": partial(run, "mapped", n, plain) for n in threads},
+        **{f"mapped, advised, {n} threads": partial(run, "mapped", n, advised) for n in threads if n > 1},
     }
 
 
@@ -168,7 +169,7 @@ def measure(args: argparse.Namespace, figures: Figures, row_bytes: int, whats: l
                 write_graph(directory / "graph.npz", rows, args.seed)
         for what in whats:
             sides = {
-                "mapped": lambda: sides_of_mapped(config),
+                "mapped": lambda: sides_of_mapped(config, [THREADS] if args.small else [1, THREADS, 16]),
                 "reads": lambda: sides_of_reads(config),
                 "pipe": lambda: sides_of_pipe(config, args.pipe_seconds),
                 "hits": lambda: sides_of_hits(config),

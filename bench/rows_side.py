@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import time
@@ -10,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 
 import gids
 from gids.measure.counters import resident_bytes
+from gids.measure.features import map_array
 from gids.measure.isolation import serve
 from gids.measure.memory_group import limit_own_memory
 
@@ -87,11 +88,8 @@ def load_newest(config: Config) -> None:
 
 
 def read_mapped(config: Config) -> Read:
-    with open(config["shard"], "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
-    if config["advised"]:
-        mapped.madvise(mmap.MADV_RANDOM)
-    features = torch.from_numpy(np.frombuffer(mapped, np.float32).reshape(-1, config["dim"]))
+    table = gids.FeatureStore(config["dataset"]).table(TABLE)
+    features = map_array(Path(config["shard"]), table, random_access=config["advised"])
     return lambda ids: features[ids]
 
 

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gids.cli import main
-from gids.convert.synthetic import GraphSpec, write_graph
-
 BENCH = Path(__file__).parents[1] / "bench"
 IN_MEMORY = ("cooperation.py", "dependent.py", "labor.py", "placement.py", "sampling.py")
 """Scripts without --dir."""
@@ -49,7 +46,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("cache.py", ["planning", "--repeat", "1"], "ns per page  (target <= 100"),
         ("cache.py", ["gather", "--repeat", "1"], "int8 per column: gather over that of float32"),
         ("cache.py", ["heat"], "static of MIN"),
-        ("cache.py", ["carry", "--repeat", "1"], "edges carried"),
         ("rows.py", ["mapped"], "mapped, 4096 B, gids over mapped, 2 threads"),
         ("training.py", ["dtypes"], "points from float32"),
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
@@ -90,22 +86,6 @@ def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path, r
     assert written["command"].startswith(f"bench/{name}")
     assert written["figures"] or written["tables"]
     assert [path.name for path in tmp_path.iterdir()] == [result.name]
-
-
-def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path: Path, run: Run) -> None:
-    spec = GraphSpec(3000, degree=8.0, dim=16, train_count=200)
-    write_graph(tmp_path / "graph", spec)
-    dataset, trace = str(tmp_path / "graph.gids"), str(tmp_path / "t.trace")
-    assert main(["convert", str(tmp_path / "graph"), dataset, "--page-bytes", "512", "--quiet"]) == 0
-    sampled = ["--batch-size", "4", "--fanouts", "2,2", "--batches", "40", "--cache", "20%", "--quiet"]
-    assert main(["bench", "hit-ratio", dataset, *sampled, "--record", trace]) == 0
-    run("cache.py", "hits", "--trace", trace, "--json", str(tmp_path / "hits.json"))
-    figures = json.loads((tmp_path / "hits.json").read_text())["figures"]
-    pinned, lookahead = (
-        next(figure["value"] for figure in figures if figure["name"].endswith(side))
-        for side in ("pinned", "lookahead W=16")
-    )
-    assert 0 < pinned < lookahead < 100
 
 
 def test_cooperation_is_drawn(tmp_path: Path, run: Run) -> None:

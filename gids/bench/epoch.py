@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
             "cache, which it cannot if they are larger than memory"
         )
-    comparison = Comparison(limited=not no_limit)
+    comparison = Comparison(limited=not no_limit, say=report.note)
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
         ours = _config(args, store, table, Path(directory), report)
@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             if args.trace is not None and name not in comparison.results and name == OURS:
                 config = replace(config, timeline=str(args.trace.absolute()))
             config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
-            result = comparison.run(name, config, title=f"`{name}`", timeout_s=timeout_s, say=report.note)
+            result = comparison.run(name, config, timeout_s=timeout_s)
             if result is not None:
                 report.subject.update(headroom_bytes=comparison.headroom_bytes)
                 _add(report, name, result, config)

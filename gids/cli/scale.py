@@ -98,7 +98,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import check_plotting
     from gids.scale.curves import Setting, measure
-    from gids.scale.cut import Cut
+    from gids.scale.cut import cut_shares
     from gids.scale.model import Model, Plan, predict_all
     from gids.scale.plot import draw
     from gids.store import FeatureStore, graphs_of
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         curves = measure(store, setting, ranks[-1] * args.batch_size, lambda _: progress.add(1))
     several = len(store.node_types) > 1
     methods = dict.fromkeys(["hash", *([] if several else ["range"]), args.owners])
-    shares = {method: Cut(store, graphs_of(store), method).shares(ranks) for method in methods}
+    shares = {method: cut_shares(store, graphs_of(store), method, ranks) for method in methods}
     cut = (
         {}
         if args.owners == "hash"

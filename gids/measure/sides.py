@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from gids.loader.options import Reads
 
 _MODULE = "gids.measure.epoch"
+_CURES: dict[type[FreshProcessError], str] = {
+    FreshProcessOutOfMemory: "give it more memory, smaller minibatches or fewer workers",
+    FreshProcessTimeout: "the disk may be very slow or busy; try fewer minibatches, or another disk",
+}
 _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too small
 
 
@@ -144,74 +148,48 @@ def run_side(
         return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s))
 
 
-def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any) -> EpochResult:
-    """Call run_side for the side gids. If memory runs out, call it again with more headroom.
-
-    say(sentence) is called in that case. options: as in run_side. Give the result's headroom_bytes to the
-    other sides too. Raises FreshProcessError with advice.
-    """
-    try:
-        try:
-            return run_side(config, **options)
-        except FreshProcessOutOfMemory as error:
-            say(f"gids {error.reason}; it runs again with {format_bytes(_SPARE_BYTES)} more")
-            return run_side(replace(config, spare_bytes=config.spare_bytes + _SPARE_BYTES), **options)
-    except FreshProcessOutOfMemory as error:
-        cure = "give it more memory, smaller minibatches or fewer workers"
-        raise FreshProcessError(f"gids {error.reason}: {cure}", error.reason) from error
-    except FreshProcessTimeout as error:
-        cure = "the disk may be very slow or busy; try fewer minibatches, or another disk"
-        raise FreshProcessError(f"gids {error.reason}: {cure}", error.reason) from error
-
-
-def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | str:
-    """Call run_side for another side. Returns a sentence if it fails. options: as in run_side."""
-    try:
-        return run_side(config, **options)
-    except FreshProcessError as error:
-        return f"{name} {error.reason}"
-    except OSError as error:  # no memory control group
-        return f"{name} could not be started: {error.strerror or error}"
-
-
 class Comparison:
     """Runs sides one after the other, all with the headroom that the first one measured.
 
-    Only gids must succeed. limited: whether memory is limited. results: the last result of each side, by
-    name.
+    Only gids must succeed. limited: whether memory is limited. say(sentence) is called if gids runs again
+    with more headroom, and with the failure of another side. results: the last result of each side, by name.
     """
 
-    def __init__(self, *, limited: bool) -> None:
+    def __init__(self, *, limited: bool, say: Callable[[str], None]) -> None:
         self.results: dict[str, EpochResult] = {}
         self.headroom_bytes = 0
-        self._limited = limited
+        self._limited, self._say = limited, say
 
-    def run(
-        self,
-        name: str,
-        config: EpochConfig,
-        *,
-        title: str,
-        timeout_s: float,
-        say: Callable[[str], None],
-    ) -> EpochResult | None:
-        """Run a side. Returns None if it failed. Blocks.
+    def run(self, name: str, config: EpochConfig, *, timeout_s: float = 3600) -> EpochResult | None:
+        """Run a side; gids that runs out of memory, twice. Returns None if another side failed. Blocks.
 
-        say(sentence) is called if gids runs again, and with the failure of another side, which is named by
-        title. Raises FreshProcessError if gids fails.
+        Raises FreshProcessError with advice if gids fails.
         """
         config = replace(config, headroom_bytes=self.headroom_bytes)
-        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s}
-        if config.side == "gids":
-            outcome: EpochResult | str = run_gids(config, say=say, **options)
-        else:
-            outcome = run_other(title, config, **options)
-        if isinstance(outcome, str):
-            say(outcome)
+        ours, options = config.side == "gids", {"limited": self._limited, "timeout_s": timeout_s}
+        try:
+            try:
+                result = run_side(config, **options)
+            except FreshProcessOutOfMemory as error:
+                if not ours:
+                    raise
+                self._say(f"gids {error.reason}; it runs again with {format_bytes(_SPARE_BYTES)} more")
+                result = run_side(replace(config, spare_bytes=config.spare_bytes + _SPARE_BYTES), **options)
+        except FreshProcessError as error:
+            if not ours:
+                self._say(f"`{name}` {error.reason}")
+                return None
+            if cure := _CURES.get(type(error)):
+                raise FreshProcessError(f"gids {error.reason}: {cure}", error.reason) from error
+            raise
+        except OSError as error:  # no memory control group
+            if ours:
+                raise
+            self._say(f"`{name}` could not be started: {error.strerror or error}")
             return None
-        self.results[name] = outcome
-        self.headroom_bytes = self.headroom_bytes or outcome.headroom_bytes or 0
-        return outcome
+        self.results[name] = result
+        self.headroom_bytes = self.headroom_bytes or result.headroom_bytes or 0
+        return result
 
 
 def why_no_limit() -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from gids.distributed.owners import HashOwners, Owners, RangeOwners
+from gids.distributed.owners import HashOwners, RangeOwners
 from gids.distributed.source import OwnedBy
 from gids.store import FeatureStore, Graph
 from gids.write.row_order import community_order
@@ -17,50 +17,49 @@ METHODS = (*get_args(OwnedBy), "community")
 _MOST_EDGES = 2_000_000  # of each relation; of more, so many are drawn
 
 
-class Cut:
-    """The cut of a dataset's edges. Communities are found once. Nodes have the owners of "hash" with "heat".
+def cut_shares(
+    store: FeatureStore, graphs: Sequence[Graph], method: str, ranks: Sequence[int], seed: int = 0
+) -> dict[int, float]:
+    """The share of edges that is cut, 0 to 1, by number of ranks. "heat" has the owners of "hash".
 
     Raises ValueError for an unknown method, and for communities of a dataset with several node types.
     """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)} (got {method!r})")
+    rng = np.random.default_rng(seed)
+    ends = [(g.relation, *_edges(g, rng)) for g in graphs]
+    weights = [g.num_edges for g in graphs]
+    positions = _communities(store, graphs) if method == "community" else None
 
-    def __init__(self, store: FeatureStore, graphs: Sequence[Graph], method: str, seed: int = 0) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)} (got {method!r})")
-        self._method, self._positions = method, None
-        rng = np.random.default_rng(seed)
-        self._ends = [(g.relation, *_edges(g, rng)) for g in graphs]
-        self._counts = {t: store.num_nodes(t) for t in store.node_types}
-        self._weights = [g.num_edges for g in graphs]
-        if method == "community":
-            if len(self._counts) > 1:
-                raise ValueError(
-                    f"owners by community need one node type ({store.name} has {len(self._counts)}): use "
-                    "hash or range"
-                )
-            [ntype] = self._counts
-            degrees = np.zeros(self._counts[ntype], np.int64)
-            for graph in graphs:
-                degrees += np.bincount(graph.indices, minlength=len(degrees))
-            self._positions = community_order(
-                [(g.indptr, g.indices) for g in graphs], degrees.astype(np.uint32)
-            )
+    def owners(ntype: str, ids: np.ndarray, count: int) -> np.ndarray:
+        if positions is not None:
+            return positions[ids].astype(np.int64) * count // len(positions)
+        by_range = method == "range"
+        return (RangeOwners(count, store.num_nodes(ntype)) if by_range else HashOwners(count)).of(ids)
 
-    def share(self, ranks: int) -> float:
-        """Between 0 and 1."""
-        owners = {t: self._owners(ranks, count) for t, count in self._counts.items()}
+    def share(count: int) -> float:
         cut = [
-            float(np.mean(owners[dst].of(targets) != owners[src].of(sources))) if len(sources) else 0.0
-            for (src, _, dst), targets, sources in self._ends
+            float(np.mean(owners(dst, targets, count) != owners(src, sources, count)))
+            if len(sources)
+            else 0.0
+            for (src, _, dst), targets, sources in ends
         ]
-        return float(np.average(cut, weights=self._weights)) if sum(self._weights) else 0.0
+        return float(np.average(cut, weights=weights)) if sum(weights) else 0.0
 
-    def shares(self, ranks: Sequence[int]) -> Mapping[int, float]:
-        return {count: self.share(count) for count in ranks}
+    return {count: share(count) for count in ranks}
 
-    def _owners(self, ranks: int, count: int) -> Owners:
-        if self._positions is None and self._method != "range":
-            return HashOwners(ranks)
-        return RangeOwners(ranks, count, positions=self._positions)
+
+def _communities(store: FeatureStore, graphs: Sequence[Graph]) -> np.ndarray:
+    """The position of each node in the order by communities."""
+    if len(store.node_types) > 1:
+        raise ValueError(
+            f"owners by community need one node type ({store.name} has {len(store.node_types)}): use hash or "
+            "range"
+        )
+    degrees = np.zeros(store.num_nodes(store.node_types[0]), np.int64)
+    for graph in graphs:
+        degrees += np.bincount(graph.indices, minlength=len(degrees))
+    return community_order([(g.indptr, g.indices) for g in graphs], degrees.astype(np.uint32))
 
 
 def _edges(graph: Graph, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -93,25 +93,6 @@ def test_a_wrong_row_is_found_before_the_measurement(
     assert "engine 'threads' reads rows of '_N.feat' that differ" in said
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--engines", "spdk"], "--engines takes uring, threads, mmap (got 'spdk')"),
-        (["--policy", "best"], "policy must be one of lookahead"),
-        (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
-        (["--cache", "900TB"], "more than half of the available memory"),
-        (["--window", "24"], "window + planned must be at most 24 (got 24 + 1)"),
-        (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
-    ],
-)
-def test_bad_options_are_refused_with_the_reason(
-    dataset: Path, bench: Bench, args: list[str], said: str
-) -> None:
-    status, text, _ = bench("bandwidth", dataset, *SMALL, *args)
-    assert status == 2
-    assert said in text
-
-
 def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "shard.bin"
     path.write_bytes(bytes(8 * 4096))

@@ -16,7 +16,6 @@ from epoch_results import epoch_result
 
 from gids.bench import arguments, epoch
 from gids.bench.epoch import check_dataset, write_links
-from gids.cli import main
 from gids.loader.options import Reads
 from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
@@ -251,29 +250,3 @@ def test_missing_parts_of_the_dataset_are_named(
     status, text, _ = bench("epoch", path, *SMALL)
     assert status == 2
     assert said in text
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--sides", "pyg"], "--sides takes gids, stock-random, stock (got 'pyg')"),
-        (
-            ["--memory-limit", "1MB"],
-            "--memory-limit 1.0 MB is too small for the minibatches in flight: give 101 MB or more",
-        ),
-        (["--sides", "stock", "--trace", "t.json"], "--trace t.json needs the side gids: add it to --sides"),
-        (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
-    ],
-)
-def test_bad_options_are_refused_with_the_reason(
-    dataset: Path, bench: Bench, args: list[str], said: str
-) -> None:
-    status, text, _ = bench("epoch", dataset, *SMALL, *args)
-    assert status == 2
-    assert said in text
-
-
-def test_a_window_out_of_range_is_refused(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "epoch", str(dataset), "--window", "23"])
-    assert "--window: '23' is not a whole number from 0 to 22" in capsys.readouterr().err

@@ -249,66 +249,6 @@ def test_a_note_says_that_the_cache_holds_the_whole_table(dataset: Path, bench: 
     assert ratios(report, "lru") == ratios(report, "MIN")
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (
-            ["--policies", "lookahead,belady"],
-            "--policies takes lookahead, window-pin, ",
-        ),
-        (["--cache", "5apples"], "--cache 5apples is not a cache size: use 2% (of the pages), 4GB or 5x"),
-        (["--advise", "soon"], "--advise soon is not a goal: use a hit ratio such as 60%"),
-        (["--planned", "30"], "--planned must be 24 or less (got 30)"),
-        (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
-        (
-            ["--sampler", "labor,pinsage"],
-            "--sampler must be one of neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
-        ),
-        (["--sampler", "labor,walk", "--record", "t"], "--record writes one trace: give one --sampler"),
-        (["--advise", "60%"], "for lookahead: remove --cache"),
-        (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
-        (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
-        (["--record", "/proc/a.trace"], "/proc/a.trace cannot be written: "),
-    ],
-)
-def test_bad_options_are_refused_with_the_reason(
-    dataset: Path, bench: Bench, args: list[str], said: str
-) -> None:
-    status, text, report = bench("hit-ratio", dataset, *SMALL, *args)
-    assert status == 2
-    assert said in text
-    assert not report
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--repeat", "0"], "--repeat: '0' is not a whole number of 1 or more"),
-        (["--seed", "-1"], "--seed: '-1' is not a whole number of 0 or more"),
-        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds of 0 or more (0: no limit)"),
-        (["--seconds", "nan"], "--seconds: 'nan' is not a number of seconds"),
-        (["--pages-per-s", "0"], "--pages-per-s: '0' is not a number greater than 0"),
-        (["--windows", "-1"], "--windows: '-1' is not a list of numbers of 0 or more, such as 4,8,16"),
-        (["--warm-up", "101%"], "--warm-up: '101%' is not a share"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(
-    dataset: Path, bench: Bench, capsys: pytest.CaptureFixture[str], args: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit):
-        bench("hit-ratio", dataset, *args)
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kappa", ["0", "1.5", "many", "1,-inf"])
-def test_kappas_are_whole_numbers_or_infinity(
-    dataset: Path, bench: Bench, kappa: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        bench("hit-ratio", dataset, *SMALL, "--kappa", kappa)
-    assert "is not a list of numbers of 1 or more, or inf, such as 1,16,inf" in capsys.readouterr().err
-
-
 def test_a_file_that_is_not_a_trace_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
     status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")

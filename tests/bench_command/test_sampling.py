@@ -83,20 +83,3 @@ def test_an_edge_that_is_not_in_the_graph_is_found(dataset: Path) -> None:
     twice = replace(minibatch, input_nodes=minibatch.input_nodes[[0, *range(len(minibatch.input_nodes))]])
     with pytest.raises(FormatError):
         verify(twice)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--sampler", "magic"], "--sampler must be one of neighbor"),
-        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
-        (["--fanouts", "3,0"], "fanouts"),
-        (["--seeds", "test"], "has no test split"),
-    ],
-)
-def test_bad_options_are_refused_with_the_reason(
-    dataset: Path, bench: Bench, args: list[str], said: str
-) -> None:
-    status, text, _ = bench("sampling", dataset, *SMALL, *args)
-    assert status == 2
-    assert said in text

@@ -15,7 +15,7 @@ import pytest
 
 from gids.bench.arguments import SAMPLERS
 from gids.cli import main
-from gids.scale.cut import Cut
+from gids.scale.cut import cut_shares
 from gids.store import FeatureStore, graphs_of
 from gids.write import DatasetWriter
 
@@ -140,8 +140,8 @@ def test_memory_limits_the_recommendation(dataset: Path, run: Run) -> None:
 def test_owners_of_communities_cut_fewer_edges(dataset: Path, run: Run, tmp_path: Path) -> None:
     store, found = FeatureStore(dataset), {}
     graphs = graphs_of(store)
-    cut = {method: Cut(store, graphs, method).share(4) for method in ("hash", "range", "community")}
-    assert Cut(store, graphs, "heat").share(4) == cut["hash"]
+    cut = {method: cut_shares(store, graphs, method, [4])[4] for method in ("hash", "range", "community")}
+    assert cut_shares(store, graphs, "heat", [4])[4] == cut["hash"]
     targets = np.repeat(np.arange(2000), np.diff(graphs[0].indptr))
     assert cut["range"] == pytest.approx(np.mean(targets // 500 != graphs[0].indices // 500))
     assert cut["hash"] == pytest.approx(0.75 * np.mean(targets != graphs[0].indices), abs=0.02)

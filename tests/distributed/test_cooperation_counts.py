@@ -90,7 +90,7 @@ def test_ids_are_asked_of_other_owners_and_at_most_fanout_come_back(
 ) -> None:
     owners, degrees = owned_by(3), np.diff(topology.graphs[0].indptr)
     for rank, minibatch in enumerate(drawn(bench, topology, 3)):
-        asked = bench.ask(minibatch, minibatch.foreign(owners, rank), degrees, FANOUTS)
+        asked = bench.ask(minibatch, owners[minibatch.nodes] != rank, degrees, FANOUTS)
         requests = sampled = adjacent = 0
         for layer, fanout in enumerate(reversed(FANOUTS)):
             for v in frontier_of(minibatch, layer):
@@ -98,8 +98,8 @@ def test_ids_are_asked_of_other_owners_and_at_most_fanout_come_back(
                     requests += 1
                     sampled += min(int(degrees[v]), fanout)
                     adjacent += int(degrees[v])
-        assert (asked.requests, asked.drawn, asked.adjacent) == (requests, sampled, adjacent)
-        assert asked.sampling_bytes == 8 * (requests + sampled) < asked.adjacency_bytes
+        assert asked.tolist() == [requests, sampled, adjacent]
+        assert sampled < adjacent
 
 
 def test_adjacency_rows_of_the_published_algorithm(bench: ModuleType, topology: Topology) -> None:

@@ -66,36 +66,35 @@ def killed():
     )
 
 
+def compare(config, name="stock DGL"):
+    """(result, sentences) of a comparison that runs one side."""
+    said = []
+    comparison = sides.Comparison(limited=True, say=said.append)
+    comparison.headroom_bytes = config.headroom_bytes
+    return comparison.run(name, config), said
+
+
 @pytest.mark.slow
 def test_stock_that_runs_out_of_memory_is_reported_with_its_limit(config, limit):
-    tiny = replace(config, side="stock", memory_bytes=1, headroom_bytes=1)
-    found = sides.run_other("stock DGL", tiny)
-    assert isinstance(found, str)
-    assert found.startswith("stock DGL needed more than ")
-    assert found.endswith(" MB of memory and was killed by the kernel")
+    result, [sentence] = compare(replace(config, side="stock", memory_bytes=1, headroom_bytes=1))
+    assert result is None
+    assert sentence.startswith("`stock DGL` needed more than ")
+    assert sentence.endswith(" MB of memory and was killed by the kernel")
 
 
 @pytest.mark.slow
-def test_gids_that_runs_out_of_memory_gets_more_once(config, limit):
-    said = []
-    tiny = replace(config, headroom_bytes=1, memory_bytes=1)
-    found = sides.run_gids(tiny, say=said.append)
-    assert found.batches == 6
-    assert found.headroom_bytes == 1 + (256 << 20)
-    [sentence] = said
-    assert sentence.startswith("gids needed more than ")
-    assert sentence.endswith("it runs again with 268 MB more")
-
-
-@pytest.mark.slow
-def test_headroom_is_measured_unless_it_is_given(config, limit):
+def test_headroom_is_measured_unless_it_is_given_and_gids_that_runs_out_of_memory_gets_more(config, limit):
     measured = sides.run_side(config)
     assert 16 << 20 < measured.headroom_bytes < 200 << 20
-    given = sides.run_side(replace(config, headroom_bytes=123 << 20))
-    assert given.headroom_bytes == 123 << 20
-    assert abs(
-        given.memory_limit_bytes - measured.memory_limit_bytes - (123 << 20) + measured.headroom_bytes
-    ) < (40 << 20)
+    given, [sentence] = compare(replace(config, headroom_bytes=1, memory_bytes=1))
+    assert given.batches == 6
+    assert given.headroom_bytes == 1 + (256 << 20)
+    assert sentence.startswith("gids needed more than ")
+    assert sentence.endswith("it runs again with 268 MB more")
+    before_training = [
+        r.memory_limit_bytes - r.headroom_bytes - m for r, m in ((measured, MEMORY), (given, 1))
+    ]
+    assert abs(before_training[0] - before_training[1]) < 40 << 20
 
 
 @pytest.mark.slow
@@ -112,47 +111,42 @@ def test_gids_runs_twice_at_most(runs):
     with pytest.raises(
         FreshProcessError, match="MB of memory and was killed by the kernel: give it more memory, smaller"
     ):
-        sides.run_gids(CONFIG, say=lambda _: None, limited=True)
+        compare(CONFIG)
     assert [c.spare_bytes for c, _ in asked] == [0, 256 << 20]
 
 
-def test_a_crash_or_timeout_of_gids_is_an_error(runs):
-    _, outcomes = runs
-    outcomes += [FreshProcessTimeout("", "did not end within 9 s and was stopped")]
-    with pytest.raises(FreshProcessError, match="did not end within 9 s and was stopped: the disk may be"):
-        sides.run_gids(CONFIG, say=lambda _: None)
-    outcomes += [FreshProcessError("broken", "failed (exit status 1)")]
-    with pytest.raises(FreshProcessError, match="broken"):
-        sides.run_gids(CONFIG, say=lambda _: None)
+SLOW = FreshProcessTimeout("", "did not end within 9 s and was stopped")
+FAILED = FreshProcessError("broken", "failed (exit status 1): boom")
+REFUSED = PermissionError(1, "Operation not permitted")
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "of_gids", "of_stock"),
     [
-        (killed(), "stock DGL needed more than 500 MB of memory and was killed by the kernel"),
-        (
-            FreshProcessTimeout("", "did not end within 9 s and was stopped"),
-            "stock DGL did not end within 9 s",
-        ),
-        (FreshProcessError("", "failed (exit status 1): boom"), "stock DGL failed (exit status 1): boom"),
-        (
-            PermissionError(1, "Operation not permitted"),
-            "stock DGL could not be started: Operation not permit",
-        ),
+        (killed(), None, "needed more than 500 MB of memory and was killed by the kernel"),
+        (SLOW, "did not end within 9 s and was stopped: the disk may be", "did not end within 9 s"),
+        (FAILED, "broken", "failed (exit status 1): boom"),
+        (REFUSED, "Operation not permitted", "could not be started: Operation not permitted"),
     ],
 )
-def test_the_failure_of_another_side_is_a_sentence(runs, error, sentence):
+def test_a_failure_is_an_error_for_gids_and_a_sentence_for_stock(runs, error, of_gids, of_stock):
     _, outcomes = runs
     outcomes.append(error)
-    assert sides.run_other("stock DGL", CONFIG).startswith(sentence)
+    result, [sentence] = compare(replace(CONFIG, side="stock"))
+    assert result is None
+    assert sentence.startswith(f"`stock DGL` {of_stock}")
+    if of_gids:
+        outcomes.append(error)
+        with pytest.raises(OSError, match=of_gids):
+            compare(CONFIG)
 
 
 def test_all_sides_have_the_headroom_that_gids_measured(runs):
     asked, outcomes = runs
     outcomes += [killed(), epoch_result("gids", headroom_bytes=300 << 20)]
-    comparison = sides.Comparison(limited=True)
+    comparison = sides.Comparison(limited=True, say=lambda _: None)
     for side in ("gids", "stock", "stock"):
-        comparison.run(side, replace(CONFIG, side=side), title=side, timeout_s=9, say=lambda _: None)
+        comparison.run(side, replace(CONFIG, side=side))
     assert [(c.side, c.spare_bytes, c.headroom_bytes) for c, _ in asked] == [
         ("gids", 0, 0),
         ("gids", 256 << 20, 0),

@@ -1,0 +1,105 @@
+"""Options of `gids bench` with values that make no sense are refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gids.cli import main
+
+Bench = Callable[..., tuple[int, str, dict[str, Any]]]
+Cases = dict[str, list[tuple[list[str], str]]]
+"""By question: options, and what is printed."""
+
+SMALL = {
+    "bandwidth": ("--batch-size", 8, "--fanouts", "3,3", "--iterations", 24, "--seconds", 30),
+    "epoch": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3),
+    "hit-ratio": ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40, "--cache", "5%,20%"),
+    "sampling": ("--batch-size", "8,16", "--fanouts", "3,3", "--batches", 5),
+}
+REFUSED: Cases = {
+    "bandwidth": [
+        (["--engines", "spdk"], "--engines takes uring, threads, mmap (got 'spdk')"),
+        (["--policy", "best"], "policy must be one of lookahead"),
+        (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
+        (["--cache", "900TB"], "more than half of the available memory"),
+        (["--window", "24"], "window + planned must be at most 24 (got 24 + 1)"),
+        (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
+    ],
+    "epoch": [
+        (["--sides", "pyg"], "--sides takes gids, stock-random, stock (got 'pyg')"),
+        (
+            ["--memory-limit", "1MB"],
+            "--memory-limit 1.0 MB is too small for the minibatches in flight: give 101 MB or more",
+        ),
+        (["--sides", "stock", "--trace", "t.json"], "--trace t.json needs the side gids: add it to --sides"),
+        (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
+    ],
+    "hit-ratio": [
+        (
+            ["--policies", "lookahead,belady"],
+            "--policies takes lookahead, window-pin, ",
+        ),
+        (["--cache", "5apples"], "--cache 5apples is not a cache size: use 2% (of the pages), 4GB or 5x"),
+        (["--advise", "soon"], "--advise soon is not a goal: use a hit ratio such as 60%"),
+        (["--planned", "30"], "--planned must be 24 or less (got 30)"),
+        (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
+        (
+            ["--sampler", "labor,pinsage"],
+            "--sampler must be one of neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
+        ),
+        (["--sampler", "labor,walk", "--record", "t"], "--record writes one trace: give one --sampler"),
+        (["--advise", "60%"], "for lookahead: remove --cache"),
+        (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
+        (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
+        (["--record", "/proc/a.trace"], "/proc/a.trace cannot be written: "),
+    ],
+    "sampling": [
+        (["--sampler", "magic"], "--sampler must be one of neighbor"),
+        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
+        (["--fanouts", "3,0"], "fanouts"),
+        (["--seeds", "test"], "has no test split"),
+    ],
+}
+UNREADABLE: Cases = {
+    "epoch": [(["--window", "23"], "--window: '23' is not a whole number from 0 to 22")],
+    "hit-ratio": [
+        (["--repeat", "0"], "--repeat: '0' is not a whole number of 1 or more"),
+        (["--seed", "-1"], "--seed: '-1' is not a whole number of 0 or more"),
+        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds of 0 or more (0: no limit)"),
+        (["--seconds", "nan"], "--seconds: 'nan' is not a number of seconds"),
+        (["--pages-per-s", "0"], "--pages-per-s: '0' is not a number greater than 0"),
+        (["--windows", "-1"], "--windows: '-1' is not a list of numbers of 0 or more, such as 4,8,16"),
+        (["--warm-up", "101%"], "--warm-up: '101%' is not a share"),
+        *(
+            (["--kappa", kappa], "is not a list of numbers of 1 or more, or inf, such as 1,16,inf")
+            for kappa in ("0", "1.5", "many", "1,-inf")
+        ),
+    ],
+}
+
+
+def each(cases: Cases) -> list[tuple[str, list[str], str]]:
+    return [(question, *case) for question in cases for case in cases[question]]
+
+
+@pytest.mark.parametrize(("question", "args", "said"), each(REFUSED))
+def test_bad_options_are_refused_with_the_reason(
+    dataset: Path, bench: Bench, question: str, args: list[str], said: str
+) -> None:
+    status, text, report = bench(question, dataset, *SMALL[question], *args)
+    assert status == 2
+    assert said in text
+    assert not report
+
+
+@pytest.mark.parametrize(("question", "args", "said"), each(UNREADABLE))
+def test_unreadable_options_print_the_usage(
+    dataset: Path, capsys: pytest.CaptureFixture[str], question: str, args: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", question, str(dataset), *args])
+    assert said in capsys.readouterr().err
