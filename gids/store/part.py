@@ -15,7 +15,7 @@ import numpy as np
 from gids import _core
 from gids.errors import FormatError
 from gids.store.array_checks import MARK_ROWS
-from gids.store.files import Locator, map_array, read_manifest
+from gids.store.files import Locator, read_manifest
 from gids.store.manifest import OWNER, Manifest, NodesEntry, Part, RelationEntry
 from gids.store.names import describe_type
 
@@ -128,7 +128,7 @@ _BLOCK = 1 << 20
 def owner_faults(nodes: NodesEntry, part: Part, locate: Locator) -> Iterator[str]:
     """Yield one line if an owner is no part, or if the part does not own as many nodes as it says."""
     entry = nodes.arrays[OWNER]
-    path, owners = locate.array(entry), map_array(locate.array(entry), entry)
+    path, owners = locate.array(entry), locate.map(entry)
     held = 0
     for first in range(0, nodes.count, _BLOCK):
         block = owners[first : first + _BLOCK]
@@ -149,8 +149,8 @@ def edge_faults(
 
     destinations: the entry of the destinations' type. The values of indptr and edge_ids are in range.
     """
-    arrays = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
-    owners = map_array(locate.array(destinations.arrays[OWNER]), destinations.arrays[OWNER])
+    arrays = {role: locate.map(entry) for role, entry in relation.arrays.items()}
+    owners = locate.map(destinations.arrays[OWNER])
     for first in range(0, destinations.count, _BLOCK):
         degrees = np.diff(arrays["indptr"][first : first + _BLOCK + 1])
         foreign = np.flatnonzero((degrees > 0) & (owners[first : first + _BLOCK] != part.index))

@@ -15,14 +15,7 @@ import torch
 from gids import _core
 from gids.errors import FormatError, StorageError
 from gids.store.array_checks import checked_ids, checked_indptr, checked_order, file_crc32c
-from gids.store.files import (
-    Locator,
-    array_bytes,
-    array_rows,
-    faults,
-    map_array,
-    shard_files,
-)
+from gids.store.files import Locator, array_bytes, array_rows, faults, shard_files
 from gids.store.graph import Graph, first_out_of_order
 from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
@@ -214,7 +207,7 @@ def _time_faults(
     relation: RelationEntry, counts: Mapping[str, int], times: ArrayEntry | None, locate: Locator
 ) -> Iterator[str]:
     """times: of the source type's nodes."""
-    maps = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
+    maps = {role: locate.map(entry) for role, entry in relation.arrays.items()}
     src, _, dst = relation.type
     graph = Graph(
         relation.type,
@@ -224,7 +217,7 @@ def _time_faults(
         maps["indices"],
         None,
         maps.get("time"),
-        None if times is None else map_array(locate.array(times), times),
+        None if times is None else locate.map(times),
     )
     assert relation.sorted_by is not None
     if (position := first_out_of_order(graph, relation.sorted_by)) is not None:
@@ -236,8 +229,7 @@ def _time_faults(
 
 
 def _rows(entry: ArrayEntry, locate: Locator) -> tuple[StoredFile, FileRows]:
-    path = locate.array(entry)
-    return path, array_rows(path, entry)
+    return locate.array(entry), locate.rows(entry)
 
 
 def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments: object) -> Iterator[str]:
@@ -259,7 +251,7 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
     layout, wrong = table.geometry, 0
     if layout.page_count < 16 * _SAMPLED_PAGES:
         return
-    sums = map_array(locate.array(table.checksums), table.checksums)
+    sums = locate.map(table.checksums)
     with PageReader(layout, shard_files(table, locate)) as reader:
         for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
             try:
@@ -281,7 +273,7 @@ def _table_faults(
     """Yield one line per wrong page, and the number of those that are not listed."""
     layout, wrong_pages = table.geometry, 0
     paths = shard_files(table, locate)
-    sums = map_array(locate.array(table.checksums), table.checksums)
+    sums = locate.map(table.checksums)
     step = max(1, _BLOCK_BYTES // table.page_bytes)
     with PageReader(layout, paths) as reader:
 

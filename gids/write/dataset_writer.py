@@ -40,7 +40,7 @@ from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
-from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
+from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
 from gids.write.page_sink import PageSink, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
@@ -267,9 +267,9 @@ class DatasetWriter:
         if entry.order is not None and first_row < layout.row_count:
             rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
         if entry.scale is not None:
-            rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
+            rows, dtype = quantized(rows, self._column_scales(entry), tally), torch.uint8
         elif narrowing is not None:
-            rows = NarrowedRows(rows, dtype, tally)
+            rows = narrowed(rows, dtype, tally)
 
         def on_sync(count: int) -> None:
             self._workplace.save(item, {"rows": count, "rounding": tally.to_json()})

@@ -27,7 +27,7 @@ from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import Edges, EdgeSource, in_edges
 from gids.write.graph_writer import sorted_in_edges
 from gids.write.partition.divide import check_array
-from gids.write.row_order import MAX_ROWS, InEdges, find_communities
+from gids.write.row_order import MAX_ROWS, InEdges, check_rows_fit, find_communities
 
 METHODS = ("range", "hash", "community", "metis")
 _BLOCK = 1 << 20
@@ -76,7 +76,8 @@ class GraphMethod:
         self._loads = NodeLoads(store, self._starts)
         self._library = find_metis() if method == "metis" else ""
         if method == "community":
-            _check_memory(sum(counts), self._loads.count, memory_bytes)
+            row_bytes = 16 + 4 * self._loads.count  # besides memory maps
+            check_rows_fit("--method community", sum(counts), row_bytes, memory_bytes, "--method hash")
         self._needs_union = method == "metis" or len(counts) > 1
         edges = sum(relation.count for relation in manifest.relations)
         self.scratch_bytes = 2 * edges * (2 * EDGE_BYTES + 8) if self._needs_union else 0
@@ -167,18 +168,6 @@ class NodeLoads:
 
 Loads = Callable[[], Iterator[tuple[int, int, np.ndarray]]]
 """Yields (number of the load, first node, float32 of each node from there): all that is not 0."""
-
-
-def _check_memory(node_count: int, load_count: int, memory_bytes: int) -> None:
-    """Raise FormatError, with the bytes needed, if the nodes do not fit in memory (besides memory maps)."""
-    if node_count > MAX_ROWS:
-        raise FormatError(f"--method community supports at most {MAX_ROWS} nodes, not {node_count}")
-    needed = node_count * (16 + 4 * load_count)
-    if needed > memory_bytes:
-        raise FormatError(
-            f"--method community of {node_count} nodes needs {needed} bytes, but --memory is {memory_bytes}: "
-            f"give --memory {needed // 1_000_000 + 1}MB, or --method hash"
-        )
 
 
 def community_owners(
