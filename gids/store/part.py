@@ -206,15 +206,12 @@ def directory_faults(paths: Sequence[Path]) -> Iterator[str]:
                 return
     if len(manifests) != count:
         return
-    for index, nodes in enumerate(first.nodes):
-        total = sum(m.nodes[index].held or 0 for m in manifests.values())
-        if total != nodes.count:
-            yield f"the parts hold {total} nodes of {nodes.type!r}; there are {nodes.count}"
-    for index, relation in enumerate(first.relations):
-        total = sum(m.relations[index].held or 0 for m in manifests.values())
-        if total != relation.count:
-            name = describe_type(relation.type)
-            yield f"the parts hold {total} edges of {name}; there are {relation.count}"
+    for what, kind in (("nodes", "nodes"), ("edges", "relations")):
+        for index, entry in enumerate(getattr(first, kind)):
+            total = sum(getattr(m, kind)[index].held or 0 for m in manifests.values())
+            if total != entry.count:
+                name = describe_type(entry.type)
+                yield f"the parts hold {total} {what} of {name}; there are {entry.count}"
 
 
 def _part_of(manifest: Manifest) -> tuple[int, str, str]:

@@ -121,7 +121,7 @@ def _dataset_faults(
             if columns is not None:
                 file, scales = _rows(columns, locate)
                 flat = scales.reshaped((math.prod(columns.shape),))
-                yield from _raised(_checked, file, flat, "scale", _is_wrong_weight)
+                yield from _raised(_checked, file, flat, "scale")
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
@@ -153,7 +153,7 @@ def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Itera
         if role.removesuffix("_idx") in SPLITS:
             yield from _raised(checked_ids, *_rows(entry, locate), nodes.count, role)
         elif role in HEAT_ROLES.values() and entry.dtype == "float32":
-            yield from _raised(_checked, *_rows(entry, locate), "heat", _is_wrong_weight)
+            yield from _raised(_checked, *_rows(entry, locate), "heat")
         elif role == "id_offset":
             yield from _raised(checked_indptr, *_rows(entry, locate), nodes.arrays["id"].shape[0])
         elif role == "id_key":
@@ -162,28 +162,20 @@ def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Itera
             yield from _raised(checked_order, *_rows(entry, locate))
         elif role == "label" and entry.dtype == "bool":
             flat = array_rows(path, entry, torch.uint8).reshaped((math.prod(entry.shape),))
-            yield from _raised(_checked, path, flat, "byte", _is_no_bool)
+            yield from _raised(_checked, path, flat, "byte")
 
 
-def _checked(
-    rows: Rows, what: str, fault: Callable[[np.ndarray], tuple[np.ndarray, str]], block_bytes: int
-) -> Iterator[object]:
-    """Raise FormatError for the first wrong element. fault: returns a mask of these, and what is valid."""
+def _checked(rows: Rows, what: str, block_bytes: int) -> Iterator[object]:
+    """Raise FormatError for the first element that is wrong for a scale, heat or (uint8) a bool."""
+    is_bool = rows.dtype == torch.uint8
+    must = _BOOLS if is_bool else "it must be finite and 0 or more"
     for start, block in blocks(rows, block_bytes):
         values = block.numpy()
-        wrong, must = fault(values)
+        wrong = values > 1 if is_bool else ~(np.isfinite(values) & (values >= 0))
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             raise FormatError(f"{what}[{start + first}] is {values[first]}; {must}")
         yield block
-
-
-def _is_wrong_weight(values: np.ndarray) -> tuple[np.ndarray, str]:
-    return ~(np.isfinite(values) & (values >= 0)), "it must be finite and 0 or more"
-
-
-def _is_no_bool(values: np.ndarray) -> tuple[np.ndarray, str]:
-    return values > 1, _BOOLS
 
 
 def _graph_faults(
@@ -199,14 +191,8 @@ def _graph_faults(
     yield from faults
     if "edge_ids" in arrays:
         yield from _raised(checked_ids, *arrays["edge_ids"], relation.count, "edge_ids")
-    if relation.sorted_by is not None and not faults:
-        yield from _time_faults(relation, counts, times, locate)
-
-
-def _time_faults(
-    relation: RelationEntry, counts: Mapping[str, int], times: ArrayEntry | None, locate: Locator
-) -> Iterator[str]:
-    """times: of the source type's nodes."""
+    if relation.sorted_by is None or faults:
+        return
     maps = {role: locate.map(entry) for role, entry in relation.arrays.items()}
     src, _, dst = relation.type
     graph = Graph(
@@ -219,7 +205,6 @@ def _time_faults(
         maps.get("time"),
         None if times is None else locate.map(times),
     )
-    assert relation.sorted_by is not None
     if (position := first_out_of_order(graph, relation.sorted_by)) is not None:
         path = locate.array(relation.arrays["time" if relation.sorted_by == "edges" else "indices"])
         yield (
@@ -237,13 +222,9 @@ def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments
         for _ in check(*arguments, _BLOCK_BYTES):
             pass
     except (FormatError, StorageError) as error:
-        _raise_if_replaced(error)
+        if isinstance(error, StorageError) and error.errno == errno.ESTALE:
+            raise
         yield f"{path}: {error}"
-
-
-def _raise_if_replaced(error: Exception) -> None:
-    if isinstance(error, StorageError) and error.errno == errno.ESTALE:
-        raise error
 
 
 def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:

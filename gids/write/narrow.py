@@ -144,13 +144,13 @@ def narrowed(rows: Rows, dtype: torch.dtype, tally: Tally) -> Rows:
     return GeneratedRows(rows.shape, dtype, fill)
 
 
-def quantized(rows: Rows, columns: torch.Tensor | None, tally: Tally) -> Rows:
+def quantized(rows: Rows, columns: np.ndarray | None, tally: Tally) -> Rows:
     """Rows as int8 with a scale, encoded as in a page: uint8[row_count, row_bytes].
 
     columns: float32[*shape of a row], or None for a scale per row. Raises FormatError, with row and column,
     if a value is not finite.
     """
-    flat_columns = None if columns is None else columns.reshape(-1)
+    flat_columns = None if columns is None else torch.from_numpy(columns.reshape(-1))
 
     def fill(start: int, out: torch.Tensor) -> None:
         data = out.numpy()
