@@ -1,12 +1,16 @@
-"""Processes of tests that must be interrupted."""
+"""Processes of tests that must be interrupted or killed."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 
 def go_once(found: Callable[[], bool]) -> None:
@@ -29,3 +33,23 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=300)
     return process.returncode, output, errors
+
+
+def killed(work: Callable[[], object], target: Any, name: str, *, after: bool = False) -> None:
+    """Run work() in a fork of this process that is killed before, or after, it calls target.name."""
+    called = getattr(target, name)
+
+    def die(*arguments: Any, **options: Any) -> None:
+        if after:
+            called(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
+        pid = os.fork()
+    if not pid:
+        setattr(target, name, die)
+        with contextlib.suppress(BaseException):
+            work()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL

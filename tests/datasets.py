@@ -109,6 +109,11 @@ def damage(file: Path, data: bytes, offset: int = 0) -> None:
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of all files below a directory, by their relative paths."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
 def save_arrays(folder: Path, **arrays: np.ndarray) -> None:
     """Write each array to folder/NAME.npy. A name may have "/"; directories are created."""
     for name, values in arrays.items():

@@ -41,8 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
-    from gids.write.id_export import ID_SUFFIXES
-    from gids.write.npy_export import export, exported_arrays
+    from gids.write.export import ID_SUFFIXES, export, exported_arrays
 
     store = FeatureStore(args.dataset, allow_dirs=args.allow_dir)
     table = store.table(args.table)
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export_by_id(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
-    from gids.write.id_export import export_by_id, table_rows
+    from gids.write.export import export_by_id, table_rows
 
     if args.raw:
         raise ValueError(f"--raw is for .npy, not for {args.path}: leave it out")

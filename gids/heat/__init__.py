@@ -2,8 +2,7 @@
 
 from gids.heat.expectation import expected_visits, reverse_pagerank
 from gids.heat.hottest import hottest_nodes
-from gids.heat.sampled import sampled_counts
-from gids.heat.seeds import choose_seeds
+from gids.heat.sampled import choose_seeds, sampled_counts
 
 __all__ = [
     "choose_seeds",

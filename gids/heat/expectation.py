@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.heat.seeds import Seeds, check_fanouts, check_seeds
+from gids.heat.sampled import Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
 from gids.store.part import refuse_part

@@ -28,7 +28,7 @@ from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import describe_type, table_name
-from gids.write.id_export import export_by_id, table_rows
+from gids.write.export import export_by_id, table_rows
 from gids.write.table_writer import publish_tables
 
 _EXPORT_BYTES = 64 << 20

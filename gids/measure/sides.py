@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gids.io import drop_page_cache
@@ -166,15 +167,15 @@ class Comparison:
         Raises FreshProcessError with advice if gids fails.
         """
         config = replace(config, headroom_bytes=self.headroom_bytes)
-        ours, options = config.side == "gids", {"limited": self._limited, "timeout_s": timeout_s}
+        ours, run = config.side == "gids", partial(run_side, limited=self._limited, timeout_s=timeout_s)
         try:
             try:
-                result = run_side(config, **options)
+                result = run(config)
             except FreshProcessOutOfMemory as error:
                 if not ours:
                     raise
                 self._say(f"gids {error.reason}; it runs again with {format_bytes(_SPARE_BYTES)} more")
-                result = run_side(replace(config, spare_bytes=config.spare_bytes + _SPARE_BYTES), **options)
+                result = run(replace(config, spare_bytes=config.spare_bytes + _SPARE_BYTES))
         except FreshProcessError as error:
             if not ours:
                 self._say(f"`{name}` {error.reason}")

@@ -32,10 +32,11 @@ def cut_shares(
     positions = _communities(store, graphs) if method == "community" else None
 
     def owners(ntype: str, ids: np.ndarray, count: int) -> np.ndarray:
-        if positions is not None:
-            return positions[ids].astype(np.int64) * count // len(positions)
-        by_range = method == "range"
-        return (RangeOwners(count, store.num_nodes(ntype)) if by_range else HashOwners(count)).of(ids)
+        ranges = method in ("range", "community")
+        of_rank = (
+            RangeOwners(count, store.num_nodes(ntype), positions=positions) if ranges else HashOwners(count)
+        )
+        return of_rank.of(ids)
 
     def share(count: int) -> float:
         cut = [

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, MissingError
-from gids.store.files import load_array, map_array, open_dataset
+from gids.store.files import load_array, open_dataset
 from gids.store.graph import Graph
 from gids.store.ids import ID_ROLES, NodeIds
 from gids.store.manifest import OWNER, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
@@ -118,10 +118,8 @@ class FeatureStore:
 
     def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
         """The table of a kind ("node" or "edge"), type (node type or (src, rel, dst)) and key, or None."""
-        for table in self.tables.values():
-            if (table.kind, table.type, table.key) == (kind, type_, key):
-                return table
-        return None
+        wanted = (kind, type_, key)
+        return next((t for t in self.tables.values() if (t.kind, t.type, t.key) == wanted), None)
 
     def is_same_dataset(self, other: FeatureStore) -> bool:
         """Whether a store has the same path, and the dataset was not replaced between the two.
@@ -147,8 +145,7 @@ class FeatureStore:
         uint8[num_nodes] (uint16 for more than 256 parts), a read-only memory map. An edge is held by the
         owner of its destination.
         """
-        entry = self._nodes_entry(ntype).arrays.get(OWNER)
-        return None if entry is None else map_array(self.locate.array(entry), entry)
+        return self._map_if_stored(ntype, OWNER)
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """The number of nodes of a type, or of the only type; in a part, of the whole dataset."""
@@ -168,7 +165,7 @@ class FeatureStore:
             raise MissingError(
                 f"relation {describe_type(entry.type)} in {self.name} has edge features but no topology"
             )
-        arrays = {role: map_array(self.locate.array(a), a) for role, a in entry.arrays.items()}
+        arrays = {role: self.locate.map(array) for role, array in entry.arrays.items()}
         return Graph(
             relation=entry.type,
             num_src=self.num_nodes(entry.type[0]),
@@ -187,8 +184,7 @@ class FeatureStore:
 
         Those of edges are graph().edge_times, in the order of graph().indices.
         """
-        entry = self._nodes_entry(ntype).arrays.get("time")
-        return None if entry is None else map_array(self.locate.array(entry), entry)
+        return self._map_if_stored(ntype, "time")
 
     def ids(self, ntype: str | None = None) -> NodeIds:
         """The ids that the source of the dataset gave the nodes of a type, or of the only type.
@@ -198,12 +194,8 @@ class FeatureStore:
         the nodes of ids. Nodes without ids of their own have their numbers as ids. A part has all ids.
         """
         entry = self._nodes_entry(ntype)
-        arrays = {role: entry.arrays[role] for role in ID_ROLES if role in entry.arrays}
-        return NodeIds(
-            entry.type,
-            entry.count,
-            {role: partial(map_array, self.locate.array(array), array) for role, array in arrays.items()},
-        )
+        arrays = {r: partial(self.locate.map, entry.arrays[r]) for r in ID_ROLES if r in entry.arrays}
+        return NodeIds(entry.type, entry.count, arrays)
 
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.
@@ -255,7 +247,7 @@ class FeatureStore:
             raise MissingError(
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )
-        return map_array(self.locate.array(entry), entry)
+        return self.locate.map(entry)
 
     def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
         """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
@@ -278,27 +270,27 @@ class FeatureStore:
         of_nodes = isinstance(type_, str)
         described = self._nodes[type_] if isinstance(type_, str) else self._relations[type_]
         array = described.arrays[OWNER if of_nodes else "edge_ids"]
-        read = partial(map_array, self.locate.array(array), array)
+        read = partial(self.locate.map, array)
         held = partial(Held, entry.name, part, described.count, read, of_nodes=of_nodes)
         return Table(entry, self.locate, self.name, id_count=described.count, find_held=held)
 
+    def _map_if_stored(self, ntype: str | None, role: str) -> np.ndarray | None:
+        entry = self._nodes_entry(ntype).arrays.get(role)
+        return None if entry is None else self.locate.map(entry)
+
     def _nodes_entry(self, ntype: str | None) -> NodesEntry:
-        if ntype is None:
-            return self._only(self._nodes, "node type")
-        if ntype not in self._nodes:
-            raise MissingError(
-                f"no node type {ntype!r} in {self.name} (has {', '.join(map(repr, self._nodes))})"
-            )
-        return self._nodes[ntype]
+        return self._entry(self._nodes, ntype, "node type")
 
     def _relation_entry(self, relation: Relation | None) -> RelationEntry:
-        if relation is None:
-            return self._only(self._relations, "relation")
-        if relation not in self._relations:
-            raise MissingError(
-                f"no relation {relation!r} in {self.name} (has {', '.join(map(repr, self._relations))})"
-            )
-        return self._relations[relation]
+        return self._entry(self._relations, relation, "relation")
+
+    def _entry(self, items: Mapping[K, T], key: K | None, what: str) -> T:
+        """The item with this key; None: the only one."""
+        if key is None:
+            return self._only(items, what)
+        if key not in items:
+            raise MissingError(f"no {what} {key!r} in {self.name} (has {', '.join(map(repr, items))})")
+        return items[key]
 
     def _only(self, items: Mapping[K, T], what: str) -> T:
         if not items:

@@ -227,6 +227,14 @@ class Locator:
             )
         return self._file(entry.path)
 
+    def map(self, entry: ArrayEntry) -> np.ndarray:
+        """An array as a memory map, see map_array."""
+        return map_array(self.array(entry), entry)
+
+    def rows(self, entry: ArrayEntry) -> FileRows:
+        """An array as rows that are read from the file."""
+        return array_rows(self.array(entry), entry)
+
     def shard(self, path: str, among: Sequence[str] = ()) -> StoredFile:
         """A shard. among: all shards of the table; the error lists their directories too."""
         full = self.root / path

@@ -11,20 +11,21 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
+from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES, dtype_name
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.ids import ID_ROLES
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
-from gids.store.quantize import check_scale, stored_row_bytes
+from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 
 FORMAT = "gids"
 VERSION = 1
@@ -138,6 +139,37 @@ class TableEntry:
         scale = None if self.scale is None else self.scale.per
         row_bytes = stored_row_bytes(self.shape, TABLE_DTYPES[self.dtype].itemsize, scale)
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
+
+
+def table_entry(
+    kind: str,
+    type_: str | Relation,
+    key: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    page_bytes: int,
+    shards: Sequence[str],
+    checksums: str,
+    scale: str | None = None,
+    extra: bool = False,
+) -> TableEntry:
+    """The entry of a new table of values[shape], whose checksums have no CRC32C yet. Raises FormatError."""
+    element = dtype_name(dtype)
+    layout = stored_geometry(shape, dtype.itemsize, scale, page_bytes=page_bytes, shard_count=len(shards))
+    return TableEntry(
+        kind=kind,
+        type=type_,
+        key=key,
+        shape=tuple(shape[1:]),
+        dtype=element,
+        page_bytes=layout.page_bytes,
+        row_count=shape[0],
+        shards=tuple(shards),
+        checksums=ArrayEntry(checksums, "uint32", (layout.page_count,), 0),
+        scale=None if scale is None else ScaleEntry(scale),
+        extra=extra or None,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from gids import _core
 from gids.errors import FormatError
 from gids.store.array_checks import MARK_ROWS
-from gids.store.files import Locator, map_array, read_manifest
+from gids.store.files import Locator, read_manifest
 from gids.store.manifest import OWNER, Manifest, NodesEntry, Part, RelationEntry
 from gids.store.names import describe_type
 
@@ -128,7 +128,7 @@ _BLOCK = 1 << 20
 def owner_faults(nodes: NodesEntry, part: Part, locate: Locator) -> Iterator[str]:
     """Yield one line if an owner is no part, or if the part does not own as many nodes as it says."""
     entry = nodes.arrays[OWNER]
-    path, owners = locate.array(entry), map_array(locate.array(entry), entry)
+    path, owners = locate.array(entry), locate.map(entry)
     held = 0
     for first in range(0, nodes.count, _BLOCK):
         block = owners[first : first + _BLOCK]
@@ -149,8 +149,8 @@ def edge_faults(
 
     destinations: the entry of the destinations' type. The values of indptr and edge_ids are in range.
     """
-    arrays = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
-    owners = map_array(locate.array(destinations.arrays[OWNER]), destinations.arrays[OWNER])
+    arrays = {role: locate.map(entry) for role, entry in relation.arrays.items()}
+    owners = locate.map(destinations.arrays[OWNER])
     for first in range(0, destinations.count, _BLOCK):
         degrees = np.diff(arrays["indptr"][first : first + _BLOCK + 1])
         foreign = np.flatnonzero((degrees > 0) & (owners[first : first + _BLOCK] != part.index))
@@ -206,15 +206,12 @@ def directory_faults(paths: Sequence[Path]) -> Iterator[str]:
                 return
     if len(manifests) != count:
         return
-    for index, nodes in enumerate(first.nodes):
-        total = sum(m.nodes[index].held or 0 for m in manifests.values())
-        if total != nodes.count:
-            yield f"the parts hold {total} nodes of {nodes.type!r}; there are {nodes.count}"
-    for index, relation in enumerate(first.relations):
-        total = sum(m.relations[index].held or 0 for m in manifests.values())
-        if total != relation.count:
-            name = describe_type(relation.type)
-            yield f"the parts hold {total} edges of {name}; there are {relation.count}"
+    for what, kind in (("nodes", "nodes"), ("edges", "relations")):
+        for index, entry in enumerate(getattr(first, kind)):
+            total = sum(getattr(m, kind)[index].held or 0 for m in manifests.values())
+            if total != entry.count:
+                name = describe_type(entry.type)
+                yield f"the parts hold {total} {what} of {name}; there are {entry.count}"
 
 
 def _part_of(manifest: Manifest) -> tuple[int, str, str]:

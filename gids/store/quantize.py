@@ -9,6 +9,7 @@ the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -41,10 +42,10 @@ def stored_row_bytes(shape: tuple[int, ...], itemsize: int, scale: str | None) -
 
 
 def stored_geometry(
-    shape: tuple[int, ...], itemsize: int, scale: str | None, *, page_bytes: int, shard_count: int
+    shape: Sequence[int], itemsize: int, scale: str | None, *, page_bytes: int, shard_count: int
 ) -> Geometry:
     """The layout of values[shape]. Raises FormatError."""
-    row_bytes = stored_row_bytes(shape[1:], itemsize, scale)
+    row_bytes = stored_row_bytes(tuple(shape[1:]), itemsize, scale)
     return Geometry(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
 
 

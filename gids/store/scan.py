@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from gids import _core
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
@@ -22,7 +23,7 @@ from gids.stored_file import AnyFile, open_descriptor
 Block = TypeVar("Block")
 
 
-class PageReader:
+class PageReader(Closing):
     """The open shards of a table. Use as a context manager, which closes them. Any thread may read.
 
     sums: the checksums of all pages, uint32[page_count]; None: they are not compared. name: of the table, for
@@ -42,10 +43,7 @@ class PageReader:
                 self._open.callback(os.close, self._fds[-1])
             on_error.pop_all()
 
-    def __enter__(self) -> PageReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._open.close()
 
     def rows(self, start: int, count: int) -> np.ndarray:

@@ -20,7 +20,7 @@ import torch
 from gids import _core
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper
-from gids.store.files import Locator, load_array, load_scales, map_array, shard_files
+from gids.store.files import Locator, load_array, load_scales, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
@@ -84,9 +84,12 @@ class Table:
         columns = None if entry.scale is None else entry.scale.columns
         arrays = (entry.checksums, entry.order, columns)
         self.content_crc = zlib.crc32(str([a and a.crc32c for a in arrays]).encode())
-        self._checksums = (locate.array(entry.checksums), entry.checksums)
-        self._columns = None if columns is None else (locate.array(columns), columns)
-        self._order = None if entry.order is None else (locate.array(entry.order), entry.order)
+        self._locate, self._checksums, self._columns, self._order = (
+            locate,
+            entry.checksums,
+            columns,
+            entry.order,
+        )
         self._where = f"'{self.name}' in {store_name}"
         self._check_crc = False
         self._arrays: dict[str, np.ndarray] = {}  # that were opened, shared by copies of this table
@@ -147,7 +150,7 @@ class Table:
 
     def checksums(self) -> np.ndarray:
         """CRC32C of each page with its padding: uint32[page_count], a read-only memory map."""
-        return self._array("checksums", lambda: map_array(*self._checksums))
+        return self._array("checksums", lambda: self._locate.map(self._checksums))
 
     @property
     def order(self) -> np.ndarray | None:
@@ -158,10 +161,10 @@ class Table:
         """
         if self._order is None:
             return None
-        file, entry = self._order
+        entry = self._order
         if self._check_crc:
-            return self._array("checked order", lambda: load_array(file, entry))
-        return self._array("order", lambda: map_array(file, entry))
+            return self._array("checked order", lambda: load_array(self._locate.array(entry), entry))
+        return self._array("order", lambda: self._locate.map(entry))
 
     @property
     def held(self) -> Held | None:
@@ -180,8 +183,8 @@ class Table:
         """
         if self._columns is None:
             return None
-        file, entry = self._columns
-        return self._array("scales", lambda: load_scales(file, entry).reshape(-1))
+        entry = self._columns
+        return self._array("scales", lambda: load_scales(self._locate.array(entry), entry).reshape(-1))
 
     def rows_of_pages(self, pages: np.ndarray) -> np.ndarray:
         """The value of each row's page: bool[row_count]. pages: bool[page_count]."""

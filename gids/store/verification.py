@@ -15,14 +15,7 @@ import torch
 from gids import _core
 from gids.errors import FormatError, StorageError
 from gids.store.array_checks import checked_ids, checked_indptr, checked_order, file_crc32c
-from gids.store.files import (
-    Locator,
-    array_bytes,
-    array_rows,
-    faults,
-    map_array,
-    shard_files,
-)
+from gids.store.files import Locator, array_bytes, array_rows, faults, shard_files
 from gids.store.graph import Graph, first_out_of_order
 from gids.store.ids import checked_keys
 from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, RelationEntry, TableEntry
@@ -128,7 +121,7 @@ def _dataset_faults(
             if columns is not None:
                 file, scales = _rows(columns, locate)
                 flat = scales.reshaped((math.prod(columns.shape),))
-                yield from _raised(_checked, file, flat, "scale", _is_wrong_weight)
+                yield from _raised(_checked, file, flat, "scale")
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
@@ -160,7 +153,7 @@ def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Itera
         if role.removesuffix("_idx") in SPLITS:
             yield from _raised(checked_ids, *_rows(entry, locate), nodes.count, role)
         elif role in HEAT_ROLES.values() and entry.dtype == "float32":
-            yield from _raised(_checked, *_rows(entry, locate), "heat", _is_wrong_weight)
+            yield from _raised(_checked, *_rows(entry, locate), "heat")
         elif role == "id_offset":
             yield from _raised(checked_indptr, *_rows(entry, locate), nodes.arrays["id"].shape[0])
         elif role == "id_key":
@@ -169,28 +162,20 @@ def _node_faults(nodes: NodesEntry, part: Part | None, locate: Locator) -> Itera
             yield from _raised(checked_order, *_rows(entry, locate))
         elif role == "label" and entry.dtype == "bool":
             flat = array_rows(path, entry, torch.uint8).reshaped((math.prod(entry.shape),))
-            yield from _raised(_checked, path, flat, "byte", _is_no_bool)
+            yield from _raised(_checked, path, flat, "byte")
 
 
-def _checked(
-    rows: Rows, what: str, fault: Callable[[np.ndarray], tuple[np.ndarray, str]], block_bytes: int
-) -> Iterator[object]:
-    """Raise FormatError for the first wrong element. fault: returns a mask of these, and what is valid."""
+def _checked(rows: Rows, what: str, block_bytes: int) -> Iterator[object]:
+    """Raise FormatError for the first element that is wrong for a scale, heat or (uint8) a bool."""
+    is_bool = rows.dtype == torch.uint8
+    must = _BOOLS if is_bool else "it must be finite and 0 or more"
     for start, block in blocks(rows, block_bytes):
         values = block.numpy()
-        wrong, must = fault(values)
+        wrong = values > 1 if is_bool else ~(np.isfinite(values) & (values >= 0))
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             raise FormatError(f"{what}[{start + first}] is {values[first]}; {must}")
         yield block
-
-
-def _is_wrong_weight(values: np.ndarray) -> tuple[np.ndarray, str]:
-    return ~(np.isfinite(values) & (values >= 0)), "it must be finite and 0 or more"
-
-
-def _is_no_bool(values: np.ndarray) -> tuple[np.ndarray, str]:
-    return values > 1, _BOOLS
 
 
 def _graph_faults(
@@ -206,15 +191,9 @@ def _graph_faults(
     yield from faults
     if "edge_ids" in arrays:
         yield from _raised(checked_ids, *arrays["edge_ids"], relation.count, "edge_ids")
-    if relation.sorted_by is not None and not faults:
-        yield from _time_faults(relation, counts, times, locate)
-
-
-def _time_faults(
-    relation: RelationEntry, counts: Mapping[str, int], times: ArrayEntry | None, locate: Locator
-) -> Iterator[str]:
-    """times: of the source type's nodes."""
-    maps = {role: map_array(locate.array(entry), entry) for role, entry in relation.arrays.items()}
+    if relation.sorted_by is None or faults:
+        return
+    maps = {role: locate.map(entry) for role, entry in relation.arrays.items()}
     src, _, dst = relation.type
     graph = Graph(
         relation.type,
@@ -224,9 +203,8 @@ def _time_faults(
         maps["indices"],
         None,
         maps.get("time"),
-        None if times is None else map_array(locate.array(times), times),
+        None if times is None else locate.map(times),
     )
-    assert relation.sorted_by is not None
     if (position := first_out_of_order(graph, relation.sorted_by)) is not None:
         path = locate.array(relation.arrays["time" if relation.sorted_by == "edges" else "indices"])
         yield (
@@ -236,8 +214,7 @@ def _time_faults(
 
 
 def _rows(entry: ArrayEntry, locate: Locator) -> tuple[StoredFile, FileRows]:
-    path = locate.array(entry)
-    return path, array_rows(path, entry)
+    return locate.array(entry), locate.rows(entry)
 
 
 def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments: object) -> Iterator[str]:
@@ -245,13 +222,9 @@ def _raised(check: Callable[..., Iterator[object]], path: StoredFile, *arguments
         for _ in check(*arguments, _BLOCK_BYTES):
             pass
     except (FormatError, StorageError) as error:
-        _raise_if_replaced(error)
+        if isinstance(error, StorageError) and error.errno == errno.ESTALE:
+            raise
         yield f"{path}: {error}"
-
-
-def _raise_if_replaced(error: Exception) -> None:
-    if isinstance(error, StorageError) and error.errno == errno.ESTALE:
-        raise error
 
 
 def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
@@ -259,7 +232,7 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
     layout, wrong = table.geometry, 0
     if layout.page_count < 16 * _SAMPLED_PAGES:
         return
-    sums = map_array(locate.array(table.checksums), table.checksums)
+    sums = locate.map(table.checksums)
     with PageReader(layout, shard_files(table, locate)) as reader:
         for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
             try:
@@ -281,7 +254,7 @@ def _table_faults(
     """Yield one line per wrong page, and the number of those that are not listed."""
     layout, wrong_pages = table.geometry, 0
     paths = shard_files(table, locate)
-    sums = map_array(locate.array(table.checksums), table.checksums)
+    sums = locate.map(table.checksums)
     step = max(1, _BLOCK_BYTES // table.page_bytes)
     with PageReader(layout, paths) as reader:
 

@@ -33,14 +33,15 @@ from gids.store.manifest import (
     array_entry,
     dump_manifest,
     position_dtype,
+    table_entry,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
-from gids.store.quantize import check_scale, stored_geometry
+from gids.store.quantize import check_scale
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
-from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
+from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
 from gids.write.page_sink import PageSink, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
@@ -178,31 +179,21 @@ class DatasetWriter:
             if scale is not None:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
-            element = dtype_name(dtype)
-            layout = stored_geometry(
+            folder = table_path(type_, key)
+            entry = table_entry(
+                kind,
+                type_,
+                key,
                 rows.shape,
-                dtype.itemsize,
-                scale,
+                dtype,
                 page_bytes=self._page_bytes if page_bytes is None else page_bytes,
-                shard_count=self._shard_count,
+                shards=self._shard_paths(folder),
+                checksums=f"tables/{folder}/checksum.bin",
+                scale=scale,
+                extra=extra,
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        folder = table_path(type_, key)
-        shards = self._shard_paths(folder)
-        entry = TableEntry(
-            kind=kind,
-            type=type_,
-            key=key,
-            shape=tuple(rows.shape[1:]),
-            dtype=element,
-            page_bytes=layout.page_bytes,
-            row_count=rows.shape[0],
-            shards=tuple(shards),
-            checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
-            scale=None if scale is None else ScaleEntry(scale),
-            extra=extra or None,
-        )
         try:
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
@@ -211,7 +202,7 @@ class DatasetWriter:
                 entry = replace(entry, scale=ScaleEntry(scale, columns))
             done = self._once(
                 f"table {folder}",
-                layout.page_count * layout.page_bytes,
+                entry.geometry.page_count * entry.page_bytes,
                 lambda: self._write_pages(f"table {folder}", rows, dtype, entry, narrowing),
             )
         except FormatError as error:
@@ -267,9 +258,11 @@ class DatasetWriter:
         if entry.order is not None and first_row < layout.row_count:
             rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
         if entry.scale is not None:
-            rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
+            columns = entry.scale.columns
+            scales = None if columns is None else load_scales(self._root / columns.path, columns)
+            rows, dtype = quantized(rows, scales, tally), torch.uint8
         elif narrowing is not None:
-            rows = NarrowedRows(rows, dtype, tally)
+            rows = narrowed(rows, dtype, tally)
 
         def on_sync(count: int) -> None:
             self._workplace.save(item, {"rows": count, "rounding": tally.to_json()})
@@ -288,10 +281,6 @@ class DatasetWriter:
             )
         shutil.rmtree(self._workplace.aside, ignore_errors=True)
         return {"crc32c": file_crc32c(checksums), "rounding": tally.to_json()}
-
-    def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
-        columns = entry.scale.columns if entry.scale is not None else None
-        return None if columns is None else torch.from_numpy(load_scales(self._root / columns.path, columns))
 
     def write_graph(
         self,
@@ -319,7 +308,7 @@ class DatasetWriter:
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             return files.write_in_edges(indptr, indices, ids)
 
-        self._add_graph(relation, edge_count, index_dtype, write, keep_ids=ids is not None)
+        self._add_graph(relation, edge_count, write, index_dtype=index_dtype, keep_ids=ids is not None)
 
     def write_edges(
         self,
@@ -373,9 +362,8 @@ class DatasetWriter:
             )
 
         dtype = None if edge_times is None else time_dtype(edge_times)
-        self._add_graph(
-            relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup, time_dtype=dtype
-        )
+        options = {"index_dtype": index_dtype, "keep_ids": keep_ids, "time_dtype": dtype}
+        self._add_graph(relation, edges.count, write, dedup=dedup, **options)
         if times is not None:
             self._sorted_by[relation] = "nodes" if isinstance(times, str) else "edges"
 
@@ -407,30 +395,20 @@ class DatasetWriter:
         self,
         relation: Relation,
         edge_count: int,
-        index_dtype: str,
         write: Callable[[GraphWriter], dict[str, ArrayEntry]],
         *,
-        keep_ids: bool,
         dedup: bool = False,
-        time_dtype: str | None = None,
+        **options: Any,
     ) -> None:
+        """options: of GraphWriter."""
         if not dedup:
             self._add_edges(relation, edge_count)
 
         def work() -> dict[str, ArrayEntry]:
+            sizes = {"num_src": self._counts[relation[0]], "num_dst": self._counts[relation[2]]}
+            options.update(sizes, edge_count=edge_count, dedup=dedup, on_bytes=self._on_bytes)
             try:
-                with GraphWriter(
-                    self._root,
-                    relation,
-                    num_src=self._counts[relation[0]],
-                    num_dst=self._counts[relation[2]],
-                    edge_count=edge_count,
-                    index_dtype=index_dtype,
-                    keep_ids=keep_ids,
-                    on_bytes=self._on_bytes,
-                    dedup=dedup,
-                    time_dtype=time_dtype,
-                ) as files:
+                with GraphWriter(self._root, relation, **options) as files:
                     return write(files)
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gids import _core
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.sizes import format_bytes
 from gids.store.array_checks import file_crc32c
@@ -105,7 +106,7 @@ def aligned_zeros(count: int, size_bytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, count * size_bytes).reshape(count, size_bytes)
 
 
-class ArrayFile:
+class ArrayFile(Closing):
     """An array that is appended in pieces. Use as a context manager.
 
     shape: None for one dimension of any length. Then the header is written again at the end, and the file
@@ -116,7 +117,7 @@ class ArrayFile:
         self._path, self._dtype, self._shape = path, dtype, shape
         self._full = root / path
         self._full.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._full, "wb")  # noqa: SIM115 - see __exit__
+        self._file = open(self._full, "wb")  # noqa: SIM115 - see close
         self._crc = self._count = 0
         self._header = npy_header(dtype, (0,) if shape is None else shape)
         self._write(np.frombuffer(self._header, np.uint8))
@@ -153,10 +154,7 @@ class ArrayFile:
         self._crc = _core.crc32c_extend(self._crc, data)
         self._file.write(data.data)
 
-    def __enter__(self) -> ArrayFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

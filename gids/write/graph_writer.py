@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gids.closing import Closing
 from gids.errors import FormatError
 from gids.store.array_checks import checked_ids, checked_indptr
 from gids.store.dtypes import is_whole
@@ -23,7 +24,7 @@ from gids.write.files import ArrayFile
 _PIECE_BYTES = 8 << 20
 
 
-class GraphWriter:
+class GraphWriter(Closing):
     """The files of one relation. Use as a context manager; call one of the two write methods once.
 
     root: the dataset's directory. edge_count: the number of edges, or, with dedup, an upper bound.
@@ -101,28 +102,22 @@ class GraphWriter:
             self._indptr.append(ends)
             total = int(ends[-1])
 
-        def on_edges(sources: np.ndarray, ids: np.ndarray) -> None:
+        def on_edges(sources: np.ndarray, ids: np.ndarray, times: np.ndarray | None = None) -> None:
             self._indices.append(sources)
             self._append_ids(ids)
+            if self._times is not None and times is not None:
+                self._times.append(times)
             self._on_bytes(ids.nbytes)
 
-        def on_timed(sources: np.ndarray, ids: np.ndarray, times: np.ndarray) -> None:
-            on_edges(sources, ids)
-            if self._times is not None:
-                self._times.append(times)
-
-        emit_degrees, emit_edges = on_degrees, on_edges
-        if times_of is not None:
-            ordered = TimeOrder(times_of, on_degrees, on_timed)
-            emit_degrees, emit_edges = ordered.add_degrees, ordered.add_edges
+        ordered = None if times_of is None else TimeOrder(times_of, on_degrees, on_edges)
         if not self._num_dst and edges.count:
             raise FormatError(f"there are {edges.count} edges, but the destination type has no nodes")
         if self._num_dst:
             EdgeSorter(
                 scratch,
                 memory_bytes,
-                emit_degrees,
-                emit_edges,
+                on_degrees if ordered is None else ordered.add_degrees,
+                on_edges if ordered is None else ordered.add_edges,
                 workers=workers,
                 num_src=edges.num_src if sort_neighbors or self._dedup else None,
                 dedup=self._dedup,
@@ -147,10 +142,7 @@ class GraphWriter:
             entries["time"] = self._times.finish()
         return entries
 
-    def __enter__(self) -> GraphWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
 

@@ -15,7 +15,7 @@ import torch
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name, equal_values
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
-from gids.store.rows import Rows, blocks, read_range
+from gids.store.rows import GeneratedRows, Rows, blocks, read_range
 
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
 _COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
@@ -131,42 +131,36 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
             raise FormatError(f"{number} is not exact in {out.dtype}; {cure}")
 
 
-class NarrowedRows:
+def narrowed(rows: Rows, dtype: torch.dtype, tally: Tally) -> Rows:
     """Rows in a shorter floating type. Raises FormatError, with row and column, for a value out of range."""
 
-    def __init__(self, rows: Rows, dtype: torch.dtype, tally: Tally) -> None:
-        self._rows, self._tally = rows, tally
-        self.shape = rows.shape
-        self.dtype: torch.dtype = dtype
-
-    def read_into(self, start: int, out: torch.Tensor) -> None:
-        for at, values in pieces(self._rows, start, len(out)):
+    def fill(start: int, out: torch.Tensor) -> None:
+        for at, values in pieces(rows, start, len(out)):
             part = out[at - start : at - start + len(values)]
             part.copy_(values)
             refuse_overflow(values, part, at)
-            self._tally.add(values, part)
+            tally.add(values, part)
+
+    return GeneratedRows(rows.shape, dtype, fill)
 
 
-class QuantizedRows:
+def quantized(rows: Rows, columns: np.ndarray | None, tally: Tally) -> Rows:
     """Rows as int8 with a scale, encoded as in a page: uint8[row_count, row_bytes].
 
     columns: float32[*shape of a row], or None for a scale per row. Raises FormatError, with row and column,
     if a value is not finite.
     """
+    flat_columns = None if columns is None else torch.from_numpy(columns.reshape(-1))
 
-    def __init__(self, rows: Rows, columns: torch.Tensor | None, tally: Tally) -> None:
-        self._rows, self._tally = rows, tally
-        self._columns = None if columns is None else columns.reshape(-1)
-        scale = "row" if columns is None else "column"
-        self.shape = (rows.shape[0], stored_row_bytes(tuple(rows.shape[1:]), 1, scale))
-        self.dtype: torch.dtype = torch.uint8
-
-    def read_into(self, start: int, out: torch.Tensor) -> None:
+    def fill(start: int, out: torch.Tensor) -> None:
         data = out.numpy()
-        for at, values in pieces(self._rows, start, len(out)):
+        for at, values in pieces(rows, start, len(out)):
             flat = finite_float32(values, at).reshape(len(values), -1)
-            stored = pack_rows(flat, self._columns, data[at - start : at - start + len(values)])
-            self._tally.add(values.reshape(stored.shape), stored)
+            stored = pack_rows(flat, flat_columns, data[at - start : at - start + len(values)])
+            tally.add(values.reshape(stored.shape), stored)
+
+    row_bytes = stored_row_bytes(tuple(rows.shape[1:]), 1, "row" if columns is None else "column")
+    return GeneratedRows((rows.shape[0], row_bytes), torch.uint8, fill)
 
 
 def column_scales(rows: Rows, on_rows: Callable[[int], None]) -> Iterator[np.ndarray]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from gids import _core
+from gids.closing import Closing
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows, read_exactly
 from gids.stored_file import opened
@@ -30,7 +31,7 @@ from gids.write.narrow import cast_exactly
 MAX_BLOCK_BYTES = 8 << 20
 
 
-class PageSink:
+class PageSink(Closing):
     """The shards and checksums of one table. Use as a context manager, which closes the files.
 
     Takes rows in any order, each once; several threads may write. Memory: every page of which rows are
@@ -163,12 +164,6 @@ class PageSink:
 
     def close(self) -> None:
         self._open.close()
-
-    def __enter__(self) -> PageSink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _rows_of(self, page: int) -> int:
         per_page = self.layout.rows_per_page

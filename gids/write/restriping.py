@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gids.store.files import Locator, map_array, open_dataset, shard_files
+from gids.store.files import Locator, open_dataset, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry, dump_manifest
 from gids.store.scan import PageReader
@@ -101,7 +101,7 @@ def _copy_pages(
     on_bytes: Callable[[int], None],
 ) -> None:
     layout, shards = old.geometry, [root / shard for shard in new.shards]
-    sums = map_array(locate.array(old.checksums), old.checksums)
+    sums = locate.map(old.checksums)
     step = max(1, _BLOCK_BYTES // layout.page_bytes) * layout.rows_per_page
     with (
         PageReader(layout, shard_files(old, locate), sums, old.name) as reader,

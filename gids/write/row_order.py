@@ -137,13 +137,18 @@ def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:
 
 def check_memory(method: str, row_count: int, memory_bytes: int) -> None:
     """Raise FormatError, with the bytes needed, if an order of row_count rows does not fit in memory."""
+    row_bytes = DEGREE_BYTES if method == "degree" else COMMUNITY_BYTES
+    check_rows_fit(f"--order {method}", row_count, row_bytes, memory_bytes, "--order original")
+
+
+def check_rows_fit(option: str, row_count: int, row_bytes: int, memory_bytes: int, cure: str) -> None:
+    """Raise FormatError if an option needs more memory than there is, or has too many rows."""
     if row_count > MAX_ROWS:
-        raise FormatError(f"--order {method} supports at most {MAX_ROWS} rows, not {row_count}")
-    needed = row_count * (DEGREE_BYTES if method == "degree" else COMMUNITY_BYTES)
-    if needed > memory_bytes:
+        raise FormatError(f"{option} supports at most {MAX_ROWS} rows, not {row_count}")
+    if (needed := row_count * row_bytes) > memory_bytes:
         raise FormatError(
-            f"--order {method} of {row_count} rows needs {needed} bytes, but --memory is {memory_bytes}: "
-            f"give --memory {needed // 1_000_000 + 1}MB, or --order original"
+            f"{option} of {row_count} rows needs {needed} bytes, but --memory is {memory_bytes}: "
+            f"give --memory {needed // 1_000_000 + 1}MB, or {cure}"
         )
 
 

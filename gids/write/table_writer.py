@@ -21,14 +21,13 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
-from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
+from gids.store.dtypes import byte_view, make_bools_proper
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
-from gids.store.manifest import ArrayEntry, Manifest, TableEntry, dump_manifest
+from gids.store.manifest import Manifest, TableEntry, dump_manifest, table_entry
 from gids.store.names import Relation, check_name, describe_type, table_name, table_path
 from gids.store.part import refuse_part
-from gids.store.quantize import stored_geometry
 from gids.store.table import Table
 from gids.write.files import check_space, sync_directory
 from gids.write.narrow import cast_exactly, refuse_overflow
@@ -120,54 +119,49 @@ class TableWriter:
         check_name(key, "the table's key")
         self.name = table_name(type_, key)
         self.replace, self.temporary = replace or temporary, temporary
-        self._store, locate = store, store.locate
+        self._store = store
         self.row_count, *row = shape
         self.shape, self.dtype = tuple(row), dtype
-        element = dtype_name(dtype)
-        stem = table_path(type_, key)
         self._state = "open"
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
         try:
             with self._explaining("creating"), only_writer(store.path):
-                locate.check_unchanged()
+                store.locate.check_unchanged()
                 manifest = read_manifest(store.path)
                 if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(
                         f"{store.name} already has a table {self.name!r}: give another name, or replace=True"
                     )
-                shards = len(manifest.tables[0].shards) if manifest.tables else 1
-                self._layout = stored_geometry(
-                    shape, dtype.itemsize, None, page_bytes=page_bytes, shard_count=shards
-                )
-                self.rows_per_page = self._layout.rows_per_page
-                self._folder = TableFolder(store.path, manifest, locate, stem)
+                self._folder = TableFolder(store.path, manifest, store.locate, table_path(type_, key))
                 self._resources.callback(self._folder.close)
                 self._resources.callback(self._folder.remove)
+                replaced = store.tables.get(self.name)
+                self.entry = table_entry(
+                    "node" if isinstance(type_, str) else "edge",
+                    type_,
+                    key,
+                    shape,
+                    dtype,
+                    page_bytes=page_bytes,
+                    shards=self._folder.shards,
+                    checksums=self._folder.checksums,
+                    extra=replaced is None or replaced.extra,
+                )
+                self._layout = self.entry.geometry
+                self.rows_per_page = self._layout.rows_per_page
                 self._check_space()
-            self.entry = TableEntry(
-                kind="node" if isinstance(type_, str) else "edge",
-                type=type_,
-                key=key,
-                shape=self.shape,
-                dtype=element,
-                page_bytes=self._layout.page_bytes,
-                row_count=self.row_count,
-                shards=self._folder.shards,
-                checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
-                extra=(True if (replaced := store.tables.get(self.name)) is None else replaced.extra) or None,
-            )
             with self._explaining("creating"):
                 self._shards = [store.path / shard for shard in self._folder.shards]
-                self._sink = self._resources.enter_context(
-                    PageSink(
-                        self._layout,
-                        self._shards,
-                        store.path / self._folder.checksums,
-                        direct=False,  # blocks may be small
-                        sync_bytes=_SYNC_BYTES,
-                    )
+                checksums = store.path / self._folder.checksums
+                sink = PageSink(
+                    self._layout,
+                    self._shards,
+                    checksums,
+                    direct=False,  # blocks may be small
+                    sync_bytes=_SYNC_BYTES,
                 )
+                self._sink = self._resources.enter_context(sink)
         except BaseException:
             self._resources.close()
             raise
@@ -397,18 +391,12 @@ def _remove_leftovers(root: Path, manifest: Manifest, outside: Sequence[Path]) -
 
 
 def _remove_folders(main: Path, *outside: Path) -> None:
-    """Remove the folders of a table, last the one in the dataset, by which leftovers are found."""
-    for folder in outside:
-        _remove_folder(folder)
+    """Remove the files of a table, and its folders if they are then empty. The last folder is the one in the
+    dataset, by which leftovers are found."""
+    for folder in (*outside, main):
         with contextlib.suppress(OSError):
+            for file in folder.iterdir():
+                if _OURS.fullmatch(file.name):
+                    file.unlink()
+            folder.rmdir()
             sync_directory(folder.parent)
-    _remove_folder(main)
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove the files of a table, and the folder if it is then empty."""
-    with contextlib.suppress(OSError):
-        for file in folder.iterdir():
-            if _OURS.fullmatch(file.name):
-                file.unlink()
-        folder.rmdir()

@@ -333,15 +333,8 @@ def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:
 
 def _free(directories: Sequence[Path]) -> str:
     """The free space on the fullest of the disks of these directories, as text."""
-
-    def bytes_free(directory: Path) -> int:
-        disk = os.statvfs(directory)
-        return disk.f_bavail * disk.f_frsize
-
-    def lacks_inodes(directory: Path) -> bool:
-        disk = os.statvfs(directory)
-        return disk.f_files > 0 and disk.f_favail == 0
-
-    fullest = min(directories, key=lambda d: (not lacks_inodes(d), bytes_free(d)))
+    disks = [(directory, os.statvfs(directory)) for directory in directories]
+    free = [(d.f_files == 0 or d.f_favail > 0, d.f_bavail * d.f_frsize, path) for path, d in disks]
+    has_inodes, free_bytes, fullest = min(free, key=lambda disk: disk[:2])
     where = f" on the disk of {fullest}" if len(directories) > 1 else ""
-    return f"{format_bytes(bytes_free(fullest))}{', no inodes' * lacks_inodes(fullest)} free{where}"
+    return f"{format_bytes(free_bytes)}{', no inodes' * (not has_inodes)} free{where}"

@@ -11,7 +11,6 @@ from datasets import CITES, WRITES, write_dataset
 
 import gids
 from gids import FeatureStore, FormatError, StorageError
-from gids.store.manifest import load_manifest
 from gids.write import DatasetWriter
 
 
@@ -63,14 +62,6 @@ def test_labels_and_splits_are_read_when_first_used(dataset):
     assert store.splits["paper"]["test"].tolist() == [15, 16, 17, 18, 19]
     assert "author" not in store.labels
     assert store.labels.get("author") is None
-
-
-def test_split_finds_the_only_node_type_that_has_it(dataset):
-    store = FeatureStore(dataset)
-    train = store.split("train")
-    assert train.dtype == torch.int64
-    assert torch.equal(train, torch.arange(10))
-    assert torch.equal(store.split("test", "paper"), torch.arange(15, 20))
 
 
 def test_split_of_several_node_types_needs_a_type(tmp_path):
@@ -150,10 +141,6 @@ def test_bad_ids_are_refused(dataset, ids, error, message):
         FeatureStore(dataset).read_rows(ids, "paper.feat")
 
 
-def test_no_ids_give_no_rows(dataset):
-    assert FeatureStore(dataset).read_rows([], "paper.feat").shape == (0, 50)
-
-
 def test_stores_and_tables_are_pickled_by_name(dataset):
     store = FeatureStore(dataset)
     before = store.read_rows([3, 4], "paper.feat")
@@ -162,11 +149,6 @@ def test_stores_and_tables_are_pickled_by_name(dataset):
     data = pickle.dumps(store.table("paper.feat"))
     assert len(data) < 4000, "the mapped shards are not in the pickle"
     assert torch.equal(pickle.loads(data).read_rows([3, 4]), before)
-
-
-def test_two_stores_can_open_one_dataset(dataset):
-    first, second = FeatureStore(dataset), FeatureStore(str(dataset))
-    assert torch.equal(first.read_rows([1], "year"), second.read_rows([1], "year"))
 
 
 def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
@@ -271,8 +253,3 @@ def test_error_for_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
     (tmp_path / "a.gids.partial").mkdir()
     with pytest.raises(FormatError, match="to finish it, run the same `gids convert` command again"):
         FeatureStore(tmp_path / "a.gids.partial")
-
-
-def test_manifest_lists_the_written_tables(dataset):
-    manifest = load_manifest((dataset / "manifest.json").read_bytes())
-    assert [t.name for t in manifest.tables] == list(FeatureStore(dataset).tables)

@@ -155,6 +155,21 @@ HOSTILE = {
         edit(*NODES, "arrays", "out_degree", "shape", to=[3]),
         "expected uint32[20]",
     ),
+    "heat of another type": (
+        edit(*NODES, "arrays", "heat_sampled", to=OWNER | {"dtype": "float64"}),
+        "expected float32[20] in heat_sampled",
+    ),
+    "heat of other nodes": (
+        edit(*NODES, "arrays", "heat_sampled", to=OWNER | {"dtype": "float32", "shape": [19]}),
+        "expected float32[20] in heat_sampled",
+    ),
+    "an order of other rows": (
+        edit(*TABLE, "order", to=OWNER | {"dtype": "int32", "shape": [19]}),
+        "expected int32[20] positions",
+    ),
+    "an order of another type": (edit(*TABLE, "order", to=IDS), "expected int32[20] positions"),
+    "an order elsewhere": (edit(*TABLE, "order", to=IDS | {"path": "../x.npy"}), "a path without '..'"),
+    "no order": (edit(*TABLE, "order", to=None), "tables[0].order must be an object"),
     "arrays that are a list": (edit(*NODES, "arrays", to=[]), "nodes[0].arrays must be an object"),
     "a relation of two names": (edit(*EDGES, "type", to=["a", "b"]), "not 2 names"),
     "a relation between unknown types": (edit(*EDGES, "type", 0, to="venue"), "uses node type 'venue'"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from model import int8_with_a_scale
 
-import gids
 from gids import FormatError, StorageError
 from gids.store import FeatureStore, GeneratedRows, verify
 from gids.store.array_checks import file_crc32c
@@ -135,35 +134,6 @@ def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, sca
     assert tally.to_json() == once.to_json()
 
 
-def test_pages_shrink_with_the_rows(tmp_path):
-    """The number of pages that a minibatch of random rows reads, by stored type."""
-    values = torch.randn(4000, 256, generator=torch.Generator().manual_seed(0))
-    expected = {"float32": 4, "float16": 8, "row": 15, "column": 16}  # rows of a page of 4096 bytes
-    kinds = {"float32": (None, None), "float16": (torch.float16, None)}
-    kinds |= {scale: (torch.int8, scale) for scale in ("row", "column")}
-    from gids import FeatureLoader
-
-    ids = torch.randperm(4000, generator=torch.Generator().manual_seed(1))[:300]
-    for kind, (dtype, scale) in kinds.items():
-        table, _ = write(tmp_path / f"{kind}.gids", values, dtype, scale)
-        assert table.rows_per_page == expected[kind]
-        assert table.page_count == -(-4000 // expected[kind])
-        with FeatureLoader(gids.open(tmp_path / f"{kind}.gids", memory=1 << 26), ["n.k"]) as loader:
-            list(loader.attach([ids], lambda ids: {"n.k": ids}))
-            assert loader.stats()["misses"] == len(np.unique(ids.numpy() // expected[kind]))
-            assert loader.stats()["bytes_read"] == 4096 * loader.stats()["misses"]
-    # One row per page: shorter rows need shorter pages, if the disk can read them.
-    wide = torch.randn(50, 1024)
-    for page_bytes, dtype, scale, length in (
-        (4096, None, None, 4096),
-        (512, torch.float16, None, 2048),
-        (512, torch.int8, "column", 1024),
-        (512, torch.int8, "row", 1536),
-    ):
-        table, _ = write(tmp_path / "wide.gids", wide, dtype, scale, page_bytes=page_bytes, overwrite=True)
-        assert (table.page_bytes, table.rows_per_page) == (length, 1)
-
-
 @pytest.fixture
 def scaled(tmp_path):
     """A manifest's fields: of tables n.row and n.column."""
@@ -189,50 +159,29 @@ def test_the_manifest_has_the_scale(tmp_path, scaled):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f["tables"][0].update(scale=None), "tables[0].scale must be an object, not null"),
-        (lambda f: f["tables"][0].update(scale={}), "tables[0].scale lacks ['per']"),
         (
             lambda f: f["tables"][0].update(scale={"per": []}),
             "tables[0].scale.per is []; it must be 'row' or",
         ),
-        (lambda f: f["tables"][0]["scale"].update(zero=1), "tables[0].scale has unknown fields ['zero']"),
         (lambda f: f["tables"][1]["scale"].pop("columns"), "tables[1].scale is per column; 'column' has"),
         (
             lambda f: f["tables"][0]["scale"].update(columns=f["tables"][0]["checksums"]),
             "tables[0].scale is per row; 'column' has columns, 'row' has none",
         ),
-        (
-            lambda f: f["tables"][0]["scale"].update(columns={}),
-            "tables[0].scale.columns lacks ['path'",
-        ),
         (lambda f: f["tables"][0].update(dtype="uint8"), "(n.row) is uint8 with a scale; only int8 has one"),
-        (lambda f: f["tables"][0].pop("scale"), ""),  # rows of 6 bytes: other pages, and their checksums
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(shape=[5]),
             "float32[6] scales of columns",
         ),
-        (lambda f: f["tables"][1]["scale"]["columns"].update(shape=[1 << 40]), "scales of columns"),
         (lambda f: f["tables"][1]["scale"]["columns"].update(dtype="float64"), "expected float32[6]"),
-        (lambda f: f["tables"][1]["scale"]["columns"].update(path="../scale.npy"), "a path without '..'"),
-        (
-            lambda f: f["tables"][1]["scale"]["columns"].update(path="/etc/passwd"),
-            "only shards may be outside",
-        ),
-        (
-            lambda f: f["tables"][1]["scale"]["columns"].update(path="tables/n.row/shard-00.bin"),
-            "'tables/n.row/shard-00.bin' occurs twice",
-        ),
     ],
 )
 def test_manifest_with_a_wrong_scale_is_refused(scaled, change, message):
     _, fields = scaled
     fields = json.loads(json.dumps(fields))
     change(fields)
-    if message:
-        with pytest.raises(FormatError, match=re.escape(message)):
-            validate(fields)
-    else:
-        validate(fields)  # nine rows fit into one page either way
+    with pytest.raises(FormatError, match=re.escape(message)):
+        validate(fields)
 
 
 def test_scales_of_columns_are_checked_when_they_are_used(scaled):
@@ -254,12 +203,3 @@ def test_scales_of_columns_are_checked_when_they_are_used(scaled):
     with pytest.raises(FormatError, match="is truncated"):
         FeatureStore(path)
     assert load_manifest(dump_manifest(validate(fields))).to_json() == fields
-
-
-def test_adding_heat_keeps_the_scales(scaled):
-    from gids.write.heat_writer import write_heat
-
-    path, _ = scaled
-    before = FeatureStore(path).table("column").read_rows(range(9))
-    write_heat(path, "sampled", {"n": np.ones(9)})
-    assert torch.equal(FeatureStore(path).table("column").read_rows(range(9)), before)

@@ -252,15 +252,6 @@ def test_shards_outside_the_dataset_that_were_replaced_are_noticed(tmp_path: Pat
             gids.FeatureLoader(source, ["feat"])
 
 
-def test_heat_that_was_computed_again_is_not_read_under_the_old_name(path: Path) -> None:
-    write_heat(path, "sampled", {PAPER: np.full(NODES, 1.0)})
-    store = FeatureStore(path)
-    for value in (2.0, 3.0):  # the second one takes the name of the first one
-        write_heat(path, "sampled", {PAPER: np.full(NODES, value)})
-    with pytest.raises(StorageError, match="after the dataset was opened"):
-        store.heat("sampled")
-
-
 @pytest.mark.parametrize("name", ["ordered", "scaled"])
 @pytest.mark.parametrize("check_crc", [False, True])
 def test_a_loader_that_was_not_iterated_reads_a_table_that_was_replaced(

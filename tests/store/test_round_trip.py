@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from datasets import same_bits
 
 from gids.store import FeatureStore, GeneratedRows, verify
 from gids.store.dtypes import TABLE_DTYPES, byte_view
@@ -48,6 +49,7 @@ def test_rows_of_every_size_are_read_back(tmp_path, dtype, shards):
         assert table.rows_per_page == max(1, PAGE_BYTES // row_bytes)
         assert table.page_bytes == max(PAGE_BYTES, -(-row_bytes // 512) * 512)
         assert np.array_equal(byte_view(table.read_rows(ids)), byte_view(values[ids]))
+        assert same_bits(torch.cat([block for _, block in table.scan(10)]), values)
         assert all(model_row(table, r) == byte_view(values[r]).tobytes() for r in range(ROW_COUNT))
     assert list(verify(tmp_path / "a.gids")) == []
 
@@ -89,20 +91,12 @@ def test_table_of_many_blocks_is_read_back(tmp_path, workers):
 
 def test_casts_only_round(tmp_path):
     values = torch.randn(100, 7)
+    values[3, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     with DatasetWriter(tmp_path / "a.gids") as writer:
         for dtype in (torch.float16, torch.bfloat16, torch.float64):
             writer.write_table("node", "n", str(dtype), values, dtype=dtype)
         writer.write_table("node", "n", "whole", torch.arange(100).view(100, 1), dtype=torch.uint8)
     store = FeatureStore(tmp_path / "a.gids")
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        assert torch.equal(store.table(str(dtype)).read_rows(range(100)), values.to(dtype))
+        assert same_bits(store.table(str(dtype)).read_rows(range(100)), values.to(dtype))
     assert store.table("whole").read_rows([99]).tolist() == [[99]]
-
-
-def test_infinities_and_nan_survive_a_cast(tmp_path):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table(
-            "node", "n", "k", torch.tensor([[torch.inf, -torch.inf, torch.nan]]), dtype=torch.float16
-        )
-    found = FeatureStore(tmp_path / "a.gids").read_rows([0])
-    assert torch.equal(found.nan_to_num(7, 8, 9), torch.tensor([[8, 9, 7]], dtype=torch.float16))

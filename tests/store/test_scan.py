@@ -40,13 +40,6 @@ def test_blocks_in_any_order(tmp_path):
     assert list(table.scan(100, order=[])) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float64])
-def test_rows_of_any_type_and_shape(tmp_path, dtype):
-    values = torch.arange(ROWS * 6).reshape(ROWS, 2, 3).remainder(100).to(dtype)
-    table = write(tmp_path / "a.gids", values)
-    assert torch.equal(torch.cat([block for _, block in table.scan(90)]), values)
-
-
 def test_an_empty_table_has_no_blocks(tmp_path):
     assert list(write(tmp_path / "a.gids", torch.empty(0, 4)).scan(10)) == []
 

@@ -1,7 +1,5 @@
 """Tables and labels of bool: True and False from the source to torch.bool, and back."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,6 @@ from gids import FeatureStore, FormatError
 from gids.cli import main
 from gids.errors import StorageError
 from gids.store import verify
-from gids.store.files import read_manifest
-from gids.store.manifest import validate
 from gids.write import DatasetWriter, create_table
 
 RNG = np.random.default_rng(20)
@@ -76,13 +72,6 @@ def test_other_bytes_in_a_bool_source_are_true(tmp_path, kind):
         assert torch.equal(numbers.read_rows(range(500)), torch.from_numpy(FLAGS.astype(np.uint8)))
 
 
-def test_bools_have_no_scale(tmp_path, capsys):
-    np.save(tmp_path / "s.npy", FLAGS)
-    arguments = ["--dtype", "int8", "--scale", "row"]
-    assert main(["convert", str(tmp_path / "s.npy"), str(tmp_path / "d.gids"), *arguments]) == 2
-    assert "is for floating features stored as int8" in capsys.readouterr().err
-
-
 def test_bool_table_can_be_added(tmp_path):
     with DatasetWriter(tmp_path / "d.gids") as writer:
         writer.write_table("node", "n", "x", torch.ones(500, 2))
@@ -130,14 +119,6 @@ def dataset(tmp_path):
         writer.write_table("node", "n", "flag", torch.from_numpy(FLAGS))
         writer.write_labels("n", torch.from_numpy(FLAGS[:, :3]))
     return tmp_path / "d.gids"
-
-
-def test_a_manifest_of_bools_with_a_scale_is_refused(dataset):
-    fields = json.loads(json.dumps(read_manifest(dataset).to_json()))
-    assert validate(fields) == read_manifest(dataset)
-    fields["tables"][0]["scale"] = {"per": "row"}
-    with pytest.raises(FormatError, match="only int8 has one"):
-        validate(fields)
 
 
 def test_other_bytes_in_a_bool_table_are_a_fault_and_are_read_as_true(dataset):

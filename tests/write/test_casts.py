@@ -123,18 +123,6 @@ def test_unsigned_numbers_that_fit_are_stored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (np.zeros((4, 2), np.uint16), "table 'n.k': tables cannot hold uint16"),
-        (np.zeros((4, 0), np.float32), "table 'n.k': rows have 0 bytes"),
-    ],
-)
-def test_errors_about_types_and_empty_rows_name_the_table(tmp_path, values, said):
-    with pytest.raises(FormatError, match=said), DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "n", "k", values)
-
-
-@pytest.mark.parametrize(
     ("labels", "said"),
     [
         (np.array([1, 1 << 63], np.uint64), "labels of 'n': a label is 9223372036854775808 near position 1"),

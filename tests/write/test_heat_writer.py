@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from datasets import contents
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import verify
@@ -18,16 +19,14 @@ def heat_of(papers, authors):
     return {"paper": np.linspace(0, papers, 20), "author": np.full(3, authors)}
 
 
-def files(dataset):
-    return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
-
-
 def test_heat_is_added_to_a_dataset(dataset):
-    before = files(dataset)
+    before, manifest = contents(dataset), read_manifest(dataset)
     write_heat(dataset, "sampled", heat_of(5.0, 0.25))
-    after = files(dataset)
+    after = contents(dataset)
     assert after.keys() - before.keys() == {"nodes/paper.heat_sampled.npy", "nodes/author.heat_sampled.npy"}
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
+    assert read_manifest(dataset).tables == manifest.tables
+    assert read_manifest(dataset).relations == manifest.relations
     assert list(verify(dataset)) == []
     store = FeatureStore(dataset)
     assert store.heat_methods("paper") == ["sampled", "out-degree"]
@@ -52,30 +51,15 @@ def test_methods_are_listed_with_the_best_first(dataset):
 def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
     write_heat(dataset, "sampled", heat_of(1.0, 1.0))
     opened_before = FeatureStore(dataset)
-    names = files(dataset).keys()
+    names = contents(dataset).keys()
     for round_ in range(2, 6):
         write_heat(dataset, "sampled", heat_of(float(round_), 1.0))
         assert FeatureStore(dataset).heat("sampled", "paper")[-1] == round_
-        assert len(files(dataset)) == len(names)
+        assert len(contents(dataset)) == len(names)
         assert list(verify(dataset)) == []
-    assert files(dataset).keys() == names  # an even number of times: the names alternate
-    write_heat(dataset, "sampled", heat_of(7.0, 1.0))
-    with pytest.raises(
-        StorageError, match=r"after the dataset was opened: open it again: .*heat_sampled.npy"
-    ):
+    assert contents(dataset).keys() == names  # an even number of times: the names alternate
+    with pytest.raises(StorageError, match=r"or changed after the dataset was opened: .*heat_sampled.npy"):
         opened_before.heat("sampled", "paper")
-
-
-def test_a_flipped_bit_of_heat_is_found(dataset):
-    write_heat(dataset, "reverse-pagerank", heat_of(1.0, 1.0))
-    path = dataset / "nodes/paper.heat_reverse_pagerank.npy"
-    data = path.read_bytes()
-    for at in (0, 70, len(data) - 1):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-        (fault,) = list(verify(dataset))[:1]
-        assert str(path) in fault
-    path.write_bytes(data)
-    assert list(verify(dataset)) == []
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
@@ -95,33 +79,15 @@ def test_negative_or_infinite_heat_is_refused_by_the_writer_and_by_verify(datase
     assert list(verify(dataset)) == [f"{path}: heat[6] is {value}; it must be finite and 0 or more"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": "float64"}, "expected float32[20] in heat_sampled"),
-        ({"shape": [19]}, "expected float32[20] in heat_sampled"),
-    ],
-)
-def test_manifest_with_unknown_heat_is_refused(dataset, change, message):
-    write_heat(dataset, "sampled", {"paper": np.ones(20)})
-    fields = read_manifest(dataset).to_json()
-    for nodes in fields["nodes"]:
-        if nodes["type"] == "paper":
-            nodes["arrays"]["heat_sampled"].update(change)
-    with pytest.raises(FormatError) as caught:
-        validate(fields)
-    assert message in str(caught.value)
-
-
 def test_heat_that_does_not_fit_the_dataset_changes_nothing(dataset):
-    before = files(dataset)
+    before = contents(dataset)
     with pytest.raises(FormatError, match=r"no node type 'venue' in mag.gids \(has 'paper', 'author'\)"):
         write_heat(dataset, "sampled", {"venue": np.ones(2)})
     with pytest.raises(FormatError, match=r"heat of 'paper' is \[19\], but mag.gids has 20 nodes"):
         write_heat(dataset, "sampled", {"author": np.ones(3), "paper": np.ones(19)})
     with pytest.raises(FileNotFoundError, match="no dataset at"):
         write_heat(dataset.with_name("none.gids"), "sampled", {})
-    assert files(dataset) == before
+    assert contents(dataset) == before
 
 
 def test_disk_error_is_a_storage_error_and_leaves_the_dataset_unchanged(dataset, monkeypatch):
@@ -129,11 +95,11 @@ def test_disk_error_is_a_storage_error_and_leaves_the_dataset_unchanged(dataset,
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("gids.write.heat_writer.os.fsync", refuse)
-    before = files(dataset)
+    before = contents(dataset)
     with pytest.raises(StorageError, match=r"storing heat failed \(No space left on device\); the"):
         write_heat(dataset, "sampled", {"paper": np.ones(20)})
     monkeypatch.undo()
-    left = files(dataset)
+    left = contents(dataset)
     assert {name: left[name] for name in before} == before
     assert list(verify(dataset)) == []
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from datasets import write_dataset
+from datasets import contents, write_dataset
 from partition_example import check_union, open_parts, write_rich_dataset
 
 import gids
@@ -31,10 +31,6 @@ def cut_in_four(rich, tmp_path_factory):
     out = tmp_path_factory.mktemp("four") / "parts"
     partition(rich, out, 4)
     return out
-
-
-def contents(path):
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.few(1)

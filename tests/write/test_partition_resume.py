@@ -7,17 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from datasets import CITES, write_dataset
+from datasets import CITES, contents, write_dataset
 from partition_example import open_parts, write_rich_dataset
 
 from gids import StorageError
 from gids.store import verify
 from gids.write import DatasetWriter, edge_list, heat_writer
 from gids.write.partition import partition
-
-
-def contents(path):
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["rows that end within a page", "a graph of several types"])

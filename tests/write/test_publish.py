@@ -3,7 +3,6 @@
 test_kills.py kills every command at many calls; these are the named cases.
 """
 
-import contextlib
 import fcntl
 import os
 import shutil
@@ -13,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from children import killed
 from datasets import read_source, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
@@ -21,8 +21,6 @@ from gids.store import verify
 from gids.write import DatasetWriter, create_table, publish, restripe, workplace
 from gids.write.journal import Journal
 from gids.write.publish import only_writer
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 
 
 @pytest.fixture
@@ -49,28 +47,11 @@ def converted(source, path, said=None, **options):
     )
 
 
-def killed(work, monkeypatch, target, name, *, after):
-    """Run work() in a process that is killed before, or after, it calls target.name."""
-    called = getattr(target, name)
-
-    def die(*arguments, **options):
-        if after:
-            called(*arguments, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if not (pid := os.fork()):
-        monkeypatch.setattr(target, name, die)
-        with contextlib.suppress(BaseException):
-            work()
-        os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-
-
-def killed_when_published(source, path, monkeypatch, disks=(), **options):
+def killed_when_published(source, path, disks=(), **options):
     stripe = tuple(map(str, disks))
     target, name = (publish, "_exchange") if path.exists() else (workplace, "put_in_place")
     work = lambda: converted(source, path, stripe=stripe, **options)  # noqa: E731
-    killed(work, monkeypatch, target, name, after=True)
+    killed(work, target, name, after=True)
 
 
 def check_rows(path, disks, expected=None):
@@ -83,40 +64,28 @@ def folders(disks):
     return sorted(folder for disk in disks for folder in disk.iterdir())
 
 
-def test_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset(
-    tmp_path, disks, source, monkeypatch
+@pytest.mark.parametrize("replaces", [False, True])
+def test_same_command_after_a_kill_keeps_the_published_dataset_and_its_shards(
+    tmp_path, disks, source, replaces
 ):
-    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
-    converted(source, path, stripe=stripe, page_bytes=512)
-    killed_when_published(source, path, monkeypatch, disks, overwrite=True)
+    path, said, options = tmp_path / "a.gids", [], {"stripe": tuple(map(str, disks)), "overwrite": replaces}
+    if replaces:
+        converted(source, path, stripe=options["stripe"], page_bytes=512)
+    killed_when_published(source, path, disks, overwrite=replaces)
     check_rows(path, disks)
-    said = []
-    converted(source, path, said, stripe=stripe, overwrite=True)
+    converted(source, path, said, **options)
     check_rows(path, disks)
     assert said == ["the dataset is complete; removed the temporary files of an earlier run that was killed"]
     assert len(folders(disks)) == 2, "the shards of the replaced dataset are gone"
     assert not (tmp_path / "a.gids.partial").exists()
-
-
-def test_first_conversion_killed_after_publishing_is_done_when_run_again(
-    tmp_path, disks, source, monkeypatch
-):
-    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
-    killed_when_published(source, path, monkeypatch, disks)
-    assert (tmp_path / "a.gids.partial/journal").exists()
-    converted(source, path, stripe=stripe)
-    check_rows(path, disks)
-    assert not (tmp_path / "a.gids.partial").exists()
     with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
-        converted(source, path, stripe=stripe)
+        converted(source, path, stripe=options["stripe"])
 
 
-def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done(
-    tmp_path, disks, source, monkeypatch
-):
+def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done(tmp_path, disks, source):
     path = tmp_path / "a.gids"
     converted(source, path, stripe=tuple(map(str, disks)), page_bytes=512)
-    killed_when_published(source, path, monkeypatch, disks, overwrite=True)
+    killed_when_published(source, path, disks, overwrite=True)
     with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"other": 1})
     check_rows(path, disks)
@@ -129,7 +98,7 @@ def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done
     check_rows(path, disks)
 
 
-def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path, monkeypatch):
+def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path):
     """Between the rename and the removal of what was replaced, dataset/ has the old data."""
     path = write_dataset(tmp_path / "a.gids")
 
@@ -138,20 +107,24 @@ def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path, m
             writer.write_labels("n", torch.arange(7))
             assert not writer.resumed
 
-    killed(work, monkeypatch, publish, "_exchange", after=True)
+    killed(work, publish, "_exchange", after=True)
     assert FeatureStore(path).node_types == ["n"], "it was published"
     work()
     assert list(verify(path)) == []
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_moved_dataset_keeps_its_shards(tmp_path, disks, source, monkeypatch):
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_published_dataset_that_was_moved_or_removed_is_made_again(tmp_path, disks, source, is_moved):
     path, moved, stripe = tmp_path / "a.gids", tmp_path / "b.gids", tuple(map(str, disks))
-    killed_when_published(source, path, monkeypatch, disks)
-    path.rename(moved)
+    killed_when_published(source, path, disks)
+    if is_moved:
+        path.rename(moved)
+    else:
+        shutil.rmtree(path)
     converted(source, path, stripe=stripe)
     converted(source, path, stripe=stripe, page_bytes=512, overwrite=True)
-    for dataset in (path, moved):
+    for dataset in (path, moved)[: 1 + is_moved]:
         check_rows(dataset, disks)
 
 
@@ -162,14 +135,6 @@ def test_replacing_a_copy_keeps_the_shards_of_the_original_dataset(tmp_path, dis
     check_rows(tmp_path / "a.gids", disks)
     converted(source, tmp_path / "a.gids", overwrite=True)
     assert folders(disks) == []
-
-
-def test_removed_dataset_does_not_affect_other_data(tmp_path, disks, source, monkeypatch):
-    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
-    killed_when_published(source, path, monkeypatch, disks)
-    shutil.rmtree(path)
-    converted(source, path, stripe=stripe)
-    check_rows(path, disks)
 
 
 @pytest.mark.parametrize("same_command", [True, False])
@@ -189,7 +154,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
         monkeypatch.setattr(publish.os, "rename", rename_once)
         converted(source, path, stripe=stripe, page_bytes=4096, overwrite=True)
 
-    killed(work, monkeypatch, publish, "clean_up", after=False)
+    killed(work, publish, "clean_up", after=False)
     with pytest.raises(
         FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* Run the same command"
     ):
@@ -205,7 +170,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
     check_rows(path, disks)
 
 
-def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source, monkeypatch):
+def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source):
     path = tmp_path / "a.gids"
     converted(source, path)
     (tmp_path / "a.gids.partial").mkdir()
@@ -270,7 +235,7 @@ def test_work_that_is_being_removed_is_not_resumed(tmp_path, monkeypatch, other_
             DatasetWriter(path, resume_key={"k": 2})
         DatasetWriter(path, resume_key={"k": 1}).close(discard=True)
 
-    killed(work, monkeypatch, os, "_exit", after=False)
+    killed(work, os, "_exit", after=False)
     with DatasetWriter(path, resume_key={"k": 1}) as writer:
         assert not writer.resumed
         writer.write_table("node", "n", "k", torch.ones(5))

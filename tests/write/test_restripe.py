@@ -2,19 +2,19 @@
 
 import errno
 import os
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from datasets import has_open
+from children import killed
+from datasets import contents, has_open
 
 import gids
 from gids import FeatureLoader, NodeLoader
 from gids.errors import FormatError, StorageError
 from gids.store import FeatureStore, verify
-from gids.write import DatasetWriter, restripe
+from gids.write import DatasetWriter, restripe, workplace
 
 ROWS = np.random.default_rng(0).standard_normal((500, 64)).astype(np.float32)
 ORDER = np.random.default_rng(1).permutation(500)
@@ -63,7 +63,7 @@ def test_shards_move_to_the_given_directories(dataset, disks):
 
 
 def test_invalid_arguments_raise_and_change_nothing(dataset, disks, tmp_path, monkeypatch):
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = contents(tmp_path)
     with pytest.raises(ValueError, match="given twice"):
         restripe(dataset, [disks[0], disks[1] / "../ssd0"], allow_dirs=disks)
     with pytest.raises(FileNotFoundError, match="does not exist"):
@@ -81,14 +81,14 @@ def test_invalid_arguments_raise_and_change_nothing(dataset, disks, tmp_path, mo
         patch.setattr("gids.write.files.os.statvfs", lambda _: full)
         with pytest.raises(StorageError, match="not enough room"):
             restripe(dataset, disks, allow_dirs=disks)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     "stage", ["page_sink.PageSink.store", "workplace.sync_tree", "workplace.put_in_place"]
 )
 def test_failure_leaves_the_dataset_unchanged(dataset, disks, tmp_path, monkeypatch, stage):
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = contents(tmp_path)
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "full")
@@ -98,7 +98,7 @@ def test_failure_leaves_the_dataset_unchanged(dataset, disks, tmp_path, monkeypa
             patch.setattr(f"gids.write.{stage}", fail)
             with pytest.raises(StorageError, match=r"nothing was published|the dataset is unchanged"):
                 restripe(dataset, stripe, allow_dirs=disks)
-        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        assert contents(tmp_path) == before
 
 
 def test_a_damaged_page_is_not_copied(dataset, disks):
@@ -111,16 +111,6 @@ def test_a_damaged_page_is_not_copied(dataset, disks):
     assert not list(disks[2].iterdir())
 
 
-def test_an_open_store_does_not_see_the_move(dataset, disks):
-    store = FeatureStore(dataset, allow_dirs=disks)
-    before = store.table("feat").read_rows([7])
-    restripe(dataset, disks, allow_dirs=disks)
-    assert torch.equal(store.table("feat").read_rows([7]), before)
-    with pytest.raises(StorageError, match="was replaced; open it again"):
-        store.graph()
-    check(dataset, disks)
-
-
 def test_arrays_are_copied_where_the_file_system_has_no_links(dataset, disks, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EPERM, "no links")
@@ -130,32 +120,14 @@ def test_arrays_are_copied_where_the_file_system_has_no_links(dataset, disks, mo
     check(dataset, disks)
 
 
-CHILD = """
-import os, signal, sys
-from gids.write import restripe, workplace
-moment, path, disks = sys.argv[1], sys.argv[2], sys.argv[3:]
-put_in_place = workplace.put_in_place
-def die(*arguments, **options):
-    if moment == "after":
-        put_in_place(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
-workplace.put_in_place = die
-restripe(path, disks, allow_dirs=disks)
-"""
-
-
-def killed(moment, dataset, disks):
-    done = subprocess.run([sys.executable, "-P", "-c", CHILD, moment, dataset, *disks], check=False)
-    assert done.returncode == -9
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("next_stripe", [[0, 1, 2], [2], []])
 def test_killed_restripe_leaves_a_valid_dataset_and_the_next_one_cleans_up(
     dataset, disks, moment, next_stripe
 ):
-    killed(moment, dataset, disks)
+    work = partial(restripe, dataset, disks, allow_dirs=disks)
+    killed(work, workplace, "put_in_place", after=moment == "after")
     named, there = check(dataset, disks)
     assert named < there
     assert len(named) == (6 if moment == "after" else 4)
@@ -163,17 +135,6 @@ def test_killed_restripe_leaves_a_valid_dataset_and_the_next_one_cleans_up(
     named, there = check(dataset, disks)
     assert named == there
     assert not dataset.with_name("a.gids.partial").exists()
-
-
-def test_shards_of_a_renamed_dataset_are_kept(dataset, disks, tmp_path):
-    restripe(dataset, disks, allow_dirs=disks)
-    moved = dataset.rename(tmp_path / "b.gids")
-    with DatasetWriter(dataset, stripe=disks[:1]) as writer:
-        writer.write_table("node", "_N", "feat", -ROWS)
-    restripe(dataset, disks, allow_dirs=disks)
-    for path, rows in ((moved, ROWS), (dataset, -ROWS)):
-        assert not list(verify(path, allow_dirs=disks))
-        assert np.array_equal(FeatureStore(path, allow_dirs=disks).table("feat").read_rows([7]), rows[7:8])
 
 
 def test_closed_loader_releases_the_dataset(dataset, disks):

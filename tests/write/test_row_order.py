@@ -1,9 +1,6 @@
 """Orders of rows: rows that are read together share pages; readers see no difference."""
 
 import contextlib
-import copy
-import json
-import re
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from gids.convert import Options, convert, table_orders
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
 from gids.store.array_checks import checked_order
-from gids.store.manifest import validate
 from gids.store.rows import as_rows
 from gids.write import DatasetWriter
 from gids.write import row_order as row_order_module
@@ -174,24 +170,6 @@ def test_verify_finds_an_invalid_order(tmp_path):
     assert len(faults) == 2
 
 
-def test_manifest_with_an_order_of_another_size_is_refused(tmp_path):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
-    whole = json.loads((tmp_path / "a.gids/manifest.json").read_text())
-    del whole["checksum"]
-    validate(whole)
-    for change, cause in (
-        (lambda m: m["tables"][0]["order"].update(shape=[9]), "expected int32[10] positions"),
-        (lambda m: m["tables"][0]["order"].update(dtype="int64"), "expected int32[10] positions"),
-        (lambda m: m["tables"][0]["order"].update(path="../x.npy"), "a path without '..'"),
-        (lambda m: m["tables"][0].update(order=None), "tables[0].order must be an object"),
-    ):
-        fields = copy.deepcopy(whole)
-        change(fields)
-        with pytest.raises(FormatError, match=re.escape(cause)):
-            validate(fields)
-
-
 @pytest.fixture
 def source(tmp_path):
     """A shuffled, clustered graph with tables of short rows and of long ones, and features of edges."""
@@ -228,20 +206,6 @@ def test_converted_rows_equal_the_source(tmp_path, source, order):
     assert store.table("w").order is None
     if order != "original":
         assert np.array_equal(store.table("feat").order, store.table("small").order)
-
-
-def test_a_community_order_reads_fewer_pages(tmp_path, source):
-    store, _ = converted(source, tmp_path / "a.gids", order="community")
-    table, graph = store.table("feat"), store.graph()
-    seeds = np.random.default_rng(8).permutation(2000).reshape(-1, 20)
-    read = {"original": 0, "community": 0}
-    for batch in seeds:
-        rows = np.unique(
-            np.concatenate([graph.indices[graph.indptr[s] : graph.indptr[s + 1]] for s in batch])
-        )
-        read["original"] += len(np.unique(rows // table.rows_per_page))
-        read["community"] += len(np.unique(table.order[rows] // table.rows_per_page))
-    assert read["original"] >= 1.5 * read["community"]
 
 
 def test_error_says_why_rows_cannot_be_ordered(tmp_path, source):

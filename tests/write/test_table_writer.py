@@ -1,25 +1,18 @@
 """A table is added to a dataset in one step, from blocks in any order; a killed writer changes nothing."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
-from datasets import CITES, WRITES, write_dataset
+from children import killed
+from datasets import CITES, WRITES, contents, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
-from gids.cli import main
 from gids.store import verify
-from gids.write import DatasetWriter, create_table, temporary_table
+from gids.write import DatasetWriter, create_table, table_writer, temporary_table
 from gids.write.table_writer import publish_tables
-
-
-def files(dataset):
-    return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
 
 
 def values(rows, *shape, seed=0, dtype=torch.float32):
@@ -169,15 +162,15 @@ def test_values_are_cast_or_refused(dataset):
 
 
 def test_exception_leaves_the_dataset_unchanged(dataset):
-    before = files(dataset)
+    before = contents(dataset)
     store = FeatureStore(dataset)
     with pytest.raises(KeyboardInterrupt), create_table(store, "paper.h", 20, 4) as writer:
         write_and_fail(writer, values(20, 4), KeyboardInterrupt)
-    assert files(dataset) == before
+    assert contents(dataset) == before
     writer = create_table(store, "paper.h", 20, 4)
     writer.write(3, values(4, 4))
     del writer  # dropped
-    assert files(dataset) == before
+    assert contents(dataset) == before
     assert sorted(p.name for p in (dataset / "tables").iterdir()) == sorted(
         ["paper.feat", "author.feat", "paper.year", "author.writes.paper.weight"]
     )
@@ -198,10 +191,10 @@ def test_exception_leaves_the_dataset_unchanged(dataset):
     ],
 )
 def test_invalid_or_missing_rows_are_refused(dataset, write, message):
-    before = files(dataset)
+    before = contents(dataset)
     with pytest.raises(ValueError, match=message), create_table(FeatureStore(dataset), "paper.h", 20, 4) as w:
         write(w)
-    assert files(dataset) == before
+    assert contents(dataset) == before
 
 
 @pytest.mark.parametrize(
@@ -230,19 +223,19 @@ def test_invalid_or_missing_rows_are_refused(dataset, write, message):
     ],
 )
 def test_invalid_table_is_refused_before_anything_is_written(dataset, arguments, error, message):
-    before = files(dataset)
+    before = contents(dataset)
     with pytest.raises(error, match=message):
         create_table(FeatureStore(dataset), *arguments)
-    assert files(dataset) == before
+    assert contents(dataset) == before
 
 
 def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
-    before = files(dataset)
+    before = contents(dataset)
     with monkeypatch.context() as patch:
         patch.setattr("gids.write.files.os.statvfs", lambda _: os.statvfs_result([0] * 10))
         with pytest.raises(StorageError, match=r"not enough room, .*: 4\.1 kB needed, 0 B free"):
             create_table(FeatureStore(dataset), "paper.h", 20, 4)
-    assert files(dataset) == before
+    assert contents(dataset) == before
     with create_table(FeatureStore(dataset), "paper.h", 20, 4) as writer:
 
         def full(*_):
@@ -255,49 +248,34 @@ def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
         with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):
             writer.publish()
         writer.discard()
-    assert files(dataset) == before
-
-
-KILLED = """
-import os, signal, sys
-import torch
-from gids import FeatureStore
-from gids.write import create_table, table_writer
-def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
-module, _, name = sys.argv[2].rpartition(".")
-setattr({"os": os, "writer": table_writer}[module], name, kill)
-store = FeatureStore(sys.argv[1], allow_dirs=sys.argv[3:])
-with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
-    writer.write(0, torch.ones(20, 4))
-"""
+    assert contents(dataset) == before
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("at", "is_new", "striped"),
+    ("module", "name", "is_new", "striped"),
     [
-        ("os.ftruncate", False, False),
-        ("os.pwrite", False, True),
-        ("writer.dump_manifest", False, False),
-        ("os.rename", False, True),
-        ("writer.remove_replaced", True, False),
-        ("writer.remove_replaced", True, True),
+        (os, "ftruncate", False, False),
+        (os, "pwrite", False, True),
+        (table_writer, "dump_manifest", False, False),
+        (os, "rename", False, True),
+        (table_writer, "remove_replaced", True, False),
+        (table_writer, "remove_replaced", True, True),
     ],
 )
-def test_killed_table_writer_leaves_a_valid_dataset(tmp_path, at, is_new, striped):
+def test_killed_table_writer_leaves_a_valid_dataset(tmp_path, module, name, is_new, striped):
     disks = [tmp_path / "ssd0", tmp_path / "ssd1"] if striped else []
     for disk in disks:
         disk.mkdir()
     dataset = write_dataset(tmp_path / "mag.gids", **({"stripe": disks} if striped else {}))
-    expected = (
-        torch.ones(20, 4)
-        if is_new
-        else FeatureStore(dataset, allow_dirs=disks).read_rows(torch.arange(20), "paper.feat")
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", KILLED, dataset, at, *disks], capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    store = FeatureStore(dataset, allow_dirs=disks)
+    expected = torch.ones(20, 4) if is_new else store.read_rows(torch.arange(20), "paper.feat")
+
+    def work():
+        with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
+            writer.write(0, torch.ones(20, 4))
+
+    killed(work, module, name)
     assert list(verify(dataset, allow_dirs=disks)) == []
     store = FeatureStore(dataset, allow_dirs=disks)
     assert torch.equal(store.read_rows(torch.arange(20), "paper.feat"), expected)
@@ -366,13 +344,13 @@ def test_a_finished_table_can_be_read_before_it_is_published(dataset):
 
 
 def test_temporary_table_has_any_number_of_rows_and_is_removed(dataset):
-    before = files(dataset)
+    before = contents(dataset)
     with temporary_table(FeatureStore(dataset), "paper", 50, 4, torch.float32) as writer:
         writer.write(0, values(50, 4))
         assert torch.equal(writer.finish().read_rows([49]), values(50, 4)[49:])
         with pytest.raises(ValueError, match="is temporary"):
             writer.publish()
-    assert files(dataset) == before
+    assert contents(dataset) == before
 
 
 def test_table_is_not_added_to_a_dataset_that_was_replaced(tmp_path):
@@ -380,11 +358,11 @@ def test_table_is_not_added_to_a_dataset_that_was_replaced(tmp_path):
     with create_table(FeatureStore(dataset), "paper.h", 20, 4) as writer:
         writer.write(0, values(20, 4))
         write_dataset(dataset, overwrite=True)
-        before = files(dataset)
+        before = contents(dataset)
         with pytest.raises(FormatError, match=r"mag.gids was replaced or restriped while 'paper.h' was"):
             writer.publish()
         writer.discard()
-    assert files(dataset) == before
+    assert contents(dataset) == before
 
 
 def test_a_table_of_no_rows(tmp_path):
@@ -393,10 +371,3 @@ def test_a_table_of_no_rows(tmp_path):
         writer.write(0, torch.empty(0, 4))
     assert store.reopen().table("h").read_rows([]).shape == (0, 4)
     assert list(verify(tmp_path / "x.gids")) == []
-
-
-def test_created_table_can_be_exported(dataset, tmp_path):
-    with create_table(FeatureStore(dataset), "author.h", 3, (2, 2), torch.float16) as writer:
-        writer.write(0, values(3, 2, 2))
-    assert main(["export", str(dataset), "author.h", str(tmp_path / "out.npy"), "--quiet"]) == 0
-    assert np.array_equal(np.load(tmp_path / "out.npy"), values(3, 2, 2).half().numpy())

@@ -21,7 +21,7 @@ import numpy as np
 from gids.errors import StorageError
 from gids.store.array_checks import file_crc32c
 from gids.store.feature_store import FeatureStore
-from gids.store.files import Locator, array_bytes, array_rows, map_array
+from gids.store.files import Locator, array_bytes, map_array
 from gids.store.geometry import div_ceil
 from gids.store.manifest import ArrayEntry, Manifest, Part, RelationEntry, ScaleEntry, TableEntry, array_entry
 from gids.store.names import encode_path, table_path
@@ -88,13 +88,9 @@ class Division:
         entry = self.owner_entries[ntype]
         return map_array(self.roots[0] / entry.path, entry)
 
-    def mapped(self, entry: ArrayEntry) -> np.ndarray:
-        return map_array(self.store.locate.array(entry), entry)
-
     def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
         """Elements first … last, in new memory; the file does not stay in the page cache."""
-        rows = array_rows(self.store.locate.array(entry), entry)
-        values: np.ndarray = read_range(rows, first, last).numpy()
+        values: np.ndarray = read_range(self.store.locate.rows(entry), first, last).numpy()
         return values
 
     def once(
@@ -163,7 +159,7 @@ class EdgeOwners:
     """
 
     def __init__(self, division: Division, relation: RelationEntry) -> None:
-        self._indptr = division.mapped(relation.arrays["indptr"])
+        self._indptr = division.store.locate.map(relation.arrays["indptr"])
         ids = relation.arrays.get("edge_ids")  # None: they are the positions
         self._edge_ids = None if ids is None else partial(division.read, ids)
         self._owners, self._count = division.owners(relation.type[2]), relation.count
@@ -226,7 +222,7 @@ def count_parts(division: Division) -> dict[str, Any]:
             check_array(locate, array)
         sources, destinations = division.owners(relation.type[0]), division.owners(relation.type[2])
         counts = np.zeros(parts, np.int64)
-        indptr = division.mapped(relation.arrays["indptr"])
+        indptr = division.store.locate.map(relation.arrays["indptr"])
         for begin, end, edge_parts in edge_blocks(indptr, destinations, step):
             counts += np.bincount(edge_parts, minlength=parts)
             source_parts = sources[division.read(relation.arrays["indices"], begin, end)]
@@ -270,7 +266,7 @@ def divide_topology(
 def _divide_topology(
     division: Division, relation: RelationEntry, parts: range, held: Sequence[int]
 ) -> list[dict[str, ArrayEntry]]:
-    owners, indptr = division.owners(relation.type[2]), division.mapped(relation.arrays["indptr"])
+    owners, indptr = division.owners(relation.type[2]), division.store.locate.map(relation.arrays["indptr"])
     dtypes = {"indices": relation.arrays["indices"].dtype, "edge_ids": id_dtype(relation)}
     if "time" in relation.arrays:
         dtypes["time"] = relation.arrays["time"].dtype

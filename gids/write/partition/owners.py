@@ -11,7 +11,7 @@ import io
 import itertools
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import Edges, EdgeSource, in_edges
 from gids.write.graph_writer import sorted_in_edges
 from gids.write.partition.divide import check_array
-from gids.write.row_order import MAX_ROWS, InEdges, find_communities
+from gids.write.row_order import MAX_ROWS, InEdges, check_rows_fit, find_communities
 
 METHODS = ("range", "hash", "community", "metis")
 _BLOCK = 1 << 20
@@ -62,22 +62,23 @@ def hash_owners(ntype: str, count: int, parts: int, seed: int) -> Iterator[np.nd
 class GraphMethod:
     """--method community or metis for one dataset. Attributes: scratch_bytes (disk space for sorted edges).
 
-    Raises FormatError if the dataset has no graph or needs more memory, ImportError without METIS.
+    The loads of a node: rows of each type, then training seeds, then in-edges. Raises FormatError if the
+    dataset has no graph or needs more memory, ImportError without METIS.
     """
 
     def __init__(self, method: str, store: FeatureStore, manifest: Manifest, memory_bytes: int) -> None:
         if not manifest.relations:
             raise FormatError(f"--method {method} needs a graph, and the dataset has none: use --method hash")
-        counts = [nodes.count for nodes in manifest.nodes]
-        self._starts = {n.type: sum(counts[:i]) for i, n in enumerate(manifest.nodes)}
+        self._method, self._store, self._manifest, self._memory_bytes = method, store, manifest, memory_bytes
         self._counts = {n.type: n.count for n in manifest.nodes}
-        self._method, self._manifest, self._memory_bytes = method, manifest, memory_bytes
-        self._store = store
-        self._loads = NodeLoads(store, self._starts)
+        ends = itertools.accumulate(self._counts.values(), initial=0)
+        self._starts = dict(zip(self._counts, ends, strict=False))
+        self._node_count, self._load_count = sum(self._counts.values()), len(self._counts) + 2
         self._library = find_metis() if method == "metis" else ""
         if method == "community":
-            _check_memory(sum(counts), self._loads.count, memory_bytes)
-        self._needs_union = method == "metis" or len(counts) > 1
+            row_bytes = 16 + 4 * self._load_count  # besides memory maps
+            check_rows_fit("--method community", self._node_count, row_bytes, memory_bytes, "--method hash")
+        self._needs_union = method == "metis" or len(self._counts) > 1
         edges = sum(relation.count for relation in manifest.relations)
         self.scratch_bytes = 2 * edges * (2 * EDGE_BYTES + 8) if self._needs_union else 0
         self._owners: np.ndarray | None = None
@@ -95,62 +96,36 @@ class GraphMethod:
     def _divide(self, parts: int, scratch: Path, workers: int) -> np.ndarray:
         graphs = [self._store.graph(relation.type) for relation in self._manifest.relations]
         edges = [(graph.indptr, graph.indices) for graph in graphs]
-        node_count = sum(self._counts.values())
         if self._needs_union:
-            union = union_graph(
-                graphs,
-                self._starts,
-                node_count,
-                scratch,
-                memory_bytes=self._memory_bytes // 2,
-                workers=workers,
-                simple=self._method == "metis",
-            )
-            edges = [union]
+            options = {"memory_bytes": self._memory_bytes // 2, "workers": workers}
+            simple = self._method == "metis"
+            edges = [union_graph(graphs, self._starts, self._node_count, scratch, simple=simple, **options)]
         if self._method == "community":
-            return community_owners(edges, self._loads, node_count, self._loads.count, parts)
-        return metis_owners(self._library, edges[0], self._loads.kinds(), self._loads.in_edges(), parts)
-
-
-class NodeLoads:
-    """The loads of all nodes: rows of each type, then training seeds, then in-edges. count: how many loads.
-
-    starts: the id of the first node of each type.
-    """
-
-    def __init__(self, store: FeatureStore, starts: Mapping[str, int]) -> None:
-        self._store, self._starts = store, starts
-        self.count = len(starts) + 2
-
-    def __call__(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield (number of the load, first node, float32[n] of the nodes from there)."""
-        for row_load, (ntype, start) in enumerate(self._starts.items()):
-            count = self._store.num_nodes(ntype)
-            seeds = self._seeds(ntype)
-            for first in range(0, count, _BLOCK):
-                last = min(first + _BLOCK, count)
-                yield row_load, start + first, np.ones(last - first, np.float32)
-                if seeds is not None:
-                    yield self.count - 2, start + first, seeds[first:last].astype(np.float32)
-                yield self.count - 1, start + first, self._in_edges(ntype, first, last).astype(np.float32)
-
-    def kinds(self) -> np.ndarray:
-        """A number for the type of each node and whether it is a training seed, int64[nodes]."""
-        kinds = [np.full(self._store.num_nodes(t), 2 * i) for i, t in enumerate(self._starts)]
-        for ntype, values in zip(self._starts, kinds, strict=True):
+            return self._by_community(edges, parts)
+        kinds = [np.full(count, 2 * i) for i, count in enumerate(self._counts.values())]
+        for ntype, values in zip(self._counts, kinds, strict=True):
             if (seeds := self._seeds(ntype)) is not None:
                 values += seeds
-        return np.concatenate(kinds)
+        in_edges = [self._in_edges(ntype, 0, count) for ntype, count in self._counts.items()]
+        return metis_owners(self._library, edges[0], np.concatenate(kinds), np.concatenate(in_edges), parts)
 
-    def in_edges(self) -> np.ndarray:
-        """The number of in-edges of each node, int64[nodes]."""
-        return np.concatenate([self._in_edges(t, 0, self._store.num_nodes(t)) for t in self._starts])
+    def _loads(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (number of the load, first node, float32[n] of the nodes from there): all that is not 0."""
+        for row_load, (ntype, start) in enumerate(self._starts.items()):
+            seeds = self._seeds(ntype)
+            for first in range(0, self._counts[ntype], _BLOCK):
+                last = min(first + _BLOCK, self._counts[ntype])
+                yield row_load, start + first, np.ones(last - first, np.float32)
+                if seeds is not None:
+                    yield self._load_count - 2, start + first, seeds[first:last].astype(np.float32)
+                in_edges = self._in_edges(ntype, first, last).astype(np.float32)
+                yield self._load_count - 1, start + first, in_edges
 
     def _seeds(self, ntype: str) -> np.ndarray | None:
         """Whether each node is a training seed, bool[n]."""
         if ntype not in self._store.splits or "train" not in self._store.splits[ntype]:
             return None
-        seeds = np.zeros(self._store.num_nodes(ntype), np.bool_)
+        seeds = np.zeros(self._counts[ntype], np.bool_)
         seeds[self._store.splits[ntype]["train"].numpy()] = True
         return seeds
 
@@ -161,64 +136,43 @@ class NodeLoads:
                 counts += np.diff(self._store.graph(relation).indptr[first : last + 1])
         return counts
 
+    def _by_community(self, graphs: Sequence[InEdges], part_count: int) -> np.ndarray:
+        """The part of each node: uint16[nodes]. Deterministic. graphs: in-edges between all nodes.
 
-# Communities
-
-
-Loads = Callable[[], Iterator[tuple[int, int, np.ndarray]]]
-"""Yields (number of the load, first node, float32 of each node from there): all that is not 0."""
-
-
-def _check_memory(node_count: int, load_count: int, memory_bytes: int) -> None:
-    """Raise FormatError, with the bytes needed, if the nodes do not fit in memory (besides memory maps)."""
-    if node_count > MAX_ROWS:
-        raise FormatError(f"--method community supports at most {MAX_ROWS} nodes, not {node_count}")
-    needed = node_count * (16 + 4 * load_count)
-    if needed > memory_bytes:
-        raise FormatError(
-            f"--method community of {node_count} nodes needs {needed} bytes, but --memory is {memory_bytes}: "
-            f"give --memory {needed // 1_000_000 + 1}MB, or --method hash"
-        )
-
-
-def community_owners(
-    graphs: Sequence[InEdges], loads_of: Loads, node_count: int, load_count: int, part_count: int
-) -> np.ndarray:
-    """The part of each node: uint16[node_count].
-
-    graphs: in-edges between all nodes. The last load is the number of in-edges. Deterministic. Raises
-    ValueError for a damaged topology.
-    """
-    most_rows = min(MAX_ROWS, max(1, node_count // (_SHARE * part_count)))
-    labels, sizes = find_communities(graphs, node_count, most_rows)
-    order = np.empty(node_count, np.uint32)
-    _core.by_weight(sizes, order)
-    weights = np.zeros((node_count, load_count), np.float32)
-    for load, first, values in loads_of():
-        _core.add_weights(labels[first : first + len(values)], values, load, weights)
-    totals = weights.sum(axis=0, dtype=np.float64)
-    loads = np.zeros((part_count, load_count))
-    of_label = np.full(node_count, _core.NO_PART, np.uint16)
-    _core.pack(order, weights, totals, 1 / (_HEAVY * part_count), loads, of_label)
-    parts = np.empty(node_count, np.uint16)
-    for start in range(0, node_count, _BLOCK):
-        parts[start : start + _BLOCK] = of_label[labels[start : start + _BLOCK]]
-    del labels, of_label
-    weights[:] = 0
-    for load, first, values in loads_of():
-        nodes = np.arange(first, first + len(values), dtype=np.uint32)
-        _core.add_weights(nodes, values, load, weights)
-    for start in range(0, node_count, _BLOCK):
-        sizes[start : start + _BLOCK] = np.minimum(weights[start : start + _BLOCK, -1], 1 << 31)
-    _core.by_weight(sizes, order)
-    _core.pack(order, weights, totals, 1.0, loads, parts)
-    for _ in range(_ROUNDS):
-        moved = sum(
-            _core.refine(indptr, indices, weights, totals, _MOST, loads, parts) for indptr, indices in graphs
-        )
-        if moved * _SETTLED < node_count:
-            break
-    return parts
+        Raises ValueError for a damaged topology.
+        """
+        node_count = self._node_count
+        most_rows = min(MAX_ROWS, max(1, node_count // (_SHARE * part_count)))
+        labels, sizes = find_communities(graphs, node_count, most_rows)
+        order = np.empty(node_count, np.uint32)
+        _core.by_weight(sizes, order)
+        weights = np.zeros((node_count, self._load_count), np.float32)
+        for load, first, values in self._loads():
+            _core.add_weights(labels[first : first + len(values)], values, load, weights)
+        totals = weights.sum(axis=0, dtype=np.float64)
+        loads = np.zeros((part_count, self._load_count))
+        of_label = np.full(node_count, _core.NO_PART, np.uint16)
+        _core.pack(order, weights, totals, 1 / (_HEAVY * part_count), loads, of_label)
+        parts = np.empty(node_count, np.uint16)
+        for start in range(0, node_count, _BLOCK):
+            parts[start : start + _BLOCK] = of_label[labels[start : start + _BLOCK]]
+        del labels, of_label
+        weights[:] = 0
+        for load, first, values in self._loads():
+            nodes = np.arange(first, first + len(values), dtype=np.uint32)
+            _core.add_weights(nodes, values, load, weights)
+        for start in range(0, node_count, _BLOCK):
+            sizes[start : start + _BLOCK] = np.minimum(weights[start : start + _BLOCK, -1], 1 << 31)
+        _core.by_weight(sizes, order)
+        _core.pack(order, weights, totals, 1.0, loads, parts)
+        for _ in range(_ROUNDS):
+            moved = sum(
+                _core.refine(indptr, indices, weights, totals, _MOST, loads, parts)
+                for indptr, indices in graphs
+            )
+            if moved * _SETTLED < node_count:
+                break
+        return parts
 
 
 # METIS

@@ -1,0 +1,188 @@
+"""Writes a table as a `.npy` file, rows in order of ids; or rows of nodes beside their ids, as a Parquet or
+a CSV file, which `gids convert` reads as a table of nodes. Called by `gids export` and gids.inference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError
+from gids.store import Table
+from gids.store.files import npy_header
+from gids.store.ids import NodeIds
+from gids.store.quantize import SCALE_BYTES, split_rows
+from gids.write.files import check_space
+from gids.write.publish import already_exists
+
+ID_SUFFIXES = (".parquet", ".csv")
+_ID_BYTES = 200  # of memory per id, as a Python object and as a column
+
+
+@dataclass(frozen=True)
+class ArrayOut:
+    """An array to write: `whole`, or encode(rows as they are stored, uint8[n, row_bytes]) block by block."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    encode: Callable[[np.ndarray], np.ndarray] | None = None
+    whole: np.ndarray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def exported_arrays(table: Table, path: Path, *, raw: bool = False) -> list[ArrayOut]:
+    """The arrays that a table is exported to: one at path, and with raw its scales beside it.
+
+    bfloat16 (which NumPy lacks) and int8 with a scale become float32. raw: int8 with a scale stays int8, and
+    the scales go to PATH.scale.npy.
+    """
+    scale, shape = table.scale, (table.row_count, *table.shape)
+    if not raw or scale is None:
+        name = str(table.dtype).removeprefix("torch.")
+        if name == "bfloat16":
+            return [ArrayOut(path, "float32", shape, lambda rows: table.decode(rows).float().numpy())]
+        return [ArrayOut(path, name, shape, lambda rows: table.decode(rows).numpy())]
+    steps = ArrayOut(path, "int8", shape, lambda rows: split_rows(rows, table.shape, scale)[0].numpy())
+    beside = path.with_suffix(".scale.npy")
+    if scale == "column":
+        return [steps, ArrayOut(beside, "float32", table.shape, whole=table.column_scales())]
+    encode = lambda rows: rows[:, -SCALE_BYTES:].copy().view(np.float32).reshape(-1)  # noqa: E731
+    return [steps, ArrayOut(beside, "float32", shape[:1], encode)]
+
+
+def export(
+    table: Table,
+    arrays: Sequence[ArrayOut],
+    *,
+    memory_bytes: int,
+    overwrite: bool = False,
+    on_total: Callable[[int], None],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write the arrays of exported_arrays; each file appears when it is complete.
+
+    Raises FileExistsError unless overwrite, StorageError when the disk has too little space.
+    """
+    for array in arrays:
+        if array.path.exists() and not overwrite:
+            raise already_exists(array.path)
+    size_bytes = sum(array.nbytes for array in arrays)
+    check_space([(arrays[0].path.resolve().parent, size_bytes)])
+    # Two blocks of pages and two of rows are in memory.
+    out_row_bytes = size_bytes // max(1, table.row_count)
+    widest = max(table.row_bytes, out_row_bytes, table.page_bytes // table.rows_per_page)
+    with ExitStack() as stack:
+        files = [stack.enter_context(replacing(array.path)) for array in arrays]
+        on_total(size_bytes)
+        for file, array in zip(files, arrays, strict=True):
+            file.write(npy_header(array.dtype, array.shape))
+            if array.whole is not None:
+                file.write(array.whole.data)
+        for _, rows in table.scan(max(1, memory_bytes // (4 * widest)), stored=True):
+            for file, array in zip(files, arrays, strict=True):
+                if array.encode is not None:
+                    values = array.encode(rows.numpy())
+                    file.write(values.data)
+                    on_bytes(values.nbytes)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file that replaces path on success and is removed otherwise."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fdatasync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def table_rows(table: Table, memory_bytes: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """(nodes, rows) of a table of nodes in blocks, in the order of the nodes: int64[n], dtype[n, *shape].
+
+    In a part, those that it holds. Raises FormatError for a table of edges.
+    """
+    if table.kind != "node":
+        raise FormatError(
+            f"{table.name!r} is a table of edges, which have no ids of their own: export it to .npy"
+        )
+    held = None if table.held is None else table.held.ids()
+    step = max(1, memory_bytes // (8 * table.row_bytes + _ID_BYTES))
+    numbered = ((np.arange(first, first + len(rows)), rows) for first, rows in table.scan(step))
+    return ((numbers if held is None else held[numbers], rows) for numbers, rows in numbered)
+
+
+def export_by_id(
+    path: str | os.PathLike[str],
+    ids: NodeIds,
+    key: str,
+    row_shape: tuple[int, ...],
+    rows: Iterable[tuple[np.ndarray, torch.Tensor]],
+    *,
+    overwrite: bool = False,
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write a file with the columns `id` and `key`: a number per node, or row_shape[0] of them.
+
+    path: NAME.parquet, where several numbers are a list, or NAME.csv, where they are columns key_0, key_1, ….
+    rows: (nodes, rows): int64[n], dtype[n, *row_shape] on the CPU. Floating types of 16 bits become float32.
+    on_rows(n): progress. The file appears when it is complete. Needs pyarrow.
+
+    Raises FileExistsError unless overwrite, FormatError for rows of several dimensions.
+    """
+    path = Path(path)
+    if path.suffix not in ID_SUFFIXES:
+        raise ValueError(f"{path} must be called NAME{' or NAME'.join(ID_SUFFIXES)}")
+    if len(row_shape) > 1 or key == "id":
+        why = "is called id" if key == "id" else f"has rows of shape {list(row_shape)}"
+        raise FormatError(f"{key!r} {why}, so it cannot be a column beside the ids: export it to .npy")
+    if path.exists() and not overwrite:
+        raise already_exists(path)
+    try:
+        pa: Any = importlib.import_module("pyarrow")
+        writers: Any = importlib.import_module(
+            "pyarrow.parquet" if path.suffix == ".parquet" else "pyarrow.csv"
+        )
+    except ImportError:
+        raise ImportError(f"{path} needs pyarrow: pip install pyarrow") from None
+
+    def batch(nodes: np.ndarray, values: torch.Tensor) -> Any:
+        if values.dtype.is_floating_point and values.dtype.itemsize == 2:
+            values = values.float()
+        of_ids = pa.array(ids[nodes], pa.string() if ids.is_text else pa.int64())
+        columns = {key: pa.array(values.numpy().reshape(-1))}
+        if row_shape and path.suffix == ".parquet":
+            columns = {key: pa.FixedSizeListArray.from_arrays(columns[key], row_shape[0])}
+        elif row_shape and row_shape[0] > 1:
+            columns = {f"{key}_{i}": pa.array(column) for i, column in enumerate(values.numpy().T)}
+        return pa.record_batch([of_ids, *columns.values()], ["id", *columns])
+
+    with replacing(path) as file:
+        writer = None
+        for nodes, values in rows:
+            written = batch(nodes, values)
+            if writer is None:
+                kind = writers.ParquetWriter if path.suffix == ".parquet" else writers.CSVWriter
+                writer = kind(file, written.schema)
+            writer.write_batch(written)
+            on_rows(len(nodes))
+        if writer is None:
+            raise FormatError(f"{key!r} has no rows to write to {path}")
+        writer.close()
