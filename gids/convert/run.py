@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from gids.convert.edges import BLOCK_BYTES, add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.labels import masks_to_splits, normalised, random_split
+from gids.convert.edges import add_reverse_edges, add_self_loops, as_edges, refuse_tables
+from gids.convert.labels import describe_times, masks_to_splits, normalised, random_split
 from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
-from gids.convert.times import describe_times
 from gids.convert.untrusted import from_library
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name, table_dtype
@@ -345,7 +345,7 @@ class _Conversion:
             table.rows,
             dtype=dtype,
             scale=scale,
-            order=orders.of(table, layout),
+            order=orders.choose(table, layout),
             page_bytes=layout.page_bytes,
             extra=table.stored is not None and table.stored.extra,
         )
@@ -383,7 +383,7 @@ class _Conversion:
     def _layout(self, table: TableSource, shard_count: int) -> Geometry:
         dtype, scale = self._dtype(table), self._scale(table)
         row_bytes = stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale)
-        page_bytes = self.pages.of(
+        page_bytes = self.pages.choose(
             table.kind, row_bytes, table.stored, keeps_order=self.options.order is None
         )
         try:

@@ -41,10 +41,9 @@ class RowOrders:
     say: Callable[[str], None]
     _written: dict[str, str] = field(default_factory=dict)  # node type -> its first ordered table
 
-    def of(self, table: TableSource, layout: Geometry) -> Compute | None:
+    def choose(self, table: TableSource, layout: Geometry) -> Compute | None:
         """A function that computes the positions of a table's rows, or None for the original order."""
-        if self.method is None and table.stored is not None and table.stored.order is not None:
-            stored = table.stored.order
+        if self.method is None and (stored := stored_order(table)) is not None:
             return lambda: stored
         if self.method in (None, "original") or not is_ordered(table, layout):
             return None
@@ -53,8 +52,8 @@ class RowOrders:
         if self.method == "trace":
             return self._traced(name, count)
         if (first := self._written.setdefault(table.type, name)) != name:
-            found = self.writer.order(first)
-            return None if found is None else lambda: found
+            order = self.writer.order(first)
+            return None if order is None else lambda: order
         return self._computed(name, table.type, count)
 
     def _computed(self, name: str, ntype: str, count: int) -> Compute | None:
@@ -90,6 +89,10 @@ def check_order(method: str | None, read_rows: ReadRows | None, source: Source) 
         raise FormatError(f"--order {method} needs a graph, and the source has none: use --order original")
 
 
+def stored_order(table: TableSource) -> np.ndarray | None:
+    return None if table.stored is None else table.stored.order
+
+
 def is_ordered(table: TableSource, layout: Geometry) -> bool:
     """Whether an order applies: several rows of nodes share a page."""
     return table.kind == "node" and layout.rows_per_page > 1
@@ -97,7 +100,7 @@ def is_ordered(table: TableSource, layout: Geometry) -> bool:
 
 def bytes_aside(table: TableSource, layout: Geometry, method: str | None) -> int:
     """Extra disk space for an ordered table: its order, and its rows while they are written."""
-    keeps = method is None and table.stored is not None and table.stored.order is not None
+    keeps = method is None and stored_order(table) is not None
     if not keeps and (method in (None, "original") or not is_ordered(table, layout)):
         return 0
     return bytes_needed(table.rows) + 8 * layout.row_count

@@ -19,7 +19,8 @@ from typing import cast
 import numpy as np
 import torch
 
-from gids.convert.edges import column_of, end_columns
+from gids.convert.edges import end_columns
+from gids.convert.stream_rows import column_of
 from gids.convert.untrusted import message_of, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.rows import FileRows, Rows

@@ -20,7 +20,7 @@ import pytest
 import torch
 from reader_example import harmed, save
 
-from gids.convert.named import directory_arrays
+from gids.convert.readers.arrays import directory_arrays
 from gids.store.rows import read_range
 
 pa = pytest.importorskip("pyarrow")
@@ -289,7 +289,7 @@ CASES = {
         file("e.csv", b"1," + b"1" * 1_000_000 + b"\n"),
         "could not convert '1111",
     ),
-    "a negative id in a text": (file("e.csv", b"1,2\n-1,2\n"), "is -1; it must be 0 or more"),
+    "a negative id in a text": (file("e.csv", b"1,2\n-1,2\n"), "is -1; it must be from 0 to"),
     "an id that is not a number": (file("e.csv", b"1,2,0.5\n1,nan,2\n"), "ids with fractions near edge"),
     "a negative count": (
         text_of_types("num-node-dict.csv.gz", "author,institution,paper\n-1,5,50\n"),
@@ -326,9 +326,9 @@ CASES = {
     ".npz: a name of 5000 bytes": (npz([("x" * 5000 + ".npy", npy_of(FEAT))]), "is too long or holds a NUL"),
     ".npz: a member packed by bzip2": (
         npz([("feat.npy", npy_of(FEAT))], zipfile.ZIP_BZIP2),
-        "uses zip compression method 12",
+        "another zip compression than deflate (method 12)",
     ),
-    ".npz: an encrypted member": (encrypted, "is encrypted"),
+    ".npz: an encrypted member": (encrypted, "is encrypted or"),
     ".npz: a member shorter than its header": (claims, "is damaged in its member feat.npy"),
     ".npz: a SciPy matrix with a column outside": (
         sparse_npz(indices=np.array([0, 1, 2, 9]), shape=np.array([4, 5])),
@@ -443,7 +443,7 @@ def test_reading_arrays_leaves_no_file_open(tmp_path, form):
     if form != "files":
         (np.savez if form == "stored" else np.savez_compressed)(folder / "s.npz", **arrays)
     before = os.listdir("/proc/self/fd")
-    found = dict(directory_arrays(folder, tmp_path, None, None))
+    found = dict(directory_arrays(folder, tmp_path))
     for name, values in arrays.items():
         assert np.array_equal(read_range(found[name].rows, 0, len(values)), values)
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -141,7 +141,10 @@ CASES = {
         with_array(mag240m.write, MAG_CITES, edge_index=PAIRS + 0.5),
         "whole numbers",
     ),
-    ("mag240m", "ragged"): (with_array(mag240m.write, MAG_CITES, edge_index=PAIRS.T), "it must be (2, E)"),
+    ("mag240m", "ragged"): (
+        with_array(mag240m.write, MAG_CITES, edge_index=PAIRS.T),
+        "of shape (2, E)",
+    ),
     ("mag240m", "counts differ"): (
         with_array(mag240m.write, "processed/paper", node_year=np.arange(89)),
         "gives 89 'paper' nodes, but there are 90",
@@ -168,7 +171,10 @@ CASES = {
         lambda r: torch_file(r, edge_index=torch.rand(2, 5)),
         "edges must be whole numbers",
     ),
-    ("pyg", "ragged"): (lambda r: torch_file(r, edge_index=torch.zeros(3, 5).long()), "it must be (2, E)"),
+    ("pyg", "ragged"): (
+        lambda r: torch_file(r, edge_index=torch.zeros(3, 5).long()),
+        "of shape (2, E)",
+    ),
     ("pyg", "counts differ"): (lambda r: torch_file(r, x=torch.rand(pyg.N + 1, 2)), "'_N' nodes, but there"),
     ("pyg", "id out of range"): (
         lambda r: torch_file(r, edge_index=torch.full((2, pyg.E), -1)),

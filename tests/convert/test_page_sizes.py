@@ -55,9 +55,9 @@ def test_a_disk_of_long_blocks_gets_no_shorter_pages(row_bytes: int, alignment: 
 
 
 def test_a_given_size_holds_for_all_tables_and_an_order_for_nodes() -> None:
-    assert PageSizes(2048, 512, ordered=False).of("node", 100) == 2048
+    assert PageSizes(2048, 512, ordered=False).choose("node", 100) == 2048
     ordered = PageSizes(None, 512, ordered=True)
-    assert (ordered.of("node", 512), ordered.of("edge", 512)) == (4096, 512)
+    assert (ordered.choose("node", 512), ordered.choose("edge", 512)) == (4096, 512)
 
 
 def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(

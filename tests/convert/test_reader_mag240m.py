@@ -70,7 +70,7 @@ CITES = "processed/paper___cites___paper"
     [
         (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges must be whole numbers"),
         (lambda root: save(root / CITES, edge_index=np.full((2, 5), 90)), "is 90; it must be from 0 to 89"),
-        (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "it must be (2, E)"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "whole numbers of shape (2, E)"),
         (lambda root: truncate(root / CITES / "edge_index.npy"), "is truncated"),
         (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "gives 9 'paper' nodes"),
         (

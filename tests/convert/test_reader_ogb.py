@@ -163,7 +163,7 @@ def test_several_types(tmp_path):
         ({"edge_index": E + 1}, f"is {NODES}; it must be from 0 to {NODES - 1}"),
         ({"edge_index": E.astype(np.float32)}, "edges must be whole numbers"),
         ({"edge_index": None}, "lacks edge_index"),
-        ({"edge_index": E.T}, "it must be (2, E)"),
+        ({"edge_index": E.T}, "whole numbers of shape (2, E)"),
         ({"num_nodes_list": None}, "lacks the number of nodes or edges"),
     ],
 )

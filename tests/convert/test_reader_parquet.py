@@ -169,7 +169,7 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
         (
             nodes(feat=None, year=None, pos_0=None, pos_1=None, pos_2=None),
             edges(src=["a"] * E),
-            "it is of type string, not numbers, and '_N' nodes have the ids 0, 1, 2",
+            "it is of type string, not numbers, and '_N' nodes have no ids but 0, 1, 2",
         ),
     ],
 )

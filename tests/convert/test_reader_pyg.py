@@ -400,7 +400,7 @@ class Hostile:
             f"is {N}; it must be from 0 to {N - 1}",
         ),
         (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges must be whole numbers"),
-        (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
+        (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "whole numbers of shape (2, E)"),
         (
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
             f"{E} edges, but its table 'edge_attr' has {E - 1} rows",

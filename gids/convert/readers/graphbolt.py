@@ -12,17 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, split_relation, whole_number
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
 from gids.convert.untrusted import parsing, read_file, shown
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64, check_ids
+from gids.store.array_checks import as_int64, checked_ids
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, read_range
 
@@ -55,10 +57,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         if relation in source.graphs:
             raise FormatError(f"metadata.yaml lists the edges {shown(relation)} twice")
         ends, rows = source.ends(relation), open_array("edges", entry)
-        is_csv = entry.get("format") == "csv"
-        source.graphs[relation] = (
-            edge_pairs(rows, **ends) if is_csv else edge_rows(rows, entry["path"], **ends)
-        )
+        make = edge_pairs if entry.get("format") == "csv" else edge_rows
+        source.graphs[relation] = make(rows, entry["path"], **ends)
     taken = set()
     for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
         name = tuple(_text(entry, field) for field in ("domain", "type", "name"))
@@ -99,10 +99,8 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
             f"metadata.yaml: the path of an entry of {part} is {shown(name)}; it must be the path of a file"
         )
     file = root / name
-    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
-        raise FormatError(f"metadata.yaml lists {file}, which is outside the dataset")
-    if not file.exists():
-        raise FormatError(f"metadata.yaml lists {file}, which does not exist")
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) or not file.exists():
+        raise FormatError(f"metadata.yaml lists {file}, which does not exist or is outside the dataset")
     rows: Rows | None = None
     if kind == "numpy":
         rows = open_npy(file).rows
@@ -119,13 +117,11 @@ def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
     domain, name = _text(entry, "domain"), _text(entry, "name")
     if domain not in ("node", "edge") or not name:
         source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
-        return
-    key = check_name(name, "the name of a feature in metadata.yaml")
-    rows = open_array("feature_data", entry)
-    if domain == "node":
-        source.add_node_table(_node_type(entry), key, rows, str(entry["path"]))
+    elif domain == "node":
+        rows = open_array("feature_data", entry)
+        source.add_node_table(_node_type(entry), name, rows, str(entry["path"]))
     else:
-        source.add_edge_table(_relation(entry), key, rows)
+        source.add_edge_table(_relation(entry), name, open_array("feature_data", entry))
 
 
 def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
@@ -152,10 +148,8 @@ def _read_labels(seeds: Rows, labels: Rows, role: str, count: int) -> tuple[torc
     """The ids and labels of seeds, 16 bytes per seed in memory."""
     if labels.shape not in (seeds.shape, (*seeds.shape, 1)):
         raise FormatError(f"labels of {role} have shape {labels.shape}; there are {seeds.shape[0]} seeds")
-    if seeds.dtype.is_floating_point:
-        raise FormatError(f"seeds of {role} are {seeds.dtype}; they must be whole numbers")
-    ids = as_int64(read_range(seeds, 0, seeds.shape[0]), f"seeds of {role}", 0)
-    check_ids(ids.numpy(), count, f"seeds of {role}", 0)
+    pieces = checked_ids(seeds, count, f"seeds of {role}", BLOCK_BYTES)
+    ids = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *pieces]))
     values = read_range(labels, 0, labels.shape[0]).reshape(-1)
     return ids, values if values.dtype.is_floating_point else as_int64(values, "a label", 0)
 
@@ -195,10 +189,10 @@ def _text(entry: Entry, field: str) -> str | None:
 
 
 def _entries(part: Entry, key: str) -> list[Entry]:
-    found = part.get(key) or []
-    if not isinstance(found, list):
+    entries = part.get(key) or []
+    if not isinstance(entries, list):
         raise FormatError(f"metadata.yaml: {key} must be a list")
-    return [_mapping(entry, key) for entry in found]
+    return [_mapping(entry, key) for entry in entries]
 
 
 def _mapping(part: Any, what: str) -> Entry:
