@@ -171,7 +171,7 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
 
 
 VAGUE = {"found", "given", "of"}
-VAGUE_PARTS = {"convert", "dgl", "distributed", "graphbolt", "loader", "packs", "pyg"}
+VAGUE_PARTS = {"dgl", "distributed", "graphbolt", "loader", "packs", "pyg"}
 """Parts that have such names still, as have folders named `device`."""
 
 

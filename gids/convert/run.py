@@ -215,7 +215,15 @@ class _Conversion:
     def check(self) -> None:
         """Raise FormatError for options that do not fit the source, and tables that do not fit the edges."""
         source, options = self.source, self.options
-        self._check_edge_tables()
+        counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
+        for table in [t for t in source.tables if t.kind == "edge"]:
+            count = table.rows.shape[0]
+            known = counts.setdefault(table.type, count)  # type: ignore[arg-type]
+            if known != count:
+                raise FormatError(
+                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
+                    f"has {count} rows"
+                )
         check_order(options.order, options.read_rows, source)
         names = {n for t in source.tables for n in (t.name, t.key)}
         for option, chosen in (("--dtype", options.dtypes), ("--scale", options.scales)):
@@ -237,18 +245,6 @@ class _Conversion:
         if options.split and not source.labels.keys() - source.splits.keys() - source.masks.keys():
             why = "has splits already" if source.labels else "has no labels"
             raise FormatError(f"--split draws a split of labeled nodes, but the source {why}: leave it out")
-
-    def _check_edge_tables(self) -> None:
-        counts = {relation: _count(topology) for relation, topology in self.source.graphs.items()}
-        for table in self.source.tables:
-            if isinstance(table.type, str):
-                continue
-            known = counts.setdefault(table.type, table.rows.shape[0])
-            if known != table.rows.shape[0]:
-                raise FormatError(
-                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
-                    f"has {table.rows.shape[0]} rows"
-                )
 
     def write(self) -> None:
         source, writer = self.source, self.writer

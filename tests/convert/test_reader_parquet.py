@@ -98,8 +98,6 @@ def test_several_types_in_several_parts(tmp_path, capsys):
         convert(root, tmp_path / "p.gids"),
         tables={"paper.feat": FEAT, "paper.cites.paper.w": np.arange(E, dtype=np.float32)},
         edges={("paper", "cites", "paper"): EDGES, ("author", "writes", "paper"): writes},
-        labels={},
-        splits={},
     )
     assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from gids.store.rows import GeneratedRows, Rows, read_range
 _MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
 _MAX_PATH_CHARS = 4096
 Entry = dict[str, Any]
+T = TypeVar("T")
 OpenArray = Callable[[str, Entry], Rows]
 _SETS = {"train_set": "train", "validation_set": "val", "test_set": "test"}
 
@@ -47,10 +48,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             f"{path} is preprocessed by GraphBolt, and only its library can unpickle that graph; "
             "convert the directory above, which has the metadata.yaml that you wrote"
         )
-    graph = _mapping(meta.get("graph") or {}, "graph")
+    graph = _field(meta, "graph", dict, {})
     for entry in _entries(graph, "nodes"):
         ntype = _node_type(entry)
-        count = whole_number(_needed(entry, "num", "nodes"), f"num of {ntype!r} in metadata.yaml")
+        count = whole_number(entry.get("num"), f"num of {ntype!r} in metadata.yaml")
         source.add_nodes(ntype, count, "metadata.yaml")
     for entry in _entries(graph, "edges"):
         relation = _relation(entry)
@@ -61,7 +62,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         source.graphs[relation] = make(rows, entry["path"], **ends)
     taken = set()
     for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
-        name = tuple(_text(entry, field) for field in ("domain", "type", "name"))
+        name = tuple(_field(entry, field, str, "") for field in ("domain", "type", "name"))
         if name not in taken:  # GraphBolt lists the features of the sampler twice
             _add_features(entry, open_array, source)
         taken.add(name)
@@ -88,16 +89,14 @@ def _load_yaml(path: Path) -> Entry:
 
     with parsing(path, "is not valid YAML"):
         meta = yaml.load(read_file(path, _MAX_YAML_BYTES, "metadata.yaml").decode(), Loader)
-    return _mapping(meta, "the file")
+    return _checked(meta, "the file", dict)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     """The array of an entry of `part`. Refuses files outside the dataset."""
-    name, kind = _needed(entry, "path", part), _needed(entry, "format", part)
-    if not isinstance(name, str) or not name or "\0" in name or len(name) > _MAX_PATH_CHARS:
-        raise FormatError(
-            f"metadata.yaml: the path of an entry of {part} is {shown(name)}; it must be the path of a file"
-        )
+    name, kind = _field(entry, "path", str), _field(entry, "format", str)
+    if "\0" in name or len(name) > _MAX_PATH_CHARS:
+        raise FormatError(f"metadata.yaml: path is {shown(name)}; it must be the path of a file")
     file = root / name
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) or not file.exists():
         raise FormatError(f"metadata.yaml lists {file}, which does not exist or is outside the dataset")
@@ -114,7 +113,7 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
 
 
 def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
-    domain, name = _text(entry, "domain"), _text(entry, "name")
+    domain, name = _field(entry, "domain", str, ""), _field(entry, "name", str, "")
     if domain not in ("node", "edge") or not name:
         source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
     elif domain == "node":
@@ -131,7 +130,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
         for part in _entries(task, role):
             ntype = _node_type(part)
             data = _entries(part, "data")
-            arrays = {_text(entry, "name") or "seeds": open_array("tasks", entry) for entry in data}
+            arrays = {_field(entry, "name", str, "seeds"): open_array("tasks", entry) for entry in data}
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
                 source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
@@ -171,40 +170,29 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
 
 
 def _node_type(entry: Entry) -> str:
-    return check_name(_text(entry, "type") or NODE, "a node type of metadata.yaml")
+    return check_name(_field(entry, "type", str, NODE), "a node type of metadata.yaml")
 
 
 def _relation(entry: Entry) -> Relation:
-    name = _text(entry, "type")
-    if name is None:
-        return RELATION
+    name = _field(entry, "type", str, ":".join(RELATION))
     return split_relation(name, ":", f"edge type {shown(name)} of metadata.yaml")
 
 
-def _text(entry: Entry, field: str) -> str | None:
-    value = entry.get(field)
-    if value is not None and not isinstance(value, str):
-        raise FormatError(f"{field} of an entry of metadata.yaml is {shown(value)}; it must be text")
-    return value
-
-
 def _entries(part: Entry, key: str) -> list[Entry]:
-    entries = part.get(key) or []
-    if not isinstance(entries, list):
-        raise FormatError(f"metadata.yaml: {key} must be a list")
-    return [_mapping(entry, key) for entry in entries]
+    return [_checked(entry, key, dict) for entry in _field(part, key, list, [])]
 
 
-def _mapping(part: Any, what: str) -> Entry:
-    if not isinstance(part, dict):
-        raise FormatError(f"{what} of metadata.yaml must be a mapping, not {shown(part)}")
-    return part
+def _field(entry: Entry, name: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a field, or the default if it is missing or empty."""
+    value = entry.get(name)
+    return _checked(default if value is None or value == "" else value, name, kind)
 
 
-def _needed(entry: Entry, field: str, part: str) -> Any:
-    if field not in entry:
-        raise FormatError(f"metadata.yaml: an entry of {part} lacks {field}")
-    return entry[field]
+def _checked(value: Any, what: str, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        names: dict[Any, str] = {str: "text", list: "a list", dict: "a mapping"}
+        raise FormatError(f"metadata.yaml: {what} is {shown(value)}; it must be {names[kind]}")
+    return value
 
 
 _LAYOUT = """\

@@ -80,24 +80,23 @@ def _typed(stores: Mapping[Any, Any], path: Path, source: Source) -> dict[str | 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
     """The fields of a Record, of PyG's own class if PyG is imported, or of a dictionary."""
-    found = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
-    return found if isinstance(found, Mapping) else {}
+    fields = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
-    found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
-    if not isinstance(found, Mapping):
+    mapping = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
+    if not isinstance(mapping, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
-    return found
+    return mapping
 
 
 def _attributes(store: Any, path: Path, source: Source) -> Mapping[str, Any]:
     """The attributes of one store. Raises FormatError for a name that is not text."""
-    found = _mapping(store, path)
-    for key in found:
-        if not isinstance(key, str):
-            raise FormatError(f"{path} has an attribute called {shown(key)}; names must be text")
-    return {key: values for key, values in found.items() if not source.skips(key)}
+    mapping = _mapping(store, path)
+    if others := [key for key in mapping if not isinstance(key, str)]:
+        raise FormatError(f"{path} has an attribute called {shown(others[0])}; names must be text")
+    return {key: values for key, values in mapping.items() if not source.skips(key)}
 
 
 def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
@@ -160,7 +159,7 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
 
 def _links(store: Mapping[str, Any]) -> set[str]:
     """Names of pairs to predict, which RandomLinkSplit adds: K_index of shape (2, n), and K, the labels."""
-    found = set()
+    links = set()
     for key, pairs in store.items():
         name = key.removesuffix("_index")
         if name == key or key == "edge_index" or not isinstance(pairs, torch.Tensor) or pairs.dim() != 2:
@@ -168,8 +167,8 @@ def _links(store: Mapping[str, Any]) -> set[str]:
         labels = store.get(name)
         labelled = isinstance(labels, torch.Tensor) and labels.shape[:1] == pairs.shape[1:]
         if len(pairs) == 2 and (labelled or "edge" in name):
-            found |= {key, name} if labelled else {key}
-    return found
+            links |= {key, name} if labelled else {key}
+    return links
 
 
 class _Graph:
@@ -193,19 +192,16 @@ class _Graph:
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""
-        ends = []
-        for relation, store in stores.items():
-            if isinstance(relation, str):
-                continue
+        relations = {key: store for key, store in stores.items() if not isinstance(key, str)}
+        for relation, store in relations.items():
             for key in _matrices(store):
                 self._count_matrix(relation, key, store[key])
-        for relation, store in stores.items():
+        ends = []
+        for relation, store in relations.items():
             edges = store.get("edge_index")
-            if isinstance(relation, str) or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
-                continue
-            for row, ntype in zip(edges, (relation[0], relation[2]), strict=False):
-                if ntype not in self.source.nodes:
-                    ends.append((ntype, mapped_rows(row, self._path)))
+            if isinstance(edges, torch.Tensor) and edges.dim() == 2:
+                pairs = zip(relation[::2], edges, strict=False)
+                ends += [(t, mapped_rows(row, self._path)) for t, row in pairs if t not in self.source.nodes]
         count_by_edges(self.source, ends)
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
