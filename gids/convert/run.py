@@ -264,10 +264,7 @@ class _Conversion:
                 writer.write_split(ntype, split, ids)
         if source.stored is not None:
             self._write_heat(source.stored)
-        options = self.options
-        orders = RowOrders(
-            options.order, writer, options.read_rows, options.memory_bytes, options.workers, self.say
-        )
+        orders = RowOrders(self.options, writer, self.say)
         for table in source.tables:
             self._write_table(table, orders)
 

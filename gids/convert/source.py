@@ -22,6 +22,7 @@ from gids.write.edges import EdgeSource
 
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
+IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 MAX_TABLES = 10_000  # a manifest of 16 MiB has room for about twice as many
 MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
@@ -175,6 +176,18 @@ class Source:
             self.add_mask(ntype, MASKS[name], rows, what, skip)
         else:
             self.add_node_table(ntype, name, rows, what, skip)
+
+    def add_free_array(self, ntype: str, name: str, rows: Rows, what: str) -> None:
+        """Add an array of nodes, or the ids of a split, by its name. what: as for add_nodes."""
+        split = IDS.get(name)
+        if split is None:
+            self.add_node_array(ntype, name, rows, what, skip=name)
+        elif rows.dtype == torch.bool:
+            raise FormatError(f"{what} is a mask: rename it to {name.removesuffix('_idx')}_mask")
+        elif split in self.splits.get(ntype, {}):
+            raise FormatError(f"{what} is a second {split} split of {ntype!r} nodes: keep one")
+        else:
+            self.add_split(ntype, split, rows)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:

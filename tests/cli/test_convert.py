@@ -327,7 +327,7 @@ BAD_DIRECTORIES = {
     "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
     "mask and idx": (
         {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
-        "both 'val_idx' and 'val_mask'",
+        "is a second val split",
     ),
     "only labels": ({"label": np.ones(50)}, "has no features and no graph"),
     "a strange relation": (

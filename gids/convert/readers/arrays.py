@@ -10,8 +10,6 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-import torch
-
 from gids.convert.array_files import SourceArray, is_npy, open_npy, open_npz, open_raw
 from gids.convert.edges import add_weights, edge_rows
 from gids.convert.readers.reader import Choices, Reader
@@ -23,7 +21,6 @@ from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows
 from gids.write.edges import out_edges
 
-_SPLIT_PREFIXES = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 _FEATURES = ("feat", "feats", "feature", "features", "x")
 _NAMES = """\
 label | labels | y                            labels
@@ -134,27 +131,8 @@ class NamedArrays:
             self._source.add_nodes(ntype, numbers(count, 1, what)[0], what)
         if (labels := self.take(*LABELS)) is not None:
             self._source.add_labels(ntype, labels, self.describe("label"))
-        splits = {split: self._take_split(prefixes) for split, prefixes in _SPLIT_PREFIXES.items()}
         for name, rows in self.rest():
-            self._source.add_node_table(ntype, name, rows, self.describe(name), skip=name)
-        for split, (name, rows) in ((split, array) for split, array in splits.items() if array):
-            if name.endswith("_idx"):
-                self._source.add_split(ntype, split, rows)
-            else:
-                self._source.add_mask(ntype, split, rows, self.describe(name))
-
-    def _take_split(self, prefixes: tuple[str, ...]) -> tuple[str, Rows] | None:
-        """Take the ids of a split, or its mask. Returns its name too."""
-        names = [n for p in prefixes for n in (f"{p}_idx", f"{p}_mask") if n in self._arrays]
-        if not names:
-            return None
-        if names[0].endswith("_idx") and self._arrays[names[0]].dtype == torch.bool:
-            raise FormatError(
-                f"{self.describe(names[0])} is a mask: rename it to {names[0].removesuffix('_idx')}_mask"
-            )
-        rows = self.take(*names)
-        assert rows is not None
-        return names[0], rows
+            self._source.add_free_array(ntype, name, rows, self.describe(name))
 
     def read_sparse_features(self, ntype: str) -> None:
         """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""

@@ -25,7 +25,6 @@ from gids.write.edges import edge_list, out_edges
 # PyG recognises these by name, and all others by size.
 _OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 _OF_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id", "adj", "adj_t")
-_SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 _SAVE = "save data.to_dict() with torch.save"
 
 
@@ -184,11 +183,7 @@ class _Graph:
         for key, values in store.items():
             if key == "num_nodes" or (rows := self._rows(key, ntype, values)) is None:
                 continue
-            if key in _SPLITS:
-                self.source.add_split(ntype, _SPLITS[key], rows)
-            else:
-                what = f"{key!r} of {ntype!r} in {self._path}"
-                self.source.add_node_array(ntype, key, rows, what, skip=key)
+            self.source.add_free_array(ntype, key, rows, f"{key!r} of {ntype!r} in {self._path}")
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""
