@@ -171,7 +171,7 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
 
 
 VAGUE = {"found", "given", "of"}
-VAGUE_PARTS = {"convert", "loader", "packs"}
+VAGUE_PARTS = {"loader", "packs"}
 """Parts that have such names still, as have folders named `device`."""
 
 

@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from gids.convert.stream_rows import PackedMember, PackedRows
-from gids.convert.untrusted import check_file, open_file, open_zip, parsing, shortened
+from gids.convert.stream_rows import PackedRows
+from gids.convert.untrusted import check_file, open_file, open_zip, parsing, shortened, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
@@ -34,7 +34,7 @@ _ENCRYPTED = 1  # a bit of a member's flags
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceArray:
     """An array in a source.
 
     rows: None if it cannot be stored; then `why` is the reason, and kind is "text", "objects", "complex" or
@@ -68,18 +68,23 @@ def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
-        found = NpyHeader(*read(header))
-    shape = found.shape
-    if len(shape) > _MAX_DIMENSIONS:
-        raise FormatError(f"{path} has an array of {len(shape)} dimensions; the limit is {_MAX_DIMENSIONS}")
-    if any(type(n) is not int or not 0 <= n <= MAX_ROWS for n in shape):
-        raise FormatError(f"{path} has an array of shape {shape}; lengths must be 0 to {MAX_ROWS}")
-    if math.prod(n or 1 for n in shape) * max(1, found.dtype.itemsize) > _MAX_ARRAY_BYTES:
+        shape, is_fortran, dtype = read(header)
+    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= MAX_ROWS for n in shape):
+        raise FormatError(
+            f"{path} has an array of shape {shape}; it may have {_MAX_DIMENSIONS} dimensions, and lengths "
+            f"must be 0 to {MAX_ROWS}"
+        )
+    if math.prod(n or 1 for n in shape) * max(1, dtype.itemsize) > _MAX_ARRAY_BYTES:
         raise FormatError(f"{path} has an array of shape {shape}, which is larger than any file")
-    return found
+    return NpyHeader(shape, is_fortran, dtype)
 
 
-def open_npy(path: Path, where: str = "") -> Found:
+def is_npy(path: Path) -> bool:
+    """Whether a file is a .npy file."""
+    return starts_with(path, b"\x93NUMPY")
+
+
+def open_npy(path: Path, where: str = "") -> SourceArray:
     """The array of a .npy file. where: its name in messages (default: the path). Raises FormatError."""
     with open_file(path) as file:
         return _in_place(path, read_npy_header(file, where or path), file.tell())
@@ -93,34 +98,29 @@ def open_numbers(path: Path) -> Rows:
     return rows
 
 
-def _in_place(path: Path, header: NpyHeader, start: int) -> Found:
+def _in_place(path: Path, header: NpyHeader, start: int) -> SourceArray:
     """The array whose data begins at an offset of a file."""
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
-    by_columns = is_fortran and len(shape) > 1
-    rows = FileRows(
-        path,
-        (math.prod(shape),) if by_columns else shape,
-        torch_dtype,
-        offset=start,
-        byte_swapped=dtype.byteorder == ">",
-    )
-    return Found(ColumnRows(rows, shape) if by_columns else rows)
+    by_columns, swapped = is_fortran and len(shape) > 1, dtype.byteorder == ">"
+    length = (math.prod(shape),) if by_columns else shape
+    rows = FileRows(path, length, torch_dtype, offset=start, byte_swapped=swapped)
+    return SourceArray(ColumnRows(rows, shape) if by_columns else rows)
 
 
-def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
+def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> SourceArray:
     kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
     kind = kinds.get(dtype.kind, "other") if shape else ""
     if dtype.hasobject:
-        return Found(None, why="Python objects, which need unpickling", kind=kind)
+        return SourceArray(None, why="Python objects, which need unpickling", kind=kind)
     rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
-    return Found(None, why=f"of type {dtype}, {rest}", kind=kind)
+    return SourceArray(None, why=f"of type {dtype}, {rest}", kind=kind)
 
 
-def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
+def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
     """The arrays of a .npz file by name. Raises FormatError."""
-    found = {}
+    arrays = {}
     with open_zip(path, "is not a valid .npz file") as archive:
         members = archive.infolist()
         if len(members) > MAX_ARRAYS:
@@ -128,21 +128,22 @@ def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
         for number, member in enumerate(members):
             if member.filename.endswith(".npy"):
                 unpacked = scratch / f"{path.stem}-{number}.npy"
-                found[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
+                arrays[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
             else:
-                found[member.filename] = Found(None, why="not an array")
-    return found
+                arrays[member.filename] = SourceArray(None, why="not an array")
+    return arrays
 
 
-def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path) -> Found:
+def _open_member(
+    path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path
+) -> SourceArray:
     """The array of a member. unpacked: a file to unpack it to, if it is packed and in Fortran order."""
     name, method = shortened(member.filename), member.compress_type
     where = f"{path}, member {name},"
-    if member.flag_bits & _ENCRYPTED:
-        raise FormatError(f"{where} is encrypted")
-    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if member.flag_bits & _ENCRYPTED or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise FormatError(
-            f"{where} uses zip compression method {method}; write it with np.savez or np.savez_compressed"
+            f"{where} is encrypted or uses another zip compression than deflate (method {method}); write it "
+            "with np.savez or np.savez_compressed"
         )
     offset = _data_offset(path, member)
     with parsing(where, "is damaged"), archive.open(member) as file:
@@ -164,14 +165,9 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, 
         with archive.open(member) as packed, open(unpacked, "wb") as out:
             shutil.copyfileobj(packed, out, _COPY_BYTES)
         return open_npy(unpacked, where=where)
-    return Found(
-        PackedRows(
-            PackedMember(path, member, offset),
-            shape,
-            torch_dtype,
-            offset=start,
-            byte_swapped=dtype.byteorder == ">",
-        )
+    swapped = dtype.byteorder == ">"
+    return SourceArray(
+        PackedRows(path, member, offset, shape, torch_dtype, offset=start, byte_swapped=swapped)
     )
 
 

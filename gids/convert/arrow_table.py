@@ -12,8 +12,6 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,12 +37,14 @@ def is_arrow(path: Path) -> bool:
     return starts_with(path, _PARQUET, _ARROW)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Rows that are decoded from their start by batches(columns, rows per batch)."""
-
-    row_count: int
-    batches: Callable[[list[str], int], Iterator[Any]]
+def import_pyarrow(file: Path) -> Any:
+    """pyarrow, which a file needs, with its parts. Raises ImportError."""
+    try:
+        for part in ("compute", "csv", "ipc", "parquet"):
+            importlib.import_module(f"pyarrow.{part}")
+        return importlib.import_module("pyarrow")
+    except ImportError:
+        raise ImportError(f"{file} needs pyarrow: pip install pyarrow") from None
 
 
 class ArrowTable:
@@ -55,45 +55,36 @@ class ArrowTable:
     """
 
     def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
-        try:
-            self._arrow: Any = importlib.import_module("pyarrow")
-        except ImportError:
-            raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
+        self._pa = import_pyarrow(files[0])
         self._files, self._memory_bytes = files, memory_bytes
-        self._chunks: list[_Chunk] = []
         self._last: tuple[Path, Any] | None = None
-        self._file_starts: list[int] = []
+        self._chunks: list[tuple[Path, int]] = []  # row groups of Parquet files, record batches of others
+        self._file_starts, counts = list[int](), list[int]()
         self.types: dict[str, Any] = {}
         self.text_at: dict[str, tuple[int, str]] = {}
         for file in files:
             with self._decoding(file):
-                schema, chunks = self._open(file)
-            types = {}
-            for field in schema:
-                if field.name in types:
-                    raise FormatError(f"{file} has two columns {shown(field.name)}")
-                types[field.name] = field.type
+                reader = self._opened(file)
+                if isinstance(reader, self._pa.parquet.ParquetFile):
+                    schema, groups = reader.schema_arrow, range(reader.num_row_groups)
+                    rows = [reader.metadata.row_group(i).num_rows for i in groups]
+                else:
+                    schema, groups = reader.schema, range(reader.num_record_batches)
+                    rows = [reader.get_batch(i).num_rows for i in groups]
+            types = {field.name: field.type for field in schema}
+            if len(types) < len(schema):
+                twice = next(name for name in types if schema.names.count(name) > 1)
+                raise FormatError(f"{file} has two columns {shown(twice)}")
             if self.types and types != self.types:
                 raise FormatError(f"{file} has different columns than {files[0]}")
+            if any(not 0 <= count <= MAX_ROWS for count in rows):
+                raise FormatError(f"{file} gives {rows} rows; a part has 0 to {MAX_ROWS}")
             self.types = types
-            self._file_starts.append(sum(chunk.row_count for chunk in self._chunks))
-            for chunk in chunks:
-                if not 0 <= chunk.row_count <= MAX_ROWS:
-                    raise FormatError(f"{file} gives {chunk.row_count} rows; a part has 0 to {MAX_ROWS}")
-            self._chunks += chunks
-        self._starts = [0, *accumulate(chunk.row_count for chunk in self._chunks)]
+            self._file_starts.append(sum(counts))
+            self._chunks += [(file, group) for group in groups]
+            counts += rows
+        self._starts = [0, *accumulate(counts)]
         self.row_count = self._starts[-1]
-
-    def _open(self, path: Path) -> tuple[Any, list[_Chunk]]:
-        """The schema of a file and its chunks."""
-        file = self._opened(path)
-        if starts_with(path, _PARQUET):
-            schema, batches = file.schema_arrow, self._parquet_batches
-            counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        else:
-            schema, batches = file.schema, self._arrow_batches
-            counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
-        return schema, [_Chunk(count, partial(batches, path, i)) for i, count in enumerate(counts)]
 
     @contextlib.contextmanager
     def _decoding(self, path: Path) -> Iterator[None]:
@@ -110,55 +101,52 @@ class ArrowTable:
         """pyarrow's reader of a file. Only the last one stays open: a table may have thousands of files."""
         if self._last is None or self._last[0] != path:
             self._last = None
-            self._last = (path, self._reader(path))
+            if starts_with(path, _PARQUET):
+                _check_footer(path)
+                reader = self._pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            elif starts_with(path, _ARROW):
+                reader = self._pa.ipc.open_file(self._pa.memory_map(str(path)))
+            else:
+                raise FormatError(f"{path} is not a Parquet or Arrow file")
+            self._last = (path, reader)
         return self._last[1]
 
-    def _reader(self, path: Path) -> Any:
-        if starts_with(path, _PARQUET):
-            _check_footer(path)
-            parquet = importlib.import_module("pyarrow.parquet")
-            return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
-        if not starts_with(path, _ARROW):
-            raise FormatError(f"{path} is not a Parquet or Arrow file")
-        return importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
-
-    def _parquet_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        with self._decoding(path):
-            found = self._opened(path).iter_batches(
-                rows, row_groups=[group], columns=columns, use_threads=False
-            )
-        while True:
+    def batches(self, columns: list[str], rows: int, first: int = 0) -> Iterator[Any]:
+        """The columns in batches of a number of rows, from the chunk `first` on."""
+        for path, group in self._chunks[first:]:
             with self._decoding(path):
-                batch = next(found, None)
-            if batch is None:
-                return
-            yield batch
-
-    def _arrow_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        with self._decoding(path):
-            batch = self._opened(path).get_batch(group).select(columns)
-            batch.validate(full=True)  # Arrow trusts offsets and lengths otherwise
-        for first in range(0, batch.num_rows, rows):
-            yield batch.slice(first, rows)
+                reader = self._opened(path)
+                if isinstance(reader, self._pa.parquet.ParquetFile):
+                    pieces = reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+                else:
+                    batch = reader.get_batch(group).select(columns)
+                    batch.validate(full=True)  # Arrow trusts offsets and lengths otherwise
+                    pieces = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+            while True:
+                with self._decoding(path):
+                    piece = next(pieces, None)
+                if piece is None:
+                    break
+                yield piece
 
     def dtype(self, column: str) -> torch.dtype | None:
         """The type of a column's numbers, or None if it has no numbers (text, dates, lists of lists)."""
         kind = self.types[column]
         if self.is_list(kind):
             kind = kind.value_type
-        types = self._arrow.types
+        types = self._pa.types
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             return None
         return torch_dtype_of(np.dtype(kind.to_pandas_dtype()))
 
     def is_list(self, kind: Any) -> bool:
         """Whether a column of this type has a list in each row."""
-        types = self._arrow.types
+        types = self._pa.types
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
     def ids_are_text(self, column: str) -> bool:
         """Whether the ids in a column are text, not whole numbers. Raises FormatError if they are neither."""
-        types, kind = self._arrow.types, self.types[column]
+        types, kind = self._pa.types, self.types[column]
         if types.is_dictionary(kind):
             kind = kind.value_type
         is_view = getattr(types, "is_string_view", lambda _: False)  # since pyarrow 16
@@ -181,20 +169,29 @@ class ArrowTable:
                 f"column {column!r} of {self._files[0]} is of type {self.types[column]}, but the ids of "
                 f"its nodes are {'text' if as_text else 'whole numbers'}: make both the same"
             )
-        for part in self._chunks[chunk:]:
-            for batch in part.batches([column], ID_ROWS):
-                with parsing(self._files[0], f"has an unusable id in column {column!r}"):
-                    yield batch.column(0).cast(self._arrow.large_string() if as_text else self._arrow.int64())
+        for batch in self.batches([column], ID_ROWS, chunk):
+            with parsing(self._files[0], f"has an unusable id in column {column!r}"):
+                yield batch.column(0).cast(self._pa.large_string() if as_text else self._pa.int64())
 
     def number_ids(self, column: str) -> StreamRows:
         """A column of ids that are numbers, int64[rows]; -1: there is none, or it is no whole number."""
 
-        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
-            first = bisect_right(self._starts, row) - 1
-            batches = self.ids(column, as_text=False, chunk=first)
-            return self._starts[first], (torch.tensor(ids.fill_null(-1).to_numpy()) for ids in batches)
+        def decode(chunk: int) -> Iterator[torch.Tensor]:
+            for ids in self.ids(column, as_text=False, chunk=chunk):
+                yield torch.tensor(ids.fill_null(-1).to_numpy())
 
-        return StreamRows((self.row_count,), torch.int64, open_at)
+        return self._stream((self.row_count,), torch.int64, decode)
+
+    def _stream(
+        self, shape: tuple[int, ...], dtype: torch.dtype, decode: Callable[[int], Iterator[torch.Tensor]]
+    ) -> StreamRows:
+        """Rows that decode(number of the first chunk) returns."""
+
+        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
+            chunk = bisect_right(self._starts, row) - 1
+            return self._starts[chunk], decode(chunk)
+
+        return StreamRows(shape, dtype, open_at)
 
     def where(self, row: int) -> str:
         """The file and the row in it, for messages."""
@@ -212,50 +209,38 @@ class ArrowTable:
             shape += (self._width(columns[0]),)
         step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
-        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
-            first = bisect_right(self._starts, row) - 1
-            return self._starts[first], self._decoded(first, list(columns), step, shape)
-
-        return StreamRows(shape, dtype, open_at)
-
-    def _width(self, column: str) -> int:
-        """Number of entries in a row of a list column."""
-        kind = self.types[column]
-        if self._arrow.types.is_fixed_size_list(kind):
-            return int(kind.list_size)
-        for chunk in self._chunks:
-            for batch in chunk.batches([column], _WIDTH_ROWS):
-                if len(lists := batch.column(0).drop_null()):
-                    return len(lists[0])
-        return 0
-
-    def _decoded(
-        self, first: int, columns: list[str], step: int, shape: tuple[int, ...]
-    ) -> Iterator[torch.Tensor]:
-        for index in range(first, len(self._chunks)):
-            row = self._starts[index]
-            for batch in self._chunks[index].batches(columns, step):
+        def decode(chunk: int) -> Iterator[torch.Tensor]:
+            row = self._starts[chunk]
+            for batch in self.batches(list(columns), step, chunk):
                 parts = [self._numbers(batch.column(c), c, row, shape) for c in columns]
                 values = np.stack(parts, axis=1) if len(columns) > 1 else parts[0]
                 yield torch.from_numpy(np.ascontiguousarray(values).copy())
                 row += batch.num_rows
 
+        return self._stream(shape, dtype, decode)
+
+    def _width(self, column: str) -> int:
+        """Number of entries in a row of a list column."""
+        kind = self.types[column]
+        if self._pa.types.is_fixed_size_list(kind):
+            return int(kind.list_size)
+        lists = (batch.column(0).drop_null() for batch in self.batches([column], _WIDTH_ROWS))
+        return next((len(values[0]) for values in lists if len(values)), 0)
+
     def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
         where = f"column {column!r} of {self._files[0].name}"
-        count = len(values)
         is_list = self.is_list(values.type)
+        flat = values.flatten() if is_list else values
         if is_list:
             if values.null_count:
                 raise FormatError(f"{where} has a null after row {row}; every row must have a list")
-            flat = values.flatten()
             lengths = np.asarray(values.value_lengths())
-            if len(flat) != count * shape[1] or (lengths != shape[1]).any():
+            if len(flat) != len(values) * shape[1] or (lengths != shape[1]).any():
                 raise FormatError(f"{where} has a list of another length than {shape[1]} after row {row}")
-            values = flat
-        if values.null_count and not self._arrow.types.is_floating(values.type):
+        if flat.null_count and not self._pa.types.is_floating(flat.type):
             raise FormatError(f"{where} has nulls after row {row}; fill them (labels with -1)")
-        found: np.ndarray = values.to_numpy(zero_copy_only=False)
-        return found.reshape(count, shape[1]) if is_list else found
+        numbers: np.ndarray = flat.to_numpy(zero_copy_only=False)
+        return numbers.reshape(len(values), *shape[1:]) if is_list else numbers
 
 
 def _check_footer(path: Path) -> None:

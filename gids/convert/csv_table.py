@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gids.convert.arrow_table import ID_ROWS, ArrowTable
+from gids.convert.arrow_table import ID_ROWS, ArrowTable, import_pyarrow
 from gids.convert.text_table import MAX_LINE_CHARS, open_text
 from gids.convert.untrusted import at_most, open_file, parsing, shown
 from gids.errors import FormatError
@@ -74,13 +73,8 @@ class CsvTable(ArrowTable):
     def __init__(
         self, files: Sequence[Path], texts: Collection[str], scratch: Path, memory_bytes: int | None
     ) -> None:
-        try:
-            self._csv: Any = importlib.import_module("pyarrow.csv")
-            self._compute: Any = importlib.import_module("pyarrow.compute")
-            self._parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
-        self._pa: Any = importlib.import_module("pyarrow")
+        self._pa = import_pyarrow(files[0])
+        self._compute = self._pa.compute
         self._sources, self._limit = files, memory_bytes
         self._texts = frozenset(texts)
         self._whole = set(texts)  # those in which all fields are whole numbers
@@ -103,13 +97,12 @@ class CsvTable(ArrowTable):
 
     def ids(self, column: str, *, as_text: bool, chunk: int = 0) -> Iterator[Any]:
         """One of the columns of texts as ids; see ArrowTable. As numbers, other fields are null."""
-        for part in self._chunks[chunk:]:
-            for batch in part.batches([column], ID_ROWS):
-                ids = batch.column(0)
-                if not as_text:
-                    no_id = self._pa.scalar(None, self._pa.large_string())
-                    ids = self._compute.if_else(self._are_whole(ids), ids, no_id).cast(self._pa.int64())
-                yield ids
+        for batch in self.batches([column], ID_ROWS, chunk):
+            ids = batch.column(0)
+            if not as_text:
+                no_id = self._pa.scalar(None, self._pa.large_string())
+                ids = self._compute.if_else(self._are_whole(ids), ids, no_id).cast(self._pa.int64())
+            yield ids
 
     def where(self, row: int) -> str:
         """The file and the line in it, for messages. Reads the file up to this line."""
@@ -140,15 +133,14 @@ class CsvTable(ArrowTable):
     def _kinds(self) -> dict[str, str]:
         """The type of each column with a name: "int", "float", "bool", "text" or "id", over all files."""
         names, row = [name for name in self._names if not name.startswith(_UNNAMED)], 0
-        kinds = {name: "id" if name in self._texts else "" for name in names}
+        possible = {name: ["id"] if name in self._texts else ["int", "float", "bool"] for name in names}
         for file in self._sources:
             for batch in self._batches(file, names):
                 for name in names:
-                    kinds[name] = self._kind(name, batch.column(name), kinds[name], row)
+                    possible[name] = self._kinds_of(name, batch.column(name), possible[name], row)
                 row += batch.num_rows
-        for name, kind in kinds.items():
-            if kind in ("", "int"):  # "": no field has a value
-                kinds[name] = "float" if name in self._gaps else "int"
+        kinds = {name: (of_column or ["text"])[0] for name, of_column in possible.items()}
+        kinds |= {name: "float" for name in self._gaps if kinds[name] == "int"}
         groups: dict[str, list[str]] = {}
         for name in kinds:
             if (numbered := NUMBERED.fullmatch(name)) and kinds[name] in ("int", "float"):
@@ -158,57 +150,39 @@ class CsvTable(ArrowTable):
                 kinds |= dict.fromkeys(names, "float")
         return kinds
 
-    def _kind(self, name: str, fields: Any, before: str, row: int) -> str:
-        """The type of a column after these fields, from `row` on. before: of the fields before; "": none."""
+    def _kinds_of(self, name: str, fields: Any, before: list[str], row: int) -> list[str]:
+        """The types that a column may have after these fields, from `row` on, of those before; []: text."""
         if name in self._texts:
             if name in self._whole and self._compute.all(self._are_whole(fields)).as_py() is False:
                 self._whole.discard(name)
-            return "id"
+            return before
         if fields.null_count:
             self._gaps.add(name)
-        if before == "text" or fields.null_count == len(fields):
-            return before
-        order = {
-            "": ("int", "float", "bool"),
-            "int": ("int", "float"),
-            "float": ("float",),
-            "bool": ("bool",),
-        }
-        for kind in order[before]:
-            if self._parsed(fields, kind) is not None:
-                return kind
-        known = order[before][-1] if before else "float"
-        at = next(
-            i for i, f in enumerate(fields) if f.is_valid and self._parsed(fields.slice(i, 1), known) is None
-        )
-        self._not_numbers[name] = (row + at, fields[at].as_py())
-        return "text"
+        kinds = [kind for kind in before if self._parsed(fields, kind) is not None]
+        if before and not kinds:
+            kind = "float" if "float" in before else "bool"
+            at = next(i for i in range(len(fields)) if self._parsed(fields.slice(i, 1), kind) is None)
+            self._not_numbers[name] = (row + at, fields[at].as_py())
+        return kinds
 
     def _parsed(self, fields: Any, kind: str) -> Any | None:
         """Fields as a type, or None if one is not of it."""
-        target = {"int": self._pa.int64, "float": self._pa.float64, "bool": self._pa.bool_}[kind]()
-        if (
-            kind == "bool"
-            and self._compute.any(self._compute.equal(self._compute.utf8_length(fields), 1)).as_py()
-        ):
-            return None  # 0 and 1 are whole numbers
-        if kind == "int" and self._compute.any(self._compute.match_substring_regex(fields, "[xX]")).as_py():
-            return None  # Arrow takes 0x10
+        wrong = {"int": "[xX]", "bool": "^.$"}.get(kind)  # Arrow takes 0x10; 0 and 1 are whole numbers
+        if wrong and self._compute.any(self._compute.match_substring_regex(fields, wrong)).as_py():
+            return None
         try:
-            return fields.cast(target)
+            return fields.cast({"int": "int64", "float": "float64", "bool": "bool"}[kind])
         except self._pa.ArrowInvalid:
             return None
 
     def _write(self, file: Path, target: Path, kinds: dict[str, str]) -> None:
         """Parse the columns that are used to a Parquet file."""
         types = {"int": self._pa.int64(), "float": self._pa.float64(), "bool": self._pa.bool_()}
-        used = {
-            name: types.get(kind, self._pa.large_string()) for name, kind in kinds.items() if kind != "text"
-        }
+        types["id"] = self._pa.large_string()
+        used = {name: types[kind] for name, kind in kinds.items() if kind != "text"}
         schema = self._pa.schema(list(used.items()))
-        with self._parquet.ParquetWriter(
-            target, schema, compression="NONE", use_dictionary=False, write_statistics=False
-        ) as writer:
+        plain: dict[str, Any] = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
+        with self._pa.parquet.ParquetWriter(target, schema, **plain) as writer:
             for batch in self._batches(file, list(used)):
                 for name, kind in kinds.items():
                     if kind == "float":
@@ -233,13 +207,13 @@ class CsvTable(ArrowTable):
         with open_file(file) as opened:
             with parsing(file, _FAULT), at_most(self._limit):
                 packing = "gzip" if file.suffix == ".gz" else None
-                reader = self._csv.open_csv(
+                reader = self._pa.csv.open_csv(
                     self._pa.input_stream(opened, compression=packing),
-                    self._csv.ReadOptions(
+                    self._pa.csv.ReadOptions(
                         use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=line_count
                     ),
-                    self._csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
-                    self._csv.ConvertOptions(
+                    self._pa.csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+                    self._pa.csv.ConvertOptions(
                         column_types=dict.fromkeys(names, self._pa.large_string()),
                         include_columns=list(columns),
                         null_values=[""],

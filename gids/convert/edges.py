@@ -11,45 +11,38 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gids.convert.source import InEdges, Source
-from gids.convert.stream_rows import PackedRows
-from gids.convert.untrusted import MAX_MESSAGE_CHARS, shortened
+from gids.convert.source import InEdges, Source, described
+from gids.convert.stream_rows import BLOCK_BYTES, PackedRows
+from gids.convert.untrusted import MAX_MESSAGE_CHARS, shortened, shown
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, check_ids
 from gids.store.dtypes import is_whole
+from gids.store.geometry import MAX_ROWS
 from gids.store.names import Relation, describe_type
-from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks, read_range
+from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks
 from gids.write.edges import Edges, EdgeSource, edge_list, in_edges
 
 _SOURCES = ("src", "source", "src_id", "u", "from")
 _DESTINATIONS = ("dst", "destination", "target", "dst_id", "v", "to")
-BLOCK_BYTES = 8 << 20
-"""Size of the blocks in which readers scan an array."""
 
 
 def edge_rows(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
     """Edges of an integer array of shape (2, E), sources first. The id of an edge is its position."""
-    if not is_whole(rows.dtype):
-        raise FormatError(f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E)")
-    if len(rows.shape) != 2 or rows.shape[0] != 2:
-        raise FormatError(f"{what} has shape {rows.shape}; it must be (2, E)")
-    sources: Rows
-    destinations: Rows
-    if isinstance(rows, (FileRows, PackedRows)):
-        sources, destinations = rows.row(0), rows.row(1)
-    elif isinstance(rows, TensorRows):
-        sources, destinations = TensorRows(rows.values[0]), TensorRows(rows.values[1])
-    else:
-        assert isinstance(rows, ColumnRows)  # an array of shape (2, E) in Fortran order is (E, 2) in C order
+    if len(rows.shape) != 2 or rows.shape[0] != 2 or not is_whole(rows.dtype):
+        raise FormatError(f"{what} is {described(rows)}; edges must be whole numbers of shape (2, E)")
+    if isinstance(rows, ColumnRows):  # an array of shape (2, E) in Fortran order is (E, 2) in C order
         pairs = rows.elements.reshaped((rows.shape[1], 2))
-        sources, destinations = column_of(pairs, 0), column_of(pairs, 1)
-    return edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
+        return edge_pairs(pairs, what, num_src=num_src, num_dst=num_dst)
+    if isinstance(rows, TensorRows):
+        return edge_list(*rows.values, num_src=num_src, num_dst=num_dst)
+    assert isinstance(rows, (FileRows, PackedRows))
+    return edge_list(rows.row(0), rows.row(1), num_src=num_src, num_dst=num_dst)
 
 
-def edge_pairs(pairs: Rows, *, num_src: int, num_dst: int) -> EdgeSource:
+def edge_pairs(pairs: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
     """Edges of an integer array of shape (E, 2), source first. The id of an edge is its position."""
     if len(pairs.shape) != 2 or pairs.shape[1] != 2 or not is_whole(pairs.dtype):
-        raise FormatError(f"edges are {_described(pairs)}; they must be whole numbers of shape (E, 2)")
+        raise FormatError(f"{what} is {described(pairs)}; edges must be whole numbers of shape (E, 2)")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
         for first, block in blocks(pairs, 2 * block_bytes):
@@ -61,38 +54,17 @@ def edge_pairs(pairs: Rows, *, num_src: int, num_dst: int) -> EdgeSource:
     return EdgeSource(pairs.shape[0], num_src, num_dst, pieces)
 
 
-def check_edge_array(rows: Rows, what: str) -> None:
-    """Raise FormatError unless an array has the type and shape of edges, (2, E) or (E, 2)."""
-    if len(rows.shape) != 2 or 2 not in rows.shape or not is_whole(rows.dtype):
-        raise FormatError(
-            f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
-        )
-
-
-def column_of(rows: Rows, index: int) -> Rows:
-    """One column of rows in two dimensions."""
-
-    step = max(1, BLOCK_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        for first in range(0, len(out), step):
-            part = out[first : first + step]
-            part.copy_(read_range(rows, start + first, start + first + len(part))[:, index])
-
-    return GeneratedRows(rows.shape[:1], rows.dtype, fill)
+def is_edge_array(rows: Rows) -> bool:
+    """Whether an array has the type and shape of edges, (2, E) or (E, 2)."""
+    return len(rows.shape) == 2 and 2 in rows.shape and is_whole(rows.dtype)
 
 
 def largest_id(rows: Rows) -> int:
     """The largest id in an array of edges; -1 for no edges. Raises FormatError for an invalid id."""
-    if rows.dtype.is_floating_point:
-        raise FormatError(f"edges are {_described(rows)}; they must be whole numbers")
     largest = -1
     for start, block in blocks(rows, BLOCK_BYTES):
-        if block.numel():
-            values = as_int64(block, "the end of an edge", start)
-            if int(values.min()) < 0:
-                raise FormatError(f"the end of an edge is {int(values.min())}; it must be 0 or more")
-            largest = max(largest, int(values.max()))
+        ids = as_int64(block, "the end of an edge", start).numpy().reshape(-1)
+        largest = max(largest, int(check_ids(ids, MAX_ROWS, "the end of an edge", start).max(initial=-1)))
     return largest
 
 
@@ -118,30 +90,30 @@ def add_weights(source: Source, relation: Relation, weights: Rows) -> None:
         source.add_edge_table(relation, "weight", weights)
 
 
-def end_columns(names: Sequence[str], what: str) -> tuple[int, int]:
+def end_columns(
+    names: Sequence[str], what: str, chosen: Sequence[str | None] = (None, None)
+) -> tuple[int, int]:
     """The positions of the columns of sources and destinations. what: has these columns, in messages.
 
-    Raises FormatError unless exactly one column has a name of sources and one of destinations, in any case.
+    chosen: their names. Raises FormatError unless exactly one column has this name, or, if it is None, a name
+    of sources or of destinations in any case.
     """
     ends = []
-    for known in (_SOURCES, _DESTINATIONS):
-        positions = [i for i, name in enumerate(names) if name.casefold() in known]
-        if len(positions) != 1:
+    for column, usual in zip(chosen, (_SOURCES, _DESTINATIONS), strict=True):
+        free = [name.casefold() if name not in chosen else None for name in names]
+        wanted = [name == column for name in names] if column is not None else [n in usual for n in free]
+        if sum(wanted) != 1:
             raise FormatError(
                 f"{what} have the columns {shortened(', '.join(names), MAX_MESSAGE_CHARS)}; exactly one must "
-                f"be named {' or '.join(known)}"
+                f"be named {' or '.join(usual) if column is None else shown(column)}"
             )
-        ends += positions
+        ends.append(wanted.index(True))
     return ends[0], ends[1]
 
 
 def is_end(name: str) -> bool:
     """Whether a column has a name of sources or of destinations, in any case."""
     return name.casefold() in (*_SOURCES, *_DESTINATIONS)
-
-
-def _described(rows: Rows) -> str:
-    return f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
 
 
 def as_edges(topology: InEdges | EdgeSource, num_src: int, num_dst: int) -> EdgeSource:
@@ -163,7 +135,7 @@ def add_reverse_edges(source: Source) -> None:
         src, name, dst = relation
         edges = as_edges(source.graphs[relation], **source.ends(relation))
         if src == dst:
-            source.graphs[relation] = _with_reverse(edges)
+            source.graphs[relation] = _reversed(edges, keeps=True)
             source.tables = [
                 replace(t, rows=_twice(t.rows)) if t.type == relation else t for t in source.tables
             ]
@@ -181,21 +153,16 @@ def add_reverse_edges(source: Source) -> None:
             source.edge_times[reverse] = source.edge_times[relation]
 
 
-def _reversed(edges: EdgeSource) -> EdgeSource:
+def _reversed(edges: EdgeSource, *, keeps: bool = False) -> EdgeSource:
+    """The reverse of every edge. keeps: behind the edges themselves, which are within a type."""
+
     def pieces(block_bytes: int) -> Iterator[Edges]:
+        if keeps:
+            yield from edges.pieces(block_bytes)
         for sources, destinations, ids in edges.pieces(block_bytes):
-            yield destinations, sources, ids
+            yield destinations, sources, ids + edges.count * keeps
 
-    return EdgeSource(edges.count, edges.num_dst, edges.num_src, pieces)
-
-
-def _with_reverse(edges: EdgeSource) -> EdgeSource:
-    def pieces(block_bytes: int) -> Iterator[Edges]:
-        yield from edges.pieces(block_bytes)
-        for sources, destinations, ids in edges.pieces(block_bytes):
-            yield destinations, sources, ids + edges.count
-
-    return EdgeSource(2 * edges.count, edges.num_src, edges.num_dst, pieces)
+    return EdgeSource(edges.count * (1 + keeps), edges.num_dst, edges.num_src, pieces)
 
 
 def _twice(rows: Rows) -> Rows:

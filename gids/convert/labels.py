@@ -1,23 +1,26 @@
-"""Labels, masks and splits of nodes. Called by run.py and the readers.
+"""Labels, masks and splits of nodes, and times of nodes and edges. Called by run.py and the readers.
 
 Labels become whole numbers, -1 for none; masks become splits (node ids); other labels get a random split.
+Times stay tables, so that models can read them; a copy sorts the edges.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 
-from gids.convert.edges import BLOCK_BYTES, column_of
-from gids.convert.source import Mask, Source
+from gids.convert.source import Mask, Source, described
+from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
-from gids.store.names import SPLITS
-from gids.store.rows import GeneratedRows, Rows, TensorRows, blocks, read_range
+from gids.store.names import SPLITS, describe_type
+from gids.store.rows import GeneratedRows, Rows, as_rows, blocks, read_range
+
+_MAX_TIME = float(1 << 53)  # beyond it, float64 has no odd numbers
 
 
 def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
@@ -33,35 +36,30 @@ def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
         return labels
     if labels.dtype.is_floating_point and not are_classes and not _are_classes_with_gaps(labels):
         return labels
-    source = labels
+    return derived(labels, _classes, torch.int64)
 
-    def fill(start: int, out: torch.Tensor) -> None:
-        values = read_range(source, start, start + len(out))
-        if values.dtype.is_floating_point:
-            values = values.to(torch.float64)
-            whole = (values == values.floor()) & (values.abs() < 2.0**63)
-            wrong = torch.nonzero(~(whole | torch.isnan(values)))
-            if len(wrong):
-                raise FormatError(
-                    f"label {start + int(wrong[0])} is {float(values[wrong[0]])}; "
-                    "a class must be a whole number"
-                )
-            values = torch.nan_to_num(values, nan=-1.0)
-        out.copy_(as_int64(values, "a label", start).clamp_(min=-1))
 
-    return GeneratedRows(labels.shape, torch.int64, fill)
+def _classes(values: torch.Tensor, first: int) -> torch.Tensor:
+    if values.dtype.is_floating_point:
+        values = values.to(torch.float64)
+        whole = (values == values.floor()) & (values.abs() < 2.0**63)
+        wrong = torch.nonzero(~(whole | torch.isnan(values)))
+        if len(wrong):
+            row = int(wrong[0])
+            raise FormatError(f"label {first + row} is {float(values[row])}; a class must be a whole number")
+        values = torch.nan_to_num(values, nan=-1.0)
+    return as_int64(values, "a label", first).clamp(min=-1)
 
 
 def _are_classes_with_gaps(labels: Rows) -> bool:
     """Whether one value or more is NaN or -1, and all others are whole and 0 or more."""
-    gaps = False
+    has_gaps = False
     for _, block in blocks(labels, BLOCK_BYTES):
-        missing = torch.isnan(block)
-        values = block[~missing]
-        if bool(((values != values.floor()) | (values < -1) | torch.isinf(values)).any()):
+        values = torch.nan_to_num(block, nan=-1.0, posinf=0.5, neginf=0.5)  # 0.5: no class
+        if bool(((values != values.floor()) | (values < -1)).any()):
             return False
-        gaps = gaps or bool(missing.any()) or bool((values == -1).any())
-    return gaps
+        has_gaps |= bool((values == -1).any())
+    return has_gaps
 
 
 def masks_to_splits(source: Source, column: int | None = None) -> None:
@@ -70,15 +68,13 @@ def masks_to_splits(source: Source, column: int | None = None) -> None:
     column: the column to take of masks of shape (nodes, splits). Raises FormatError for values other than 0
     and 1, and if a column is missing or not needed.
     """
-    is_column_used = False
-    for ntype, masks in source.masks.items():
-        for split, mask in masks.items():
-            if split in source.splits.setdefault(ntype, {}):
-                raise FormatError(f"{mask.what} is a second {split} split of {ntype!r} nodes: keep one")
-            is_column_used |= len(mask.rows.shape) == 2 and mask.rows.shape[1] > 1
-            source.splits[ntype][split] = _ones(_one_column(mask, column), mask.what)
-    if column is not None and not is_column_used:
+    masks = [(ntype, *item) for ntype, by_split in source.masks.items() for item in by_split.items()]
+    if column is not None and not any(len(m.rows.shape) == 2 and m.rows.shape[1] > 1 for *_, m in masks):
         raise FormatError("--split-column has no effect: the source has no masks of shape (nodes, splits)")
+    for ntype, split, mask in masks:
+        if split in source.splits.setdefault(ntype, {}):
+            raise FormatError(f"{mask.what} is a second {split} split of {ntype!r} nodes: keep one")
+        source.splits[ntype][split] = _ones(_one_column(mask, column), mask.what)
 
 
 def _one_column(mask: Mask, column: int | None) -> Rows:
@@ -87,15 +83,12 @@ def _one_column(mask: Mask, column: int | None) -> Rows:
         return mask.rows
     if len(shape) != 2 or not shape[1]:
         raise FormatError(f"{mask.what} has shape {shape}; a mask must have one dimension")
-    if shape[1] == 1:
-        return column_of(mask.rows, 0)
-    if column is None or not 0 <= column < shape[1]:
-        choice = "" if column is None else f", not column {column}"
+    if shape[1] > 1 and (column is None or not 0 <= column < shape[1]):
         raise FormatError(
-            f"{mask.what} has shape {shape}: choose one of its {shape[1]} splits{choice} with "
-            f"--split-column, 0 to {shape[1] - 1}"
+            f"{mask.what} has shape {shape}: choose one of its {shape[1]} splits with --split-column, 0 to "
+            f"{shape[1] - 1}{'' if column is None else f' (got {column})'}"
         )
-    return column_of(mask.rows, column)
+    return column_of(mask.rows, column if column is not None and shape[1] > 1 else 0)
 
 
 def _ones(mask: Rows, what: str) -> Rows:
@@ -135,15 +128,57 @@ def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[st
     """
     if len(fractions) != len(SPLITS) or not all(f >= 0 for f in fractions) or sum(fractions) > 1 + 1e-9:
         raise FormatError(f"--split needs three fractions with a sum of at most 1 (got {list(fractions)})")
-    found = [torch.empty(0, dtype=torch.int64)]
+    parts = [torch.empty(0, dtype=torch.int64)]
     for start, block in blocks(labels, BLOCK_BYTES):
         has = ~torch.isnan(block) if block.dtype.is_floating_point else block.to(torch.int64) >= 0
-        found.append(start + torch.nonzero(has.view(len(has), -1).any(dim=1))[:, 0])
-    labelled = torch.cat(found)
+        parts.append(start + torch.nonzero(has.view(len(has), -1).any(dim=1))[:, 0])
+    labelled = torch.cat(parts).numpy()
     # The raw bits of a generator are the same in all NumPy versions; permutation() may change.
     order = np.argsort(np.random.PCG64(seed).random_raw(len(labelled)), kind="stable")
     ends = np.round(np.cumsum(fractions) * len(labelled)).astype(np.int64)
-    parts = np.split(labelled.numpy()[order], ends)[: len(SPLITS)]
-    return {
-        split: TensorRows(torch.from_numpy(np.sort(part))) for split, part in zip(SPLITS, parts, strict=True)
-    }
+    drawn = np.split(labelled[order], ends)[: len(SPLITS)]
+    return {split: as_rows(np.sort(ids)) for split, ids in zip(SPLITS, drawn, strict=True)}
+
+
+def find_times(source: Source, keys: Collection[str]) -> None:
+    """Take the tables with these keys as times of their nodes or edges, if they are whole numbers, one each.
+
+    Others stay tables only, and a note tells why. Reads tables of floating numbers.
+    """
+    for table in source.tables:
+        if table.key not in keys:
+            continue
+        times = _whole_times(table.rows)
+        if isinstance(times, str):
+            source.notes.append(f"table {table.name} is not used as times: {times}")
+        elif isinstance(table.type, str):
+            source.node_times[table.type] = times
+        elif table.type in source.graphs:
+            source.edge_times[table.type] = times
+
+
+def _whole_times(rows: Rows) -> Rows | str:
+    """Whole numbers in one dimension, or why they are not."""
+    if len(rows.shape) == 2 and rows.shape[1] == 1:
+        rows = column_of(rows, 0)
+    if len(rows.shape) != 1 or rows.dtype in (torch.bool, torch.uint64) or rows.dtype.is_complex:
+        return f"{described(rows)} is not one whole number for each"
+    if not rows.dtype.is_floating_point:
+        return rows
+    for _, block in blocks(rows, BLOCK_BYTES):
+        wide = block.double()
+        if not bool((wide.frac() == 0).all()) or not bool((wide.abs() < _MAX_TIME).all()):  # NaN is no number
+            return "some of its values are not whole numbers: multiply and round them"
+    return derived(rows, lambda block, _: block, torch.int64)
+
+
+def describe_times(source: Source) -> list[str]:
+    """What the times do, for the user."""
+    kinds = [f"{t!r} nodes" for t in source.node_times]
+    kinds += [f"edges of {describe_type(r)}" for r in source.edge_times]
+    if not kinds:
+        return []
+    return [
+        f"{', '.join(kinds)} have times: the in-edges of every node are sorted by them (--no-times keeps "
+        "their order)"
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable
-from gids.convert.edges import BLOCK_BYTES
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
@@ -43,11 +44,12 @@ class NodesById:
     """
 
     def __init__(
-        self, ntype: str, table: ArrowTable, column: str, *, is_text: bool, scratch: Path, memory_bytes: int
+        self, ntype: str, table: ArrowTable, column: str, *, scratch: Path, memory_bytes: int
     ) -> None:
-        self.ntype, self._table, self._column, self.is_text = ntype, table, column, is_text
+        self.ntype, self._table, self._column = ntype, table, column
+        self.is_text = table.ids_are_text(column)
         self._pa: Any = importlib.import_module("pyarrow")
-        self._compute: Any = importlib.import_module("pyarrow.compute")
+        self._kind = self._pa.large_string() if self.is_text else self._pa.int64()
         self._scratch, self._memory_bytes = scratch, memory_bytes
         scratch.mkdir()
         count = 1
@@ -69,12 +71,9 @@ class NodesById:
             with open(target, "wb") as out:
                 self._join(0, ids(), out)
             return FileRows(target, (table.row_count,), torch.int64)
-        ends, which = (
-            _Partitions(target.with_suffix(".ends"), self._nodes.count),
-            target.with_suffix(".parts"),
-        )
-        joined = target.with_suffix(".joined")
-        with ends.open(), open(which, "wb") as numbers:
+        ends = _Partitions(target.with_suffix(".ends"), self._nodes.count)
+        which, joined = target.with_suffix(".parts"), target.with_suffix(".joined")
+        with ends.open(self._pa.schema({"id": self._kind})), open(which, "wb") as numbers:
             for batch in ids():
                 partitions = self._partitions(_keys(batch))
                 ends.add(self._pa.record_batch([batch], ["id"]), partitions)
@@ -82,7 +81,7 @@ class NodesById:
         with open(joined, "wb") as out:
             for index in range(ends.count):
                 self._join(index, (batch.column("id") for batch in ends.read(index)), out)
-        ends.remove()
+        shutil.rmtree(ends.folder)
         with open(target, "wb") as out:
             for nodes in _merged(which, joined, ends.row_counts):
                 out.write(nodes.data)
@@ -94,7 +93,8 @@ class NodesById:
         """Write the ids in the order of the nodes, and divide them."""
         row = text_bytes = 0
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._nodes.open())
+            schema = self._pa.schema({"row": self._pa.int64(), "key": self._pa.int64(), "id": self._kind})
+            stack.enter_context(self._nodes.open(schema))
             texts = stack.enter_context(open(self._scratch / "id", "wb"))
             offsets = stack.enter_context(open(self._scratch / "offset", "wb"))
             offsets.write(np.zeros(1, np.int64).data)
@@ -109,7 +109,7 @@ class NodesById:
                 else:
                     texts.write(ids.to_numpy().data)
                 rows = np.arange(row, row + len(ids))
-                batch = self._pa.record_batch([rows, keys, ids], ["row", "key", "id"])
+                batch = self._pa.record_batch([rows, keys, ids], schema=schema)
                 self._nodes.add(batch, self._partitions(keys))
                 row += len(ids)
         kind, count = (torch.uint8, text_bytes) if self.is_text else (torch.int64, row)
@@ -137,7 +137,7 @@ class NodesById:
         with open(self._scratch / "key", "wb") as keys, open(self._scratch / "node", "wb") as nodes:
             for index in range(self._nodes.count):
                 rows, ids = self._loaded(index)
-                firsts = self._compute.index_in(ids, value_set=ids).to_numpy()
+                firsts = self._pa.compute.index_in(ids, value_set=ids).to_numpy()
                 again = np.flatnonzero(firsts != np.arange(len(firsts)))
                 if len(again):
                     at = int(again[0])
@@ -167,19 +167,19 @@ class NodesById:
         """(rows, ids) of the nodes in a partition."""
         batches = list(self._nodes.read(index))
         rows = [batch.column("row").to_numpy() for batch in batches]
-        kind = self._pa.large_string() if self.is_text else self._pa.int64()
-        ids = self._pa.chunked_array([batch.column("id") for batch in batches], kind).combine_chunks()
-        if isinstance(ids, self._pa.ChunkedArray):  # of no chunks
-            ids = self._pa.array([], kind)
-        return np.concatenate([np.empty(0, np.int64), *rows]), ids
+        ids = [batch.column("id") for batch in batches]
+        return (
+            np.concatenate([np.empty(0, np.int64), *rows]),
+            self._pa.concat_arrays([self._pa.array([], self._kind), *ids]),
+        )
 
     def _join(self, index: int, batches: Iterable[Any], out: Any) -> None:
         """Append the nodes of ids in a partition to a file."""
         rows, known = self._loaded(index)
         rows = np.append(rows, -1)  # for an unknown id, whose index is -1
         for ids in self._joined(batches):
-            found = self._compute.index_in(ids, value_set=known)
-            out.write(rows[found.fill_null(-1).to_numpy()].data)
+            positions = self._pa.compute.index_in(ids, value_set=known).fill_null(-1)
+            out.write(rows[positions.to_numpy()].data)
 
     def _joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches in pieces of an eighth of the memory: each lookup builds a hash table of the nodes."""
@@ -209,19 +209,18 @@ class _Partitions:
     """
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.count = count
-        self._folder = folder
+        self.folder, self.count = folder, count
         self._ipc: Any = importlib.import_module("pyarrow.ipc")
         self.row_counts, self.nbytes = [0] * count, [0] * count
-        self._writers: dict[int, Any] = {}
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self, schema: Any) -> Iterator[None]:
         """Open the files to add to them."""
-        self._folder.mkdir()
-        with contextlib.ExitStack() as self._files:
+        self.folder.mkdir()
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(self.folder / str(i), "wb")) for i in range(self.count)]
+            self._writers = [stack.enter_context(self._ipc.new_stream(file, schema)) for file in files]
             yield
-        self._writers.clear()
 
     def add(self, batch: Any, partitions: np.ndarray) -> None:
         """Append the rows of a batch to the partitions, uint8[rows]."""
@@ -230,29 +229,14 @@ class _Partitions:
         starts = np.concatenate([[0], np.cumsum(np.bincount(partitions, minlength=self.count))]).tolist()
         for index in range(self.count):
             if part := batch.slice(starts[index], starts[index + 1] - starts[index]):
-                self._writer(index, batch.schema).write_batch(part)
+                self._writers[index].write_batch(part)
                 self.row_counts[index] += part.num_rows
                 self.nbytes[index] += part.nbytes
 
-    def _writer(self, index: int, schema: Any) -> Any:
-        if index not in self._writers:
-            file = self._files.enter_context(self._path(index).open("wb"))
-            self._writers[index] = self._files.enter_context(self._ipc.new_stream(file, schema))
-        return self._writers[index]
-
     def read(self, index: int) -> Iterator[Any]:
         """The batches of a partition, in the order in which their rows were added."""
-        if self.row_counts[index]:
-            with open(self._path(index), "rb") as file, self._ipc.open_stream(file) as batches:
-                yield from batches
-
-    def remove(self) -> None:
-        for index in range(self.count):
-            self._path(index).unlink(missing_ok=True)
-        self._folder.rmdir()
-
-    def _path(self, index: int) -> Path:
-        return self._folder / str(index)
+        with open(self.folder / str(index), "rb") as file, self._ipc.open_stream(file) as batches:
+            yield from batches
 
 
 def _merged(which: Path, joined: Path, row_counts: list[int]) -> Iterator[np.ndarray]:

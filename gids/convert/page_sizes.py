@@ -24,16 +24,16 @@ _FILE_BYTES = 8192
 class PageSizes:
     """How to choose a page size.
 
-    given: the page size for all tables; None: chosen by row. alignment: of direct I/O on the disks.
+    fixed: the page size for all tables; None: chosen by row. alignment: of direct I/O on the disks.
 
     ordered: rows of nodes that are read together share pages, so these stay long.
     """
 
-    given: int | None
+    fixed: int | None
     alignment: int
     ordered: bool
 
-    def of(
+    def choose(
         self, kind: str, row_bytes: int, stored: StoredTable | None = None, *, keeps_order: bool = True
     ) -> int:
         """Bytes of a page for rows of this length.
@@ -41,8 +41,8 @@ class PageSizes:
         kind: of the table, "node" or "edge". stored: of a dataset that is read: rows of the same length keep
         their page size. keeps_order: whether they also keep their order.
         """
-        if self.given is not None:
-            return self.given
+        if self.fixed is not None:
+            return self.fixed
         if stored is not None and stored.row_bytes == row_bytes:
             return stored.page_bytes
         keeps = keeps_order and stored is not None and stored.order is not None
@@ -52,7 +52,7 @@ class PageSizes:
 
     def key(self) -> int | str:
         """What a resumed conversion must have in common with the first run."""
-        return f"for an alignment of {self.alignment}" if self.given is None else self.given
+        return f"for an alignment of {self.alignment}" if self.fixed is None else self.fixed
 
 
 def explain_pages(table: Table) -> str:

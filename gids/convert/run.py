@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from gids.convert.edges import BLOCK_BYTES, add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.labels import masks_to_splits, normalised, random_split
+from gids.convert.edges import add_reverse_edges, add_self_loops, as_edges, refuse_tables
+from gids.convert.labels import describe_times, masks_to_splits, normalised, random_split
 from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
-from gids.convert.times import describe_times
 from gids.convert.untrusted import from_library
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name, table_dtype
@@ -215,7 +215,15 @@ class _Conversion:
     def check(self) -> None:
         """Raise FormatError for options that do not fit the source, and tables that do not fit the edges."""
         source, options = self.source, self.options
-        self._check_edge_tables()
+        counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
+        for table in [t for t in source.tables if t.kind == "edge"]:
+            count = table.rows.shape[0]
+            known = counts.setdefault(table.type, count)  # type: ignore[arg-type]
+            if known != count:
+                raise FormatError(
+                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
+                    f"has {count} rows"
+                )
         check_order(options.order, options.read_rows, source)
         names = {n for t in source.tables for n in (t.name, t.key)}
         for option, chosen in (("--dtype", options.dtypes), ("--scale", options.scales)):
@@ -238,18 +246,6 @@ class _Conversion:
             why = "has splits already" if source.labels else "has no labels"
             raise FormatError(f"--split draws a split of labeled nodes, but the source {why}: leave it out")
 
-    def _check_edge_tables(self) -> None:
-        counts = {relation: _count(topology) for relation, topology in self.source.graphs.items()}
-        for table in self.source.tables:
-            if isinstance(table.type, str):
-                continue
-            known = counts.setdefault(table.type, table.rows.shape[0])
-            if known != table.rows.shape[0]:
-                raise FormatError(
-                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
-                    f"has {table.rows.shape[0]} rows"
-                )
-
     def write(self) -> None:
         source, writer = self.source, self.writer
         for ntype, count in source.nodes.items():
@@ -268,10 +264,7 @@ class _Conversion:
                 writer.write_split(ntype, split, ids)
         if source.stored is not None:
             self._write_heat(source.stored)
-        options = self.options
-        orders = RowOrders(
-            options.order, writer, options.read_rows, options.memory_bytes, options.workers, self.say
-        )
+        orders = RowOrders(self.options, writer, self.say)
         for table in source.tables:
             self._write_table(table, orders)
 
@@ -345,7 +338,7 @@ class _Conversion:
             table.rows,
             dtype=dtype,
             scale=scale,
-            order=orders.of(table, layout),
+            order=orders.choose(table, layout),
             page_bytes=layout.page_bytes,
             extra=table.stored is not None and table.stored.extra,
         )
@@ -383,7 +376,7 @@ class _Conversion:
     def _layout(self, table: TableSource, shard_count: int) -> Geometry:
         dtype, scale = self._dtype(table), self._scale(table)
         row_bytes = stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale)
-        page_bytes = self.pages.of(
+        page_bytes = self.pages.choose(
             table.kind, row_bytes, table.stored, keeps_order=self.options.order is None
         )
         try:

@@ -22,6 +22,7 @@ from gids.write.edges import EdgeSource
 
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
+IDS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 MAX_TABLES = 10_000  # a manifest of 16 MiB has room for about twice as many
 MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
@@ -136,11 +137,11 @@ class Source:
         if not 0 <= count <= MAX_ROWS:
             raise FormatError(f"{what} gives {count} {ntype!r} nodes; the number must be 0 to {MAX_ROWS}")
         known = self.nodes.setdefault(ntype, count)
-        by = self._counted_by.setdefault(ntype, what)
+        first = self._counted_by.setdefault(ntype, what)
         if known != count:
             cure = f"; leave it out with --skip {skip}" if skip else ""
             raise FormatError(
-                f"{what} gives {count} {ntype!r} nodes, but there are {known} (from {by}){cure}"
+                f"{what} gives {count} {ntype!r} nodes, but there are {known} (from {first}){cure}"
             )
 
     def add_node_table(self, ntype: str, key: str, rows: Rows, what: str, skip: str = "") -> None:
@@ -176,6 +177,18 @@ class Source:
         else:
             self.add_node_table(ntype, name, rows, what, skip)
 
+    def add_free_array(self, ntype: str, name: str, rows: Rows, what: str) -> None:
+        """Add an array of nodes, or the ids of a split, by its name. what: as for add_nodes."""
+        split = IDS.get(name)
+        if split is None:
+            self.add_node_array(ntype, name, rows, what, skip=name)
+        elif rows.dtype == torch.bool:
+            raise FormatError(f"{what} is a mask: rename it to {name.removesuffix('_idx')}_mask")
+        elif split in self.splits.get(ntype, {}):
+            raise FormatError(f"{what} is a second {split} split of {ntype!r} nodes: keep one")
+        else:
+            self.add_split(ntype, split, rows)
+
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
             unknown = f"the number of {ntype!r} nodes is unknown: add their features, labels or num_nodes.npy"
@@ -197,9 +210,11 @@ class Source:
 
 def check_source(source: Source) -> None:
     """Raise FormatError for names, shapes and numbers of tables that a dataset cannot have."""
+    names = set()
+    for type_ in [*source.graphs, *(table.type for table in source.tables)]:
+        for part in (type_,) if isinstance(type_, str) else type_:
+            check_name(part, "a node type or relation")
     for relation, topology in source.graphs.items():
-        for part in relation:
-            check_name(part, "a name of a relation")
         if isinstance(topology, InEdges):
             _check_in_edges(topology, shortened(describe_type(relation)))
     if len(source.tables) > MAX_TABLES:
@@ -215,10 +230,7 @@ def check_source(source: Source) -> None:
             raise FormatError(
                 f"{what} have shape {rows.shape}; a row may have at most {MAX_PAGE_BYTES} bytes"
             )
-    names = set()
     for table in source.tables:
-        for part in (table.type,) if isinstance(table.type, str) else table.type:
-            check_name(part, "a node type or relation")
         check_name(table.key, "the name of a table")
         row_count(table.rows, f"table {table.name!r}")
         if (dimensions := len(table.rows.shape) - 1) > MAX_DIMENSIONS:
@@ -231,8 +243,7 @@ def check_source(source: Source) -> None:
 
 
 def _check_in_edges(topology: InEdges, name: str) -> None:
-    parts = {"indptr": topology.indptr, "indices": topology.indices, "edge_ids": topology.edge_ids}
-    for what, rows in parts.items():
+    for what, rows in vars(topology).items():
         if rows is not None and len(rows.shape) != 1:
             raise FormatError(f"{what} of {name} has shape {rows.shape}; it must have one dimension")
     if not topology.indptr.shape[0]:
@@ -244,29 +255,30 @@ def whole_number(value: object, what: str) -> int:
 
     Raises FormatError unless it is a whole number from 0 to MAX_ROWS.
     """
-    found = value
     is_on_cpu = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
     if (
         isinstance(value, (torch.Tensor, np.ndarray, np.generic))
         and is_on_cpu
         and math.prod(value.shape) == 1
     ):
-        found = value.item()
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MAX_ROWS:
-        raise FormatError(f"{what} is {shown(found)}; it must be a whole number from 0 to {MAX_ROWS}")
-    return found
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ROWS:
+        raise FormatError(f"{what} is {shown(value)}; it must be a whole number from 0 to {MAX_ROWS}")
+    return value
 
 
 def numbers(rows: Rows, count: int, what: str) -> list[int]:
     """The whole numbers of an array, which must have `count` entries. Raises FormatError."""
     if math.prod(rows.shape) != count or not is_whole(rows.dtype):
-        raise FormatError(
-            f"{what} has shape {rows.shape} and type {str(rows.dtype).removeprefix('torch.')}; "
-            f"it must be {'one whole number' if count == 1 else f'{count} whole numbers'}"
-        )
+        raise FormatError(f"{what} is {described(rows)}; it must be {count} whole number{'s' * (count > 1)}")
     flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
     values = read_range(flat, 0, flat.shape[0]).reshape(-1).tolist()
     return [whole_number(value, what) for value in values]
+
+
+def described(rows: Rows) -> str:
+    """The type and shape of an array, for messages."""
+    return f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
 
 
 def row_count(rows: Rows, what: str) -> int:
@@ -289,6 +301,11 @@ def dotted_relation(name: str, what: object) -> Relation:
     """The relation of a file name SOURCE.RELATION.DESTINATION, in which %2E stands for a dot."""
     src, relation, dst = split_relation(name, ".", what)
     return unquote(src), unquote(relation), unquote(dst)
+
+
+def folders_in(path: Path) -> list[Path]:
+    """The directories in a directory, sorted; none if it is none."""
+    return sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
 
 
 def source_files(path: Path) -> list[Path]:

@@ -9,8 +9,8 @@ from typing import BinaryIO, cast
 import numpy as np
 import torch
 
-from gids.convert.array_files import Found, read_npy_header
-from gids.convert.source import numbers
+from gids.convert.array_files import SourceArray, read_npy_header
+from gids.convert.source import described, numbers
 from gids.convert.untrusted import open_zip
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
@@ -25,13 +25,11 @@ class SparseRows:
     """Row r has data[indptr[r]:indptr[r + 1]] in columns indices[…], and 0 elsewhere. Duplicates add up."""
 
     def __init__(self, data: Rows, indices: Rows, indptr: Rows, *, shape: tuple[int, int]) -> None:
-        if indptr.shape != (shape[0] + 1,) or data.shape != indices.shape or len(data.shape) != 1:
-            found = f"indptr {indptr.shape}, indices {indices.shape}, data {data.shape}"
-            raise FormatError(f"a sparse matrix of shape {shape} has arrays that do not fit: {found}")
-        if indices.dtype.is_floating_point or indptr.dtype.is_floating_point:
-            raise FormatError(
-                f"a sparse matrix of shape {shape} has floating indices or indptr; they must be whole"
-            )
+        are_whole = not (indices.dtype.is_floating_point or indptr.dtype.is_floating_point)
+        fits = indptr.shape == (shape[0] + 1,) and data.shape == indices.shape and len(data.shape) == 1
+        if not fits or not are_whole:
+            parts = f"data {described(data)}, indices {described(indices)}, indptr {described(indptr)}"
+            raise FormatError(f"a sparse matrix of shape {shape} has arrays that do not fit: {parts}")
         self._data, self._indices, self._indptr = data, indices, indptr
         self.shape = shape
         self.dtype: torch.dtype = data.dtype
@@ -61,23 +59,23 @@ def is_scipy_sparse(names: Container[str]) -> bool:
     return "format" in names and "shape" in names and "data" in names
 
 
-def as_sparse_parts(path: Path, found: Mapping[str, Found], role: str = "") -> dict[str, Found]:
+def as_sparse_parts(path: Path, arrays: Mapping[str, SourceArray], role: str = "") -> dict[str, SourceArray]:
     """The arrays of a CSR matrix as adj_data, … or attr_data, …. Raises FormatError for another form.
 
     role: "adj" or "attr" (default: "adj" for a square matrix).
     """
     form = _form_of(path)
-    if form != "csr" or any(name not in found for name in _PARTS):
+    if form != "csr" or any(name not in arrays for name in _PARTS):
         raise FormatError(
             f"{path} is a SciPy sparse matrix in {form} form; write it as CSR: "
             f"save_npz({path.name!r}, matrix.tocsr())"
         )
-    shape = found["shape"].rows
+    shape = arrays["shape"].rows
     if shape is None:
         raise FormatError(f"{path} is a SciPy sparse matrix, but its shape is not two whole numbers")
     if not role:
         role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
-    return {f"{role}_{name}": found[name] for name in _PARTS}
+    return {f"{role}_{name}": arrays[name] for name in _PARTS}
 
 
 def _form_of(path: Path) -> str:
@@ -86,5 +84,5 @@ def _form_of(path: Path) -> str:
         shape, _, dtype = read_npy_header(cast(BinaryIO, file), path)
         if shape or dtype.kind not in "SU" or not 0 < dtype.itemsize <= _FORM_BYTES:
             raise FormatError(f"{path} is not a SciPy sparse matrix: its format is {dtype}{list(shape)}")
-        found = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
-    return found.decode("ascii", "replace") if isinstance(found, bytes) else str(found)
+        form = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
+    return form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)

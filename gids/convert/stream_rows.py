@@ -1,4 +1,5 @@
-"""Rows of a source that decodes in order only: StreamRows, and PackedRows of a zip file. Used by readers.
+"""Rows that are decoded or computed as they are read: StreamRows of a source that decodes in order only,
+PackedRows of a zip file, and rows derived from others. Used by readers.
 
 A table's writer reads every row once, from several threads, nearly in order. Rows that were skipped are kept
 until they are read. A range that is not kept any more restarts the stream.
@@ -20,7 +21,10 @@ import torch
 from gids.convert.untrusted import open_file, parsing, shortened
 from gids.errors import FormatError
 from gids.store.dtypes import byte_view, make_bools_proper
+from gids.store.rows import GeneratedRows, Rows, read_range
 
+BLOCK_BYTES = 8 << 20
+"""Size of the blocks in which readers scan an array."""
 _PIECE_BYTES = 2 << 20
 KEPT_BYTES = 64 << 20  # limit for rows that were skipped; the requests of threads are closer together
 
@@ -88,63 +92,49 @@ class _Piece:
     unread: int
 
 
-@dataclass(frozen=True)
-class PackedMember:
-    """A deflated member, whose packed bytes begin at `start` of the file."""
-
-    path: Path
-    info: zipfile.ZipInfo
-    start: int
-
-    def pieces(self, position: int) -> Iterator[bytes]:
-        """The member's bytes from a position on. Raises FormatError for damage, and for a wrong checksum."""
-        fault = f"is damaged in its member {shortened(self.info.filename)}"
-        with open_file(self.path) as file:
-            file.seek(self.start)
-            with parsing(self.path, fault):
-                packed = zipfile.ZipExtFile(file, "r", self.info)
-                packed.seek(position)
-            while position < self.info.file_size:
-                with parsing(self.path, fault):
-                    piece = packed.read(_PIECE_BYTES)
-                if not piece:
-                    raise FormatError(f"{self.path} {fault}: it has less than {self.info.file_size} bytes")
-                position += len(piece)
-                os.posix_fadvise(file.fileno(), self.start, file.tell() - self.start, os.POSIX_FADV_DONTNEED)
-                yield piece
-
-
 class PackedRows(StreamRows):
-    """Rows of a C-order array from byte `offset` of a packed member on."""
+    """Rows of a C-order array in a deflated member of a zip file.
+
+    start: where the packed bytes of the member begin in the file. offset: of the array in the member.
+    """
 
     def __init__(
         self,
-        member: PackedMember,
+        path: Path,
+        member: zipfile.ZipInfo,
+        start: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
         offset: int,
         byte_swapped: bool = False,
     ) -> None:
-        self._member, self._offset, self._byte_swapped = member, offset, byte_swapped
+        self._member, self._offset, self._byte_swapped = (path, member, start), offset, byte_swapped
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         super().__init__(shape, dtype, lambda row: (row, self._tensors(row)))
 
     def _tensors(self, row: int) -> Iterator[torch.Tensor]:
-        left = self.shape[0] - row
+        """The rows from `row` on. Raises FormatError for damage, and for a wrong checksum at the end."""
+        path, member, start = self._member
+        fault = f"is damaged in its member {shortened(member.filename)}"
         if not self._row_bytes:
-            yield torch.empty(left, *self.shape[1:], dtype=self.dtype)
+            yield torch.empty(self.shape[0] - row, *self.shape[1:], dtype=self.dtype)
             return
-        held = bytearray()
-        for piece in self._member.pieces(self._offset + row * self._row_bytes):
-            held += piece
-            count = min(left, len(held) // self._row_bytes)
-            if count:
-                yield self._decode(held[: count * self._row_bytes], count)
-                del held[: count * self._row_bytes]
-                left -= count
-            if not left:
-                return
+        with open_file(path) as file:
+            file.seek(start)
+            with parsing(path, fault):
+                packed = zipfile.ZipExtFile(file, "r", member)
+                packed.seek(self._offset + row * self._row_bytes)
+            while row < self.shape[0]:
+                count = min(self.shape[0] - row, max(1, _PIECE_BYTES // self._row_bytes))
+                row += count
+                beyond = _PIECE_BYTES if row == self.shape[0] else 0  # zipfile compares checksums at the end
+                with parsing(path, fault):
+                    data = packed.read(count * self._row_bytes + beyond)
+                if len(data) < count * self._row_bytes:
+                    raise FormatError(f"{path} {fault}: it has less than {member.file_size} bytes")
+                os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
+                yield self._decode(bytearray(data[: count * self._row_bytes]), count)
 
     def _decode(self, data: bytearray, count: int) -> torch.Tensor:
         values = np.frombuffer(data, np.uint8)
@@ -161,4 +151,27 @@ class PackedRows(StreamRows):
         return self._view(self._offset, shape)
 
     def _view(self, offset: int, shape: tuple[int, ...]) -> PackedRows:
-        return PackedRows(self._member, shape, self.dtype, offset=offset, byte_swapped=self._byte_swapped)
+        swapped = self._byte_swapped
+        return PackedRows(*self._member, shape, self.dtype, offset=offset, byte_swapped=swapped)
+
+
+def derived(
+    rows: Rows,
+    function: Callable[[torch.Tensor, int], torch.Tensor],
+    dtype: torch.dtype,
+    row_shape: tuple[int, ...] = (),
+) -> Rows:
+    """Rows that function(rows of another array, number of the first) makes of them, a block at a time."""
+    step = max(1, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        for first in range(start, start + len(out), step):
+            part = out[first - start : first - start + step]
+            part.copy_(function(read_range(rows, first, first + len(part)), first))
+
+    return GeneratedRows((rows.shape[0], *row_shape), dtype, fill)
+
+
+def column_of(rows: Rows, index: int) -> Rows:
+    """One column of rows in two dimensions."""
+    return derived(rows, lambda block, _: block[:, index], rows.dtype)

@@ -109,16 +109,10 @@ def write_graph(
     threads: for the features (0: one per core). progress(what, share done) is called repeatedly. Raises
     OSError, for example if the disk is full.
     """
-    root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
     report = progress or (lambda what, share: None)
     labels = _draw_labels(spec)
-    np.save(root / "labels.npy", labels.astype(np.int64))
-    _write_splits(root, spec)
-    indptr = _draw_indptr(spec)
-    np.save(root / "indptr.npy", indptr)
-    _write_indices(root, spec, labels, _Sources(spec, labels, "popularity"), indptr, report)
-    _write_features(root, spec, labels, threads, report)
+    root = _write_nodes(Path(directory), spec, labels, threads, report)
+    _write_edges(root, spec, labels, _Sources(spec, labels, "popularity"), report)
     return root
 
 
@@ -134,24 +128,17 @@ def write_typed_graph(
     Writes nodes/{paper,author}/feat.npy, nodes/paper/{labels,…}.npy, and edges/RELATION/{indptr,indices}.npy
     for paper.cites.paper and author.writes.paper.
     """
-    root = Path(directory)
-    report = progress or (lambda what, share: None)
-    of_author = replace(spec, node_count=max(spec.classes, spec.node_count // 2), **_NO_SPLITS)
+    root, report = Path(directory), progress or (lambda what, share: None)
+    author_spec = replace(spec, node_count=max(spec.classes, spec.node_count // 2), **_NO_SPLITS)
     half = replace(spec, degree=spec.degree / 2)
-    papers, authors = _draw_labels(spec), _draw_labels(of_author, "author labels")
-    paper_folder = _folder(root / "nodes/paper")
-    np.save(paper_folder / "labels.npy", papers.astype(np.int64))
-    _write_splits(paper_folder, spec)
+    papers, authors = _draw_labels(spec), _draw_labels(author_spec, "author labels")
+    _write_nodes(root / "nodes/paper", spec, papers, threads, report)
+    _write_features(_folder(root / "nodes/author"), author_spec, authors, threads, report, "author features")
     for name, sources in (
         ("paper.cites.paper", _Sources(spec, papers, "popularity")),
-        ("author.writes.paper", _Sources(of_author, authors, "author popularity")),
+        ("author.writes.paper", _Sources(author_spec, authors, "author popularity")),
     ):
-        folder = _folder(root / "edges" / name)
-        indptr = _draw_indptr(half, name)
-        np.save(folder / "indptr.npy", indptr)
-        _write_indices(folder, half, papers, sources, indptr, report, name)
-    _write_features(paper_folder, spec, papers, threads, report)
-    _write_features(_folder(root / "nodes/author"), of_author, authors, threads, report, "author features")
+        _write_edges(root / "edges" / name, half, papers, sources, report, name, name)
     return root
 
 
@@ -174,12 +161,19 @@ def _draw_labels(spec: GraphSpec, purpose: str = "labels") -> NDArray[np.int16]:
     return labels
 
 
-def _write_splits(root: Path, spec: GraphSpec) -> None:
+def _write_nodes(
+    path: Path, spec: GraphSpec, labels: NDArray[np.int16], threads: int, report: Callable[[str, float], None]
+) -> Path:
+    """Write the labels, splits and features of nodes to a new folder."""
+    root = _folder(path)
+    np.save(root / "labels.npy", labels.astype(np.int64))
     counts = (spec.train_count, spec.val_count, spec.test_count)
     chosen = _generator(spec, "splits").choice(spec.node_count, sum(counts), replace=False)
     train, val, test = np.split(chosen.astype(np.int64), np.cumsum(counts)[:2])
     for name, ids in (("train", train), ("val", val), ("test", test)):
         np.save(root / f"{name}_idx.npy", np.sort(ids))
+    _write_features(root, spec, labels, threads, report)
+    return root
 
 
 def _draw_indptr(spec: GraphSpec, purpose: str = "indptr") -> NDArray[np.int64]:
@@ -207,19 +201,21 @@ class _Sources:
         """A source of each class. The inverse of the distribution function maps uniform numbers to ranks."""
         ranks = (uniform * self._spans[classes] + self._low) ** (1 / self._power) - POPULARITY_SHIFT
         ranks_in_class = np.minimum(ranks.astype(np.int64), self._sizes[classes] - 1)
-        found: NDArray[np.int64] = self._members[self._starts[classes] + ranks_in_class]
-        return found
+        sources: NDArray[np.int64] = self._members[self._starts[classes] + ranks_in_class]
+        return sources
 
 
-def _write_indices(
-    root: Path,
+def _write_edges(
+    path: Path,
     spec: GraphSpec,
     labels: NDArray[np.int16],
     sources: _Sources,
-    indptr: NDArray[np.int64],
     report: Callable[[str, float], None],
     purpose: str = "indices",
+    indptr_purpose: str = "indptr",
 ) -> None:
+    root, indptr = _folder(path), _draw_indptr(spec, indptr_purpose)
+    np.save(root / "indptr.npy", indptr)
     with (root / "indices.npy").open("wb") as file:
         file.write(_npy_header("<i8", (int(indptr[-1]),)))
         for block, first in enumerate(range(0, spec.node_count, EDGE_BLOCK_NODES)):

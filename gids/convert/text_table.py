@@ -19,7 +19,8 @@ from typing import cast
 import numpy as np
 import torch
 
-from gids.convert.edges import column_of, end_columns
+from gids.convert.edges import end_columns
+from gids.convert.stream_rows import column_of
 from gids.convert.untrusted import message_of, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.rows import FileRows, Rows
@@ -153,17 +154,17 @@ def _numbers(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # for "1.5" as a whole number, which becomes 1
-            found = np.loadtxt(kept, kinds, comments="#", delimiter=delimiter, ndmin=1 if floats else 2)
+            values = np.loadtxt(kept, kinds, comments="#", delimiter=delimiter, ndmin=1 if floats else 2)
     except (ValueError, DeprecationWarning) as error:
         raise _fault(path, first, lines, dtype, floats) or FormatError(
             f"{path}, lines from {first} on: {message_of(error)}"
         ) from None
-    parts = [found[name] for name in found.dtype.names] if found.dtype.names else [found]
+    parts = [values[name] for name in values.dtype.names] if values.dtype.names else [values]
     if any(np.isinf(part).any() for part in parts if part.dtype.kind == "f"):  # also for 1e400
         fault = _fault(path, first, lines, dtype, floats)
         if fault is not None:
             raise fault
-    return found.view(dtype).reshape(len(found), -1) if floats else found
+    return values.view(dtype).reshape(len(values), -1) if floats else values
 
 
 def _fault(

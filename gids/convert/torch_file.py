@@ -63,67 +63,59 @@ _RECORDS = (
 
 def is_torch_file(path: Path) -> bool:
     """Whether a file is a zip file of torch.save."""
-    if not starts_with(path, b"PK\x03\x04"):
-        return False
-    try:
-        with open_zip(path, _DAMAGED) as archive:
-            return _pickle_of(archive) is not None
-    except FormatError:
-        return False
+    return any(map(_is_pickle, _members(path)))
 
 
-def _pickle_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo | None:
-    return next((m for m in archive.infolist() if m.filename.endswith("/data.pkl")), None)
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    """The members of a zip file; none for other files and damaged ones."""
+    if starts_with(path, b"PK\x03\x04"):
+        with contextlib.suppress(FormatError), open_zip(path, _DAMAGED) as archive:
+            return archive.infolist()
+    return []
+
+
+def _is_pickle(member: zipfile.ZipInfo) -> bool:
+    return member.filename.endswith("/data.pkl")
 
 
 def load_torch(path: Path) -> Any:
     """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
-    if not is_torch_file(path) and not starts_with(path, _LEGACY):
+    members = _members(path)
+    pickle_bytes = [member.file_size for member in members if _is_pickle(member)]
+    if not pickle_bytes and not starts_with(path, _LEGACY):
         raise FormatError(
             f"{path} is not a file of torch.save, or is truncated; load it with the program that wrote "
             "it and save it again with torch.save"
         )
-    _check_pickle(path)
+    if not pickle_bytes and path.stat().st_size > MAX_LEGACY_BYTES:
+        raise FormatError(
+            f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
+            "it and save it again with a newer torch"
+        )
+    if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+        raise FormatError(f"{path} has compressed members, which torch.save does not write; save it again")
+    if sum(pickle_bytes) > MAX_PICKLE_BYTES:  # a byte can become 100 in memory
+        raise FormatError(
+            f"{path} has more than {MAX_PICKLE_BYTES} bytes outside tensors; save it without lists of "
+            "numbers and texts"
+        )
     if not _can_name():
-        return _load(path)
+        return _load(path, mmap=bool(pickle_bytes))
     others = torch.serialization.get_safe_globals()  # PyG adds its own classes when it is imported
     torch.serialization.clear_safe_globals()
     try:
         with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
-            return _load(path)
+            return _load(path, mmap=bool(pickle_bytes))
     finally:
         torch.serialization.add_safe_globals(others)
 
 
 def load_torch_dict(path: Path, what: str) -> dict[Any, Any]:
     """The dictionary in a file of torch.save. what: its content, in messages. Raises FormatError."""
-    found = load_torch(path)
-    if not isinstance(found, dict):
-        raise FormatError(f"{path} holds a {type(found).__name__}; it must be a dictionary of {what}")
-    return found
-
-
-def _check_pickle(path: Path) -> None:
-    """Raise FormatError for a pickle that is too long. A byte can become 100 in memory."""
-    if not starts_with(path, b"PK\x03\x04"):
-        if path.stat().st_size > MAX_LEGACY_BYTES:
-            raise FormatError(
-                f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
-                "it and save it again with a newer torch"
-            )
-        return
-    with open_zip(path, _DAMAGED) as archive:
-        member = _pickle_of(archive)
-        assert member is not None
-        if any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()):
-            raise FormatError(
-                f"{path} has compressed members, which torch.save does not write; save it again"
-            )
-        if member.file_size > MAX_PICKLE_BYTES:
-            raise FormatError(
-                f"{path} has more than {MAX_PICKLE_BYTES} bytes outside tensors; save it without lists of "
-                "numbers and texts"
-            )
+    saved = load_torch(path)
+    if not isinstance(saved, dict):
+        raise FormatError(f"{path} holds a {type(saved).__name__}; it must be a dictionary of {what}")
+    return saved
 
 
 def _can_name() -> bool:
@@ -170,28 +162,21 @@ def _file_offset(address: int, path: Path) -> int | None:
     return None
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, *, mmap: bool) -> Any:
     with parsing(path, _DAMAGED):
-        try:
-            # As text, because torch before 2.3 cannot map a Path.
-            return torch.load(
-                os.fspath(path), map_location="cpu", weights_only=True, mmap=is_torch_file(path)
-            )
+        try:  # the path as text, because torch before 2.3 cannot map a Path
+            return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=mmap)
         except pickle.UnpicklingError as error:
             raise FormatError(
-                f"{path} needs unpickling of other classes, which could run any code: "
-                + _culprit(path, error)
+                f"{path} needs unpickling of other classes, which could run any code: {_culprit(error)}"
                 + ("" if _can_name() else "; torch 2.6 or newer reads NumPy arrays and PyG's own classes")
             ) from None
 
 
-def _culprit(path: Path, error: Exception) -> str:
-    """The classes that a file asks for, else the first line of the error."""
-    look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
-    if look is not None and is_torch_file(path):
-        with contextlib.suppress(Exception):  # for damaged files
-            if classes := sorted(set(look(path)) - set(_RECORDS)):
-                return shortened(f"it asks for {', '.join(classes)}", MAX_MESSAGE_CHARS)
+def _culprit(error: Exception) -> str:
+    """The class that a file asks for, else the first line of the error."""
+    if name := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it asks for {shortened(name[1], MAX_MESSAGE_CHARS)}"
     message = re.search(r"WeightsUnpickler error:\s*(.*)", str(error))
     return shortened(message[1].strip(), MAX_MESSAGE_CHARS) if message else message_of(error)
 

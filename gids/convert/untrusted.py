@@ -21,6 +21,7 @@ import tempfile
 import threading
 import traceback
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,11 +98,9 @@ def open_zip(path: Path, fault: str) -> Iterator[zipfile.ZipFile]:
         bounded = _BoundedReads(file.raw)
         with zipfile.ZipFile(bounded) as archive:
             bounded.max_bytes = None
-            names = set()
-            for name in archive.namelist():
-                if name in names:
-                    raise FormatError(f"{path} has two members {shown(name)}")
-                names.add(name)
+            (name, count), *_ = Counter(archive.namelist()).most_common(1) or [("", 1)]
+            if count > 1:
+                raise FormatError(f"{path} has two members {shown(name)}")
             yield archive
 
 
@@ -237,14 +236,12 @@ def try_to_read(reader: Reader, path: Path, choices: Choices) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    if done.returncode == 0:
-        return
-    if done.returncode == _REFUSED:
+    status = done.returncode
+    if status == _REFUSED:
         raise FormatError(done.stdout.decode(errors="replace").rpartition("\0")[2])
-    how = f"ended with status {done.returncode}"
-    if done.returncode < 0:
-        how = f"crashed ({signal.Signals(-done.returncode).name})"
-    raise FormatError(f"{path} is damaged or needs too much memory: the library that reads it {how}")
+    if status:
+        how = f"crashed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
+        raise FormatError(f"{path} is damaged or needs too much memory: the library that reads it {how}")
 
 
 def try_here(pickled: bytes) -> int:
@@ -257,13 +254,10 @@ def try_here(pickled: bytes) -> int:
         try:
             reader.read(path, Path(scratch), choices)
         except ImportError:
-            return 0  # the conversion reports the missing library
-        except FormatError as error:
-            sys.stdout.write(f"\0{error}")
+            pass  # the conversion reports the missing library
         except Exception as error:
             message = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE_CHARS)
-            sys.stdout.write(f"\0{path} is damaged: {message}")
-        else:
-            return 0
-        sys.stdout.flush()
-        return _REFUSED
+            is_ours = isinstance(error, FormatError)
+            print(f"\0{error}" if is_ours else f"\0{path} is damaged: {message}", end="", flush=True)
+            return _REFUSED
+        return 0

@@ -317,7 +317,7 @@ BAD_DIRECTORIES = {
         "both edge_index and indptr",
     ),
     "edges of nodes that are not": ({"feat": FEAT, "edge_index": EDGES + 20}, "it must be from 0 to 49"),
-    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "it must be (2, E)"),
+    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "of shape (2, E)"),
     "edge features of others": (
         {"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)},
         "300 edges, but its table 'w' has 3",
@@ -327,7 +327,7 @@ BAD_DIRECTORIES = {
     "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
     "mask and idx": (
         {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
-        "both val_idx and val_mask",
+        "is a second val split",
     ),
     "only labels": ({"label": np.ones(50)}, "has no features and no graph"),
     "a strange relation": (

@@ -30,6 +30,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 TARGETS = (None, "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 HOMOGENEOUS = ("_N", "_E", "_N")
 CITES = ("paper", "cites", "paper")
+NEAR = (0.0, -0.0, 65504, 65520, 3.3e38, 1e39, 1e-40, 6e-8, 2.0**24 + 1, -1, np.nan, np.inf, -np.inf)
 _BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # of a significand
 _LARGEST = {name: torch.finfo(getattr(torch, name)).max for name in FLOATS}
 
@@ -95,22 +96,7 @@ def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
         if kind == "range":
             values = values * 2.0 ** rng.integers(-140, 127, shape)
         if kind == "limits":
-            near = [
-                0.0,
-                -0.0,
-                65504,
-                65520,
-                3.3e38,
-                1e39,
-                1e-40,
-                6e-8,
-                2.0**24 + 1,
-                -1,
-                np.nan,
-                np.inf,
-                -np.inf,
-            ]
-            values = rng.choice(near[: int(rng.integers(1, len(near) + 1))], shape)
+            values = rng.choice(NEAR[: int(rng.integers(1, len(NEAR) + 1))], shape)
         if dtype == "bfloat16":
             return torch.from_numpy(np.asarray(values)).to(torch.bfloat16).to(torch.float32).numpy()
         return np.asarray(values).astype(dtype)
@@ -179,11 +165,6 @@ def _holds(dtype: str, value: int) -> bool:
     return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
-def _weight(draw: Draw, name: str) -> dict[str, Values | None]:
-    """The table of an adjacency matrix's values: none if all are 1."""
-    return {} if (draw.weight.array == 1).all() else {name: draw.weight}
-
-
 def _permuted(draw: Draw, order: np.ndarray) -> Draw:
     """The draw with its edges in another order."""
     weight = Values(draw.weight.array[order], draw.weight.dtype)
@@ -194,14 +175,18 @@ def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=count))])
 
 
-def _homogeneous(path: Path, draw: Draw, *options: str, weight: str = "weight") -> Written:
-    return Written(
-        path,
-        options,
-        {"_N.feat": draw.feat, f"_N._E._N.{weight}": draw.weight},
-        {HOMOGENEOUS: draw.edges},
-        {"_N": draw.labels},
-    )
+def _homogeneous(
+    path: Path, draw: Draw, *options: str, weight: str = "weight", **changes: Values | None
+) -> Written:
+    """changes: other tables, by key; weight: the key of the table of weights, "": none."""
+    tables = {"_N.feat": draw.feat} | ({f"_N._E._N.{weight}": draw.weight} if weight else {})
+    tables |= {f"_N._E._N.{key}" if key != "feat" else "_N.feat": values for key, values in changes.items()}
+    return Written(path, options, tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+
+
+def _matrix(path: Path, draw: Draw) -> Written:
+    """A source with an adjacency matrix. Its values are no table if all are 1."""
+    return _homogeneous(path, draw, weight="" if (draw.weight.array == 1).all() else "weight")
 
 
 # ---- one function for each form of source ----
@@ -252,7 +237,7 @@ def in_edges(root: Path, draw: Draw) -> Written:
 def sparse_npz(root: Path, draw: Draw) -> Written:
     """SciPy's CSR matrices: rows of adj list destinations, attr is dense in the dataset."""
     draw = _permuted(draw, np.lexsort((draw.edges[1], draw.edges[0])))
-    (root / "s").mkdir()
+    save_arrays(root / "s", y=draw.labels)
     feat = draw.feat.array
     if feat.ndim == 2 and feat.shape[1]:
         matrix = scipy.sparse.csr_matrix(feat.astype(feat.dtype.newbyteorder("=")))
@@ -262,8 +247,7 @@ def sparse_npz(root: Path, draw: Draw) -> Written:
     shape = (draw.node_count, draw.node_count)
     ends = (draw.edges[1].astype(np.int64), _pointers(draw.edges[0], draw.node_count))
     scipy.sparse.save_npz(root / "s/adj.npz", scipy.sparse.csr_matrix((draw.weight.array, *ends), shape))
-    tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
-    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges})
+    return _matrix(root / "s", draw)
 
 
 def pyg(root: Path, draw: Draw) -> Written:
@@ -300,8 +284,7 @@ def _pyg_matrix(key: str, layout: str) -> Callable[[Path, Draw], Written]:
         torch.save(
             {"feat": draw.feat.tensor(), key: matrix, "y": torch.from_numpy(draw.labels)}, root / "d.pt"
         )
-        tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
-        return Written(root / "d.pt", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+        return _matrix(root / "d.pt", draw)
 
     return write
 
@@ -340,14 +323,12 @@ def csv_edges(root: Path, draw: Draw) -> Written:
     (root / "s/edges.csv.gz").write_bytes(gzip.compress(content))
     save_arrays(root / "s", feat=draw.feat.array, y=draw.labels)
     weight = _as_text(draw.weight, "float64")
-    tables: dict[str, Values | None] = {"_N.feat": draw.feat}
-    if header == "none":
-        tables["_N._E._N.weight"] = weight
-    else:
+    more: dict[str, Values | None] = {"weight": weight}
+    if header != "none":
         ids = Values(np.arange(len(draw.weight.array)), "int64")
         upper = str.upper if header == "quoted names" else str
-        tables |= {f"_N._E._N.{upper('w')}": weight, f"_N._E._N.{upper('eid')}": ids}
-    return Written(root / "s", ("--from", "edges"), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+        more = {upper("w"): weight, upper("eid"): ids}
+    return _homogeneous(root / "s", draw, "--from", "edges", weight="", **more)
 
 
 def _column(values: Values) -> Any:
@@ -377,8 +358,7 @@ def parquet(root: Path, draw: Draw) -> Written:
         "w": _column(draw.weight),
     }
     pq.write_table(pa.table(ends), root / "s/edges.parquet", row_group_size=5)
-    tables = {"_N.feat": feat, "_N._E._N.w": draw.weight}
-    return Written(root / "s", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+    return _homogeneous(root / "s", draw, weight="w", feat=feat)
 
 
 def matlab(root: Path, draw: Draw) -> Written:
@@ -390,8 +370,7 @@ def matlab(root: Path, draw: Draw) -> Written:
     shape = (draw.node_count, draw.node_count)
     matrix = scipy.sparse.csc_matrix((weight.array, draw.edges[0].astype(np.int64), indptr), shape)
     scipy.io.savemat(root / "a.mat", {"A": matrix, "feat": draw.feat.array, "y": draw.labels}, oned_as="row")
-    tables = {"_N.feat": draw.feat, **_weight(draw, "_N._E._N.weight")}
-    return Written(root / "a.mat", (), tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
+    return _matrix(root / "a.mat", draw)
 
 
 def graphbolt(root: Path, draw: Draw) -> Written:
@@ -461,13 +440,7 @@ def ogb_text(root: Path, draw: Draw) -> Written:
     write("num-node-list", [draw.node_count])
     write("num-edge-list", [draw.edges.shape[1]])
     write("node-label", draw.labels)
-    return Written(
-        root / "s",
-        (),
-        {"_N.feat": _as_text(feat, "float32")},
-        {HOMOGENEOUS: draw.edges},
-        {"_N": draw.labels},
-    )
+    return _homogeneous(root / "s", draw, weight="", feat=_as_text(feat, "float32"))
 
 
 class DglGraph:

@@ -1,6 +1,7 @@
 """Shared by the tests of readers: convert a source and compare the dataset with it."""
 
 import os
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ def refused(capsys, source, target, *arguments):
     return error
 
 
-def assert_dataset(store, *, tables, edges, labels, splits):
+def assert_dataset(store, *, tables, edges, labels=MappingProxyType({}), splits=MappingProxyType({})):
     """The dataset has exactly these: table name -> array; relation -> (sources, destinations)."""
     assert sorted(store.tables) == sorted(tables)
     for name, expected in tables.items():

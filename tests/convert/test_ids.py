@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from reader_example import convert, refused
+from reader_example import convert, refused, save
 
 import gids
 from gids.cli import main
@@ -286,7 +286,7 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
     chosen = ("--id-column", "node_id")
     assert "exactly one must be named src" in error(*chosen)
     assert "or choose columns with --src-column and --dst-column" in error(*chosen)
-    assert "--src-column: edges '_N._E._N' have no column 'x'" in error(*chosen, "--src-column", "x")
+    assert "exactly one must be named 'x'; or choose columns" in error(*chosen, "--src-column", "x")
     assert (
         main(["convert", "--quiet", str(nodes), str(edges), str(target), *chosen, "--src-column", "who"]) == 0
     )
@@ -307,7 +307,7 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
         ([5, 9], ["5", "9"], "is of type string, but the ids of its nodes are whole numbers"),
         ([1.5, 2.5], [0, 1], "is of type double: ids must be text or whole numbers"),
         (pa.array([5, 1 << 63], pa.uint64()), [5, 5], "has an unusable id in column 'id'"),
-        (None, ["a", "b"], "'_N' nodes have no column of ids: choose it with --id-column"),
+        (None, ["a", "b"], "'_N' nodes have no ids but 0, 1, 2, …: give their table a column of ids"),
     ],
 )
 def test_ids_of_other_types_are_refused(tmp_path, capsys, node_ids_, sources, message):
@@ -579,6 +579,30 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
     for other in others:
         (source / other).unlink()
     convert(source, tmp_path / "a.gids")
+
+
+@pytest.mark.parametrize("data", ["nodes/paper/feat.npy", "nodes/paper/feat.bin", "edges/_N._E._N/w.npy"])
+def test_data_in_folders_beside_an_edge_list_is_never_dropped(tmp_path, capsys, data):
+    """There are no tables of nodes, so the edge list is read with the arrays beside it."""
+    source = tmp_path / "s"
+    write_csv(source / "edges.csv", src=[0], dst=[1])
+    np.save(source / "feat.npy", np.zeros((2, 3)))
+    (source / data).parent.mkdir(parents=True)
+    (source / data).write_bytes((source / "feat.npy").read_bytes())
+    for arguments in ((), ("--from", "edges")):
+        assert f"'{data}' would be left out" in refused(capsys, source, tmp_path / "a.gids", *arguments)
+    (source / data).unlink()
+    assert convert(source, tmp_path / "a.gids").num_edges() == 1
+
+
+def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
+    save(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
+    write_csv(tmp_path / "s/edges/a.to.a.csv", src=[0], dst=[1])
+    assert convert(tmp_path / "s", tmp_path / "a.gids").relations == []
+    assert f"left out 'a.to.a.csv' of {tmp_path}/s/edges: not .npy" in capsys.readouterr().err
+    save(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
+    save(tmp_path / "t", feat=np.zeros((2, 3)))
+    assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
 
 
 def test_a_column_of_an_unknown_type_or_relation_is_refused(tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import save_arrays
 
 from gids.cli import main
 from gids.convert import page_sizes
@@ -55,9 +56,9 @@ def test_a_disk_of_long_blocks_gets_no_shorter_pages(row_bytes: int, alignment: 
 
 
 def test_a_given_size_holds_for_all_tables_and_an_order_for_nodes() -> None:
-    assert PageSizes(2048, 512, ordered=False).of("node", 100) == 2048
+    assert PageSizes(2048, 512, ordered=False).choose("node", 100) == 2048
     ordered = PageSizes(None, 512, ordered=True)
-    assert (ordered.of("node", 512), ordered.of("edge", 512)) == (4096, 512)
+    assert (ordered.choose("node", 512), ordered.choose("edge", 512)) == (4096, 512)
 
 
 def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(
@@ -95,10 +96,7 @@ def source(tmp_path: Path) -> Path:
         "edges/paper.cites.paper/edge_index": rng.integers(0, 40, (2, 90)),
         "edges/paper.cites.paper/weight": np.ones((90, 1), np.float32),
     }
-    for name, values in arrays.items():
-        path = folder / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+    save_arrays(folder, **arrays)
     return folder
 
 
@@ -146,12 +144,8 @@ def test_convert_with_a_page_size_or_an_order_does_not_choose(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(source), str(tmp_path / "a.gids"), "--page-bytes", "1024"]) == 0
-    assert page_bytes(tmp_path / "a.gids") == {
-        "feat": 1024,
-        "text": 1024,
-        "long": 4096,
-        "cites.paper.weight": 1024,
-    }
+    sizes = {"feat": 1024, "text": 1024, "long": 4096, "cites.paper.weight": 1024}
+    assert page_bytes(tmp_path / "a.gids") == sizes
     assert "pages of" not in capsys.readouterr().out.splitlines()[-1]
     assert main(["convert", str(source), str(tmp_path / "b.gids"), "--order", "degree"]) == 0
     assert page_bytes(tmp_path / "b.gids")["feat"] == 4096
@@ -173,23 +167,12 @@ def test_tables_of_one_dataset_may_have_different_pages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dim", "size", "alignment", "expected"),
     [
-        (
-            128,
-            4096,
-            512,
-            "8 rows of 512 B each; if rows are read at random, a cache serves more of them with",
-        ),
+        (128, 4096, 512, "8 rows of 512 B each; if rows are read at random, a cache serves more of them"),
         (
             128,
             512,
             4096,
-            "one row of 512 B each; direct I/O on this disk reads 4096 B at a time: use --page-by",
-        ),
-        (
-            100,
-            4096,
-            512,
-            "10 rows of 400 B each; if rows are read at random, a cache serves more of them with ",
+            "one row of 512 B each; direct I/O on this disk reads 4096 B at a time: use",
         ),
         (1100, 4096, 512, "one row of 4400 B each, so a cache holds no unwanted rows"),
     ],

@@ -200,9 +200,16 @@ def test_a_damaged_page_or_array_is_not_copied(tmp_path, capsys, ordered):
     arguments = ["convert", str(tmp_path / "a.gids"), str(tmp_path / "b.gids")]
     assert main(arguments) == 2
     assert "page 7 of '_N.x' fails its CRC32C" in capsys.readouterr().err
-    damage(tmp_path / "a.gids/nodes/_N.label.npy", b"?", -1)
+    label = tmp_path / "a.gids/nodes/_N.label.npy"
+    damage(label, b"?", -1)
     assert main(arguments) == 2
     assert "the checksum of this file is wrong" in capsys.readouterr().err
+    label.write_bytes(label.read_bytes()[:-9])
+    assert main(arguments) == 2
+    assert "is truncated" in capsys.readouterr().err
+    (tmp_path / "a.gids/manifest.json").write_text('{"format": "gids"}')
+    assert main(arguments) == 2
+    assert "manifest.json: " in capsys.readouterr().err
     assert not (tmp_path / "b.gids").exists()
 
 

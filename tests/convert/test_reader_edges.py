@@ -34,22 +34,8 @@ def text(path, *, header="", delimiter=",", values=EDGES.T):
 def test_text(tmp_path, capsys, name, header, delimiter):
     text(tmp_path / name, header=header, delimiter=delimiter)
     store = convert(tmp_path / name, tmp_path / "e.gids")
-    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
     assert f"assuming {N} nodes (the largest id" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        (np.arange(E), np.arange(E)),
-        (np.arange(E) / 8, np.arange(E) / 8),
-    ],
-)
-def test_third_column_is_the_weight(tmp_path, weights, expected):
-    text(tmp_path / "e.csv", values=[(*map(int, pair), w) for pair, w in zip(EDGES.T, weights, strict=True)])
-    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
-    weight = {"_N._E._N.weight": expected}
-    assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +57,7 @@ def test_names_in_the_first_line_are_used(tmp_path, header):
     text(tmp_path / "e.csv", header=f"{header}\n", values=zip(*(columns[n] for n in names), strict=True))
     tables = {"_N._E._N.id": columns["id"], "_N._E._N.w": columns["w"]}
     store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
-    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: EDGES})
 
 
 def test_column_without_a_name_is_left_out_with_a_warning(tmp_path, capsys):
@@ -79,17 +65,8 @@ def test_column_without_a_name_is_left_out_with_a_warning(tmp_path, capsys):
     values = np.stack([np.arange(E), *EDGES[::-1], np.arange(E)], axis=1)
     text(tmp_path / "e.csv", header=",dst,src,skipped\n", values=values)
     store = convert(tmp_path / "e.csv", tmp_path / "e.gids", "--quiet", "--skip", "skipped")
-    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES})
     assert capsys.readouterr().err == "left out column 1 of e.csv: it has no name\n"
-
-
-@pytest.mark.parametrize("delimiter", [",", ", ", "\t", " "])
-def test_quoted_numbers_and_a_byte_order_mark_are_read(tmp_path, delimiter):
-    values = [[f'"{v}"' for v in (*pair, "0.5")] for pair in EDGES.T]
-    text(tmp_path / "e.csv", header="\ufeff", delimiter=delimiter, values=values)
-    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
-    weight = {"_N._E._N.weight": np.full(E, 0.5)}
-    assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
 
 
 def test_large_whole_numbers_stay_exact_beside_fractions(tmp_path):
@@ -123,17 +100,6 @@ def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     assert "e.npy has shape (2, 2), read as (2, E): its first row is the sources" in capsys.readouterr().err
 
 
-def test_error_in_text_names_the_line(tmp_path, capsys):
-    for content, said in (
-        ("# ids\n\nsrc,dst\n0,x\n", "line 4: could not convert 'x' to int64"),
-        ("0,1\nsrc,dst\n", "line 2: could not convert 'src' to int64"),
-        ("src,dst\n# a\n\n0,1\n2,x\n", "e.csv, line 5: could not convert 'x' to int64"),
-        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, but 2 before"),
-    ):
-        (tmp_path / "e.csv").write_text(content)
-        assert said in refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_npy_edges_of_either_shape(tmp_path, transposed):
     np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)
@@ -161,21 +127,16 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
     )
 
 
-def test_dtype_casts_features_beside_edges(tmp_path):
-    save(tmp_path / "s", feat=FEAT)
-    text(tmp_path / "s/edges.csv")
-    store = convert(tmp_path / "s", tmp_path / "s.gids", "--dtype", "float16")
-    assert_table(store, "feat", FEAT.astype(np.float16))
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        ("1,2\n3\n", (), "columns"),
         ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
         ("1.5,2\n", (), "has ids with fractions near edge 0"),
         ("1.5,2,3\n", (), "has ids with fractions"),
-        ("1,2\nx,y\n", (), "could not convert"),
+        ("# ids\n\nsrc,dst\n0,x\n", (), "line 4: could not convert 'x' to int64"),
+        ("0,1\nsrc,dst\n", (), "line 2: could not convert 'src' to int64"),
+        ("src,dst\n# a\n\n0,1\n2,x\n", (), "e.csv, line 5: could not convert 'x' to int64"),
+        ("0,1\n\n2,3,4\n", (), "e.csv, line 3: 3 columns, but 2 before"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
         ("1,2\n5,2\n", ("--num-nodes", "5"), "is 5; it must be from 0 to 4"),
         ("1,99999999999999999999\n", (), "could not convert"),

@@ -131,16 +131,16 @@ def graph(**changes):
     ("changes", "message"),
     [
         (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
-        (graph(nodes=[{"type": "a"}]), "an entry of nodes lacks num"),
+        (graph(nodes=[{"type": "a"}]), "num of 'a' in metadata.yaml is None; it must be"),
         (
             graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]),
             "edges must be whole numbers of shape (2, E)",
         ),
         (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which does not exist"),
-        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "is outside the dataset"),
+        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "does not exist or is outside the dataset"),
         (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),
         (graph(edges=[{"type": "a:b", "format": "csv", "path": "x"}]), "must be SOURCE:RELATION:DESTINATION"),
-        (graph(edges="edges/e.csv"), "edges must be a list"),
+        (graph(edges="edges/e.csv"), "edges is 'edges/e.csv'; it must be a list"),
         (graph(nodes=[]), "number of '_N' nodes is unknown"),
         ({"feature_data": [entry("data/feat.npy", "parquet", domain="node", name="x")]}, "format 'parquet'"),
         ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "gives 20 '_N' nodes"),
@@ -162,14 +162,15 @@ def test_preprocessed_graphbolt_dataset_raises(tmp_path, capsys):
     ("harm", "message"),
     [
         (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
-        (lambda root: (root / "metadata.yaml").write_text("- 1"), "must be a mapping"),
+        (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
         (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
         (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
         (
             lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)),
             f"is {N}; it must be from 0 to {N - 1}",
         ),
-        (lambda root: (root / "edges/e.csv").write_text("1,2\n3\n"), "columns"),
+        (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "could not convert"),
+        (lambda root: (root / "edges/e.csv").write_text(f"1,2\n{N},3\n" * 200), f"source[1] is {N}; it must"),
     ],
 )
 def test_damaged_dataset_prints_one_line(tmp_path, capsys, harm, message):

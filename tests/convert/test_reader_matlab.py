@@ -40,7 +40,6 @@ def test_facebook100(tmp_path):
         tables={"_N.feat": one_hot(info)},
         edges={HOMOGENEOUS: edges_of(A)},
         labels={"_N": info[:, 1].astype(np.int64) - 1},
-        splits={},
     )
 
 
@@ -74,7 +73,6 @@ def test_other_names_weights_and_sparse_features(tmp_path, capsys):
         },
         edges={HOMOGENEOUS: edges_of(A)},
         labels={"_N": np.arange(N) % 3},
-        splits={},
     )
     assert "left out 'Class'" in capsys.readouterr().err
 

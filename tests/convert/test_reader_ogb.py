@@ -1,6 +1,7 @@
 """OGB's node property datasets: binary, text, several types."""
 
 import gzip
+import zipfile
 
 import numpy as np
 import pytest
@@ -68,15 +69,15 @@ def expected_splits():
     return {"_N": {"train": SPLITS["train"], "val": SPLITS["valid"], "test": SPLITS["test"]}}
 
 
+def assert_homogeneous(store, labels, **tables):
+    tables |= {"_N.feat": FEAT, "_N.year": YEAR}
+    edges, splits = {HOMOGENEOUS: E}, expected_splits()
+    assert_dataset(store, tables=tables, edges=edges, labels={"_N": labels}, splits=splits)
+
+
 def test_papers100m(tmp_path):
     store = convert(papers100m(tmp_path / "ogbn_papers100M"), tmp_path / "p.gids")
-    assert_dataset(
-        store,
-        tables={"_N.feat": FEAT, "_N.year": YEAR},
-        edges={HOMOGENEOUS: E},
-        labels={"_N": classes(LABEL)},
-        splits=expected_splits(),
-    )
+    assert_homogeneous(store, classes(LABEL))
 
 
 def test_stored_members_and_a_torch_split(tmp_path):
@@ -87,24 +88,12 @@ def test_stored_members_and_a_torch_split(tmp_path):
         (root / f"split/time/{part}.csv.gz").unlink()
     torch.save({k: np.array(v) for k, v in SPLITS.items()}, root / "split/time/split_dict.pt")
     store = convert(root, tmp_path / "p.gids", "--from", "ogb")
-    tables = {"_N.feat": FEAT, "_N.year": YEAR, "_N._E._N.attr": data["edge_attr"]}
-    labels = {"_N": classes(LABEL)}
-    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: E}, labels=labels, splits=expected_splits())
+    assert_homogeneous(store, classes(LABEL), **{"_N._E._N.attr": data["edge_attr"]})
 
 
-def test_text(tmp_path):
-    store = convert(arxiv(tmp_path / "ogbn_arxiv"), tmp_path / "a.gids")
-    assert_dataset(
-        store,
-        tables={"_N.feat": FEAT, "_N.year": YEAR},
-        edges={HOMOGENEOUS: E},
-        labels={"_N": np.arange(NODES) % 7},
-        splits=expected_splits(),
-    )
-
-
-def test_products_notes_that_reverse_edges_are_missing(tmp_path, capsys):
-    convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
+def test_text_and_a_note_that_reverse_edges_are_missing(tmp_path, capsys):
+    store = convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
+    assert_homogeneous(store, np.arange(NODES) % 7)
     assert "has one direction of each edge; --reverse-edges" in capsys.readouterr().err
 
 
@@ -160,10 +149,8 @@ def test_several_types(tmp_path):
             {"num_edges_list": np.array([EDGES + 1])},
             f"edge_index has {EDGES} edges, but num_edges_list gives",
         ),
-        ({"edge_index": E + 1}, f"is {NODES}; it must be from 0 to {NODES - 1}"),
-        ({"edge_index": E.astype(np.float32)}, "edges must be whole numbers"),
         ({"edge_index": None}, "lacks edge_index"),
-        ({"edge_index": E.T}, "it must be (2, E)"),
+        ({"edge_index": E.T}, "whole numbers of shape (2, E)"),
         ({"num_nodes_list": None}, "lacks the number of nodes or edges"),
     ],
 )
@@ -176,8 +163,6 @@ def damage(name):
     """Flip a byte in the middle of a member's compressed data."""
 
     def apply(root):
-        import zipfile
-
         with zipfile.ZipFile(root / "raw/data.npz") as archive:
             member = archive.getinfo(f"{name}.npy")
         data = bytearray((root / "raw/data.npz").read_bytes())
@@ -210,7 +195,6 @@ def test_damaged_binary_dataset_prints_one_line(tmp_path, capsys, harm, message)
     [
         ("edge.csv.gz", [[1, 2], [3, 4], [5]], "columns"),
         ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges must have 2"),
-        ("edge.csv.gz", [["a1", 2], ["b", 3]], "could not convert"),
         ("edge.csv.gz", [[1.5, 2]], "could not convert"),
         ("edge.csv.gz", [["dst", "src"], [1, 2]], "has the columns dst, src; the first must be the sources"),
         ("edge.csv.gz", [["a", "b"], [1, 2]], "exactly one must be named src"),

@@ -98,8 +98,6 @@ def test_several_types_in_several_parts(tmp_path, capsys):
         convert(root, tmp_path / "p.gids"),
         tables={"paper.feat": FEAT, "paper.cites.paper.w": np.arange(E, dtype=np.float32)},
         edges={("paper", "cites", "paper"): EDGES, ("author", "writes", "paper"): writes},
-        labels={},
-        splits={},
     )
     assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 
@@ -169,7 +167,7 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
         (
             nodes(feat=None, year=None, pos_0=None, pos_1=None, pos_2=None),
             edges(src=["a"] * E),
-            "it is of type string, not numbers, and '_N' nodes have the ids 0, 1, 2",
+            "it is of type string, not numbers, and '_N' nodes have no ids but 0, 1, 2",
         ),
     ],
 )

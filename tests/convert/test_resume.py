@@ -19,17 +19,20 @@ def source(tmp_path_factory):
     return folder
 
 
-def contents(path):
-    """The bytes of every file, by name."""
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+def assert_same(*paths):
+    """Two datasets have the same bytes in every file."""
+    files = [{str(p.relative_to(path)): p for p in path.rglob("*") if p.is_file()} for path in paths]
+    assert files[0].keys() == files[1].keys()
+    for name, path in files[0].items():
+        assert path.read_bytes() == files[1][name].read_bytes(), name
 
 
-def interrupted(source, path, **options):
-    """Convert until a read fails, after the first pages are synced."""
+def interrupted(source, path, after_bytes=3_000_000, **options):
+    """Convert until it is interrupted, after the first pages are synced."""
 
     def fail(size):
         fail.total += size
-        if fail.total > 3_000_000:
+        if fail.total > after_bytes:
             raise KeyboardInterrupt
 
     fail.total = 0
@@ -40,34 +43,25 @@ def interrupted(source, path, **options):
 
 
 def run(source, path, say=lambda _: None, on_bytes=lambda _: None, **options):
-    options = Options(memory_bytes=1 << 20, workers=1, **options)
+    options = Options(**{"memory_bytes": 1 << 20, "workers": 1, **options})
     files = sorted(source.iterdir())
     open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
     convert(files, open_source, path, options, say=say, on_bytes=on_bytes, sync_bytes=100_000)
 
 
-def test_interrupted_conversion_resumes(tmp_path, source):
-    interrupted(source, tmp_path / "a.gids")
-    said, progress = [], []
-    run(source, tmp_path / "a.gids", say=said.append, on_bytes=progress.append)
-    assert said[0] == "resuming an unfinished conversion"
-    run(source, tmp_path / "b.gids")
-    for name, data in contents(tmp_path / "a.gids").items():
-        assert contents(tmp_path / "b.gids")[name] == data, name
-
-
-def test_conversion_of_a_compressed_source_resumes(tmp_path, source):
-    packed = tmp_path / "packed"
-    packed.mkdir()
-    np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
-    options = {"dedup": True, "self_loops": True}
-    interrupted(packed, tmp_path / "a.gids", **options)
+@pytest.mark.parametrize(("is_packed", "options"), [(False, {}), (True, {"dedup": True, "self_loops": True})])
+def test_interrupted_conversion_resumes(tmp_path, source, is_packed, options):
+    read = source
+    if is_packed:
+        read = tmp_path / "packed"
+        read.mkdir()
+        np.savez_compressed(read / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
+    interrupted(read, tmp_path / "a.gids", **options)
     said = []
-    run(packed, tmp_path / "a.gids", say=said.append, **options)
+    run(read, tmp_path / "a.gids", say=said.append, **options)
     assert said[0] == "resuming an unfinished conversion"
     run(source, tmp_path / "b.gids", **options)
-    for name, data in contents(tmp_path / "a.gids").items():
-        assert contents(tmp_path / "b.gids")[name] == data, name
+    assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
 
 
 @pytest.mark.few(1)
@@ -75,36 +69,14 @@ def test_conversion_of_a_compressed_source_resumes(tmp_path, source):
 def test_rounded_tables_resume_with_the_same_notes(tmp_path, source, stop_at):
     """Stops while it computes scales of columns, writes int8 pages, or writes float16 pages."""
     options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}}
-    kwargs = {"memory_bytes": 1 << 20, "workers": 1}
-
-    def convert_to(path, **calls):
-        open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
-        convert(
-            sorted(source.iterdir()),
-            open_source,
-            path,
-            Options(**options, **kwargs),
-            sync_bytes=100_000,
-            **calls,
-        )
-
-    def stop(size):
-        stop.total += size
-        if stop.total > graph_bytes + stop_at:
-            raise KeyboardInterrupt
-
-    progress, said, resumed = [], [], []
-    convert_to(tmp_path / "b.gids", say=said.append, on_bytes=progress.append)
+    progress, said, resumed, again = [], [], [], []
+    run(source, tmp_path / "b.gids", say=said.append, on_bytes=progress.append, **options)
     assert [s.split(":")[0] for s in said if " stored as " in s] == ["_N.feat", "_N.pos"]
-    stop.total, graph_bytes = 0, 8 * 200_000
-    with pytest.raises(KeyboardInterrupt):
-        convert_to(tmp_path / "a.gids", on_bytes=stop)
-    again = []
-    convert_to(tmp_path / "a.gids", say=resumed.append, on_bytes=again.append)
+    interrupted(source, tmp_path / "a.gids", 8 * 200_000 + stop_at, **options)
+    run(source, tmp_path / "a.gids", say=resumed.append, on_bytes=again.append, **options)
     assert resumed == ["resuming an unfinished conversion", *said]
     assert sum(again) == sum(progress)
-    for name, data in contents(tmp_path / "a.gids").items():
-        assert contents(tmp_path / "b.gids")[name] == data, name
+    assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
     assert list(verify(tmp_path / "a.gids")) == []
 
 
@@ -151,13 +123,7 @@ def test_changed_source_or_option_starts_again(tmp_path, source, change, options
 def test_change_of_threads_and_memory_resumes(tmp_path, source):
     interrupted(source, tmp_path / "a.gids")
     said = []
-    convert(
-        sorted(source.iterdir()),
-        lambda scratch: read_source(source, scratch),
-        tmp_path / "a.gids",
-        Options(workers=3, memory_bytes=64 << 20),
-        say=said.append,
-    )
+    run(source, tmp_path / "a.gids", say=said.append, workers=3, memory_bytes=64 << 20)
     assert said[0] == "resuming an unfinished conversion"
     assert list(verify(tmp_path / "a.gids")) == []
 

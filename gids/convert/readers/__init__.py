@@ -60,14 +60,13 @@ def find_reader(path: Path, name: str | None = None, others: Sequence[Path] = ()
     if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
         return dataset.READER
     if name is not None:
-        for reader in READERS:
-            if reader.name == name:
-                return reader
+        if named := [reader for reader in READERS if reader.name == name]:
+            return named[0]
         raise FormatError(f"unknown format {name!r}; choose {_names(READERS)} (see `gids convert --list`)")
-    found = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
-    if len(found) > 1:
-        raise FormatError(f"{path} may be {_names(found)}: choose one with --from NAME")
-    return found[0] if found else arrays.DIRECTORY if path.is_dir() else arrays.RAW
+    readers = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
+    if len(readers) > 1:
+        raise FormatError(f"{path} may be {_names(readers)}: choose one with --from NAME")
+    return readers[0] if readers else arrays.DIRECTORY if path.is_dir() else arrays.RAW
 
 
 def _names(readers: tuple[Reader, ...] | list[Reader]) -> str:
@@ -76,7 +75,7 @@ def _names(readers: tuple[Reader, ...] | list[Reader]) -> str:
 
 def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> Source:
     """Read the path with a reader. Raises FormatError, also if the path holds nothing to convert."""
-    for option in choices.given():
+    for option in choices.changed():
         if option not in reader.takes:
             takers = ", ".join(r.name for r in READERS if option in r.takes)
             raise FormatError(

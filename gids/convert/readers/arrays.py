@@ -1,19 +1,27 @@
-"""Reads a .npy, .npz or raw file, or a directory of them. Names give the arrays their meaning."""
+"""Reads a .npy, .npz or raw file, or a directory of them. Names give the arrays their meaning: features,
+graph, labels, splits. A name that is not known is the name of a table.
+
+A source of one type has all names in one folder or file; another has a folder per node type and relation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from gids.convert.array_files import Found, open_npy, open_npz, open_raw
-from gids.convert.named import NamedArrays, directory_arrays, read_homogeneous
+from gids.convert.array_files import SourceArray, is_npy, open_npy, open_npz, open_raw
+from gids.convert.edges import add_weights, edge_rows
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, dotted_relation
-from gids.convert.sparse import as_sparse_parts, is_scipy_sparse
+from gids.convert.source import LABELS, InEdges, Source, dotted_relation, folders_in, numbers, row_count
+from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
 from gids.convert.untrusted import open_zip, starts_with
 from gids.errors import FormatError
-from gids.store.names import NODE
+from gids.store.names import NODE, RELATION, Relation, check_name
+from gids.store.rows import Rows
+from gids.write.edges import out_edges
 
+_FEATURES = ("feat", "feats", "feature", "features", "x")
 _NAMES = """\
 label | labels | y                            labels
 train_idx, val_idx | valid_idx, test_idx      splits as node ids; ..._mask: as a mask
@@ -24,12 +32,166 @@ edge_KEY                                      table KEY of edges (homogeneous)
 attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: table feat
 adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists destinations of u
 any other                                     a table of that name, one row per node (edge)"""
-
-
 _MEANING = {
     "adj_": "square, so it is the graph: row u lists the destinations of u",
     "attr": "not square, so it is table feat",
 }
+
+
+def directory_arrays(
+    folder: Path,
+    scratch: Path,
+    dtype: str | None = None,
+    shape: tuple[int, ...] | None = None,
+    leave_out: Container[Path] = (),
+) -> Iterator[tuple[str, SourceArray]]:
+    """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
+    for path in sorted(p for p in folder.iterdir() if p not in leave_out):
+        if path.suffix == ".npy":
+            yield path.stem, open_npy(path)
+        elif path.suffix == ".npz":
+            members = open_npz(path, scratch)
+            if is_scipy_sparse(members):
+                if path.stem not in ("adj", "attr"):
+                    raise FormatError(
+                        f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
+                    )
+                members = as_sparse_parts(path, members, path.stem)
+            yield from members.items()
+        elif path.suffix == ".bin":
+            yield path.stem, SourceArray(open_raw(path, dtype, shape))
+        elif path.is_file():
+            why = "not .npy, .npz or .bin; an edge list is called edges.csv, .tsv or .txt"
+            if path.suffix == ".parquet":
+                why = "call the tables nodes.parquet and edges.parquet"
+            yield path.name, SourceArray(None, why=why)
+
+
+class NamedArrays:
+    """The arrays of one file or folder (`where`). Each is taken once."""
+
+    def __init__(self, where: str, arrays: Iterable[tuple[str, SourceArray]], source: Source) -> None:
+        self._where, self._source = where, source
+        self._arrays: dict[str, Rows] = {}
+        for name, array in arrays:
+            if name in self._arrays:
+                raise FormatError(f"{where} has two arrays {name!r}")
+            if source.skips(name):
+                continue
+            if array.rows is not None:
+                self._arrays[check_name(name, f"the name of an array of {where}")] = array.rows
+            elif array.kind == "complex" or (array.kind and name in _FEATURES):
+                raise FormatError(f"{name!r} of {where} is {array.why}: cast it, or give --skip {name}")
+            else:
+                source.leave_out(f"{name!r} of {where}", array.why)
+
+    def split_off(self, belongs: Callable[[str], bool]) -> NamedArrays:
+        """Move the arrays whose name belongs to a new NamedArrays."""
+        other = NamedArrays(self._where, (), self._source)
+        other._arrays = {n: self._arrays.pop(n) for n in list(self._arrays) if belongs(n)}
+        return other
+
+    def describe(self, name: str) -> str:
+        return f"{name!r} of {self._where}"
+
+    def take(self, *names: str) -> Rows | None:
+        """The array with one of these names, or None. Raises FormatError if there are two."""
+        known = [n for n in names if n in self._arrays]
+        if len(known) > 1:
+            raise FormatError(
+                f"{self._where} has both {known[0]!r} and {known[1]!r}, which mean the same: keep one"
+            )
+        return self._arrays.pop(known[0]) if known else None
+
+    def take_all(self, names: tuple[str, ...]) -> list[Rows] | None:
+        """All arrays with these names, or None if there is none. Raises FormatError if some are missing."""
+        missing = [n for n in names if n not in self._arrays]
+        if len(missing) == len(names):
+            return None
+        if missing:
+            raise FormatError(
+                f"{self._where} has {', '.join(set(names) - set(missing))} but lacks {', '.join(missing)}"
+            )
+        return [self._arrays.pop(n) for n in names]
+
+    def rest(self) -> list[tuple[str, Rows]]:
+        """Take all arrays that are left."""
+        taken, self._arrays = list(self._arrays.items()), {}
+        return taken
+
+    def reject_all(self) -> None:
+        """Note the arrays that belong to no node type or relation."""
+        for name, _ in self.rest():
+            self._source.leave_out(self.describe(name), "it belongs to no node type or relation")
+
+    def read_nodes(self, ntype: str) -> None:
+        """Take the number, labels and splits of a node type; all other arrays are its features."""
+        if (count := self.take("num_nodes")) is not None:
+            what = self.describe("num_nodes")
+            self._source.add_nodes(ntype, numbers(count, 1, what)[0], what)
+        if (labels := self.take(*LABELS)) is not None:
+            self._source.add_labels(ntype, labels, self.describe("label"))
+        for name, rows in self.rest():
+            self._source.add_free_array(ntype, name, rows, self.describe(name))
+
+    def read_sparse_features(self, ntype: str) -> None:
+        """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""
+        parts = self.take_all(("attr_data", "attr_indices", "attr_indptr", "attr_shape"))
+        if parts is not None:
+            row_count, width = numbers(parts[3], 2, self.describe("attr_shape"))
+            rows = SparseRows(*parts[:3], shape=(row_count, width))
+            self._source.add_node_table(ntype, "feat", rows, self.describe("attr_shape"))
+
+    def read_sparse_graph(self, relation: Relation) -> None:
+        """Take adj_*: a CSR matrix, row u lists the destinations of u. Weights other than 1 are a table."""
+        parts = self.take_all(("adj_data", "adj_indices", "adj_indptr", "adj_shape"))
+        if parts is None:
+            return
+        weights, indices, indptr, shape = parts
+        num_src, num_dst = numbers(shape, 2, self.describe("adj_shape"))
+        if indptr.shape != (num_src + 1,):
+            raise FormatError(
+                f"{self.describe('adj_indptr')} has shape {indptr.shape}; it must have {num_src + 1} entries"
+            )
+        self._source.add_nodes(relation[0], num_src, self.describe("adj_shape"))
+        self._source.add_nodes(relation[2], num_dst, self.describe("adj_shape"))
+        self._source.graphs[relation] = out_edges(indptr, indices, num_dst=num_dst)
+        add_weights(self._source, relation, weights)
+
+    def learn_destinations(self, relation: Relation) -> None:
+        """Set the number of destination nodes from indptr."""
+        if (indptr := self._arrays.get("indptr")) is not None:
+            what = self.describe("indptr")
+            self._source.add_nodes(relation[2], row_count(indptr, what) - 1, what)
+
+    def read_graph(self, relation: Relation, prefix: str = "") -> None:
+        """Take the graph of a relation, if there is one: indptr, indices (CSC) or edge_index (COO).
+
+        All arrays that are left are tables of edges. prefix: removed from their names.
+        """
+        edge_index, edge_ids = self.take("edge_index"), self.take("edge_ids")
+        in_edges = self.take_all(("indptr", "indices"))
+        if in_edges is not None and edge_index is not None:
+            raise FormatError(f"{self._where} has both edge_index and indptr: keep one of the two graphs")
+        if edge_ids is not None and in_edges is None:
+            raise FormatError(f"{self._where} has edge_ids but no indptr and indices")
+        if in_edges is not None:
+            self._source.graphs[relation] = InEdges(in_edges[0], in_edges[1], edge_ids)
+        elif edge_index is not None:
+            what, ends = self.describe("edge_index"), self._source.ends(relation)
+            self._source.graphs[relation] = edge_rows(edge_index, what, **ends)
+        for name, rows in self.rest():
+            self._source.add_edge_table(relation, name.removeprefix(prefix), rows)
+
+
+def read_homogeneous(arrays: NamedArrays, source: Source) -> None:
+    """All arrays of a graph with one node type and one relation. `edge_KEY` is a feature of edges."""
+    arrays.read_sparse_features(NODE)
+    arrays.read_sparse_graph(RELATION)
+    edges = arrays.split_off(lambda name: name in ("indptr", "indices") or name.startswith("edge_"))
+    edges.learn_destinations(RELATION)
+    arrays.read_nodes(NODE)
+    edges.read_graph(RELATION, prefix="edge_")
 
 
 def is_npz(path: Path) -> bool:
@@ -48,25 +210,25 @@ def _read_npy(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _read_raw(path: Path, scratch: Path, choices: Choices) -> Source:
-    return _single(Found(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
+    return _single(SourceArray(open_raw(path, choices.dtype, choices.shape)), path, choices.table)
 
 
 def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
-    found = open_npz(path, scratch)
-    if is_scipy_sparse(found):
-        found = as_sparse_parts(path, found)
-        source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(found))[:4]]}")
-    read_homogeneous(NamedArrays(path.name, found.items(), source), source)
+    members = open_npz(path, scratch)
+    if is_scipy_sparse(members):
+        members = as_sparse_parts(path, members)
+        source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(members))[:4]]}")
+    read_homogeneous(NamedArrays(path.name, members.items(), source), source)
     return source
 
 
-def _single(found: Found, path: Path, table: str) -> Source:
+def _single(array: SourceArray, path: Path, table: str) -> Source:
     source = Source()
-    if found.rows is None:
-        raise FormatError(f"{path} is {found.why}")
+    if array.rows is None:
+        raise FormatError(f"{path} is {array.why}")
     ntype, _, key = table.rpartition(".")
-    source.add_node_table(ntype or NODE, key, found.rows, str(path))
+    source.add_node_table(ntype or NODE, key, array.rows, str(path))
     return source
 
 
@@ -76,28 +238,23 @@ def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
         raise FormatError(f"--shape is for raw binary, but {path} has no .bin file")
 
     def arrays(folder: Path) -> NamedArrays:
-        found = directory_arrays(folder, scratch, choices.dtype, choices.shape)
-        return NamedArrays(str(folder), found, source)
+        named = directory_arrays(folder, scratch, choices.dtype, choices.shape)
+        return NamedArrays(str(folder), named, source)
 
     nodes, edges = path / "nodes", path / "edges"
-    if not nodes.is_dir():
+    if not nodes.is_dir() and not folders_in(edges):
         read_homogeneous(arrays(path), source)
         return source
-    arrays(path).reject_all()
-    relations = [(f, dotted_relation(f.name, f)) for f in _folders(edges)] if edges.is_dir() else []
-    edge_arrays = [(arrays(folder), relation) for folder, relation in relations]
-    for found, relation in edge_arrays:
-        found.learn_destinations(relation)
-    for folder in _folders(nodes):
+    for folder in filter(Path.is_dir, (path, nodes, edges)):
+        arrays(folder).reject_all()
+    by_relation = {dotted_relation(folder.name, folder): arrays(folder) for folder in folders_in(edges)}
+    for relation, of_edges in by_relation.items():
+        of_edges.learn_destinations(relation)
+    for folder in folders_in(nodes):
         arrays(folder).read_nodes(unquote(folder.name))
-    for found, relation in edge_arrays:
-        found.read_graph(relation)
-        found.read_edge_tables(relation)
+    for relation, of_edges in by_relation.items():
+        of_edges.read_graph(relation)
     return source
-
-
-def _folders(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir())
 
 
 NPY = Reader(
@@ -105,7 +262,7 @@ NPY = Reader(
     "one array in a .npy file",
     "One row per node; --table [TYPE.]KEY is its name (default: feat of node type _N). C or Fortran order,\n"
     "either byte order.",
-    lambda path: starts_with(path, b"\x93NUMPY"),
+    is_npy,
     _read_npy,
     takes=("--table",),
 )

@@ -25,8 +25,8 @@ def _graph_file(path: Path) -> Path | None:
     """The file itself, or the only graph file of a cache directory, or None."""
     if not path.is_dir():
         return path if starts_with(path, MAGIC) else None
-    found = [p for p in sorted(path.iterdir()) if starts_with(p, MAGIC)]
-    return found[0] if len(found) == 1 else None
+    files = [p for p in path.iterdir() if starts_with(p, MAGIC)]
+    return files[0] if len(files) == 1 else None
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:

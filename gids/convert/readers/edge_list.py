@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import open_numbers, open_raw
-from gids.convert.edges import check_edge_array, edge_pairs, edge_rows, end_columns, largest_id
-from gids.convert.named import NamedArrays, directory_arrays
+from gids.convert.array_files import is_npy, open_numbers, open_raw
+from gids.convert.edges import edge_pairs, edge_rows, end_columns, is_edge_array, largest_id
+from gids.convert.readers.arrays import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.readers.tables import has_node_tables, is_node_csv
-from gids.convert.source import Source
+from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_folders
+from gids.convert.source import Source, described
 from gids.convert.text_table import NotANumber, header_of, read_columns
-from gids.convert.untrusted import shown, starts_with
+from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
 from gids.store.names import NODE, RELATION
@@ -28,33 +28,25 @@ def _is_text(path: Path) -> bool:
 
 
 def _is_raw(path: Path) -> bool:
-    return path.is_file() and not _is_text(path) and not starts_with(path, b"\x93NUMPY")
+    return path.is_file() and not _is_text(path) and not is_npy(path)
 
 
 def _edge_file(path: Path) -> Path | None:
     """The file itself, or the only one called edges.* in a directory."""
     if path.is_file():
         return path
-    named = path.glob("edges.*") if path.is_dir() else []
-    found = [p for p in named if _is_text(p) or p.suffix in (".npy", ".bin")]
-    return found[0] if len(found) == 1 else None
+    files = [p for p in path.glob("edges.*") if _is_text(p) or p.suffix in (".npy", ".bin")]
+    return files[0] if len(files) == 1 else None
 
 
 def _recognises(path: Path) -> bool:
     if not path.is_file():
         file = _edge_file(path)
         return file is not None and not (_is_text(file) and has_node_tables(path))
-    return (_is_text(path) and not is_node_csv(path)) or path.name == "edges.bin" or _may_be_edges(path)
-
-
-def _may_be_edges(path: Path) -> bool:
-    """Whether a .npy file has the type and shape of edges. Then --from must choose, as it may be a table."""
-    if not starts_with(path, b"\x93NUMPY"):
-        return False
-    with contextlib.suppress(FormatError):
-        check_edge_array(open_numbers(path), str(path))
-        return True
-    return False
+    if is_npy(path):  # if its shape is that of edges, --from must choose, as it may be a table
+        with contextlib.suppress(FormatError):
+            return is_edge_array(open_numbers(path))
+    return (_is_text(path) and not is_node_csv(path)) or path.name == "edges.bin"
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
@@ -63,13 +55,20 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt, .npy or .bin")
     source = Source(skip=choices.skip)
     if path.is_dir():
-        _read_nodes(path, file, scratch, choices, source)
+        refuse_folders(path, file.name)
+        arrays = NamedArrays(str(path), directory_arrays(path, scratch, leave_out=(file,)), source)
+        arrays.read_sparse_features(NODE)
+        arrays.read_nodes(NODE)
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
     rows, tables, are_pairs = _edges(file, scratch, choices, source)
     if not are_pairs and rows.shape == (2, 2):
         source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): its first row is the sources")
-    check_edge_array(rows, str(file))
+    if not is_edge_array(rows):
+        raise FormatError(
+            f"{file} is {described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
+        )
+    is_rows = not are_pairs and rows.shape[0] == 2
     if NODE not in source.nodes:
         count = 1 + largest_id(rows)
         source.add_nodes(NODE, count, file.name)
@@ -77,27 +76,17 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             f"assuming {count} nodes (the largest id of {file.name} plus 1); --num-nodes sets another number"
         )
     ends = source.ends(RELATION)
-    is_rows = not are_pairs and rows.shape[0] == 2
-    source.graphs[RELATION] = edge_rows(rows, str(file), **ends) if is_rows else edge_pairs(rows, **ends)
+    source.graphs[RELATION] = (edge_rows if is_rows else edge_pairs)(rows, str(file), **ends)
     for name, values in tables.items():
         source.add_edge_table(RELATION, name, values)
     return source
 
 
-def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source: Source) -> None:
-    """The other arrays of a directory, all of nodes."""
-    found = directory_arrays(path, scratch, leave_out=(file,))
-    arrays = NamedArrays(str(path), found, source)
-    arrays.read_sparse_features(NODE)
-    arrays.read_nodes(NODE)
-
-
 def _edges(file: Path, scratch: Path, choices: Choices, source: Source) -> tuple[Rows, dict[str, Rows], bool]:
     """(edges, tables of edges, whether the shape is certainly (E, 2)) of a file."""
-    is_npy = starts_with(file, b"\x93NUMPY")
-    if choices.shape is not None and (is_npy or _is_text(file)):
+    if choices.shape is not None and (is_npy(file) or _is_text(file)):
         raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
-    if is_npy:
+    if is_npy(file):
         return open_numbers(file), {}, False
     if _is_text(file):
         return *_text_edges(file, scratch, source), True
@@ -156,9 +145,7 @@ def _pairs(ends: list[Rows], file: Path) -> Rows:
             ids = read_range(column, start, start + len(out))
             out[:, index] = ids
             if not bool(equal_values(out[:, index], ids).all()):
-                raise FormatError(
-                    f"{file} has ids with fractions near edge {start}; ids must be whole numbers"
-                )
+                raise FormatError(f"{file} has ids with fractions near edge {start}: use whole numbers")
 
     return GeneratedRows((ends[0].shape[0], 2), torch.int64, fill)
 

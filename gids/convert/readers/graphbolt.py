@@ -10,25 +10,28 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, split_relation, whole_number
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
 from gids.convert.untrusted import parsing, read_file, shown
 from gids.errors import FormatError
-from gids.store.array_checks import as_int64, check_ids
+from gids.store.array_checks import as_int64, checked_ids
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, read_range
 
 _MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
 _MAX_PATH_CHARS = 4096
 Entry = dict[str, Any]
+T = TypeVar("T")
 OpenArray = Callable[[str, Entry], Rows]
 _SETS = {"train_set": "train", "validation_set": "val", "test_set": "test"}
 
@@ -45,23 +48,21 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
             f"{path} is preprocessed by GraphBolt, and only its library can unpickle that graph; "
             "convert the directory above, which has the metadata.yaml that you wrote"
         )
-    graph = _mapping(meta.get("graph") or {}, "graph")
+    graph = _field(meta, "graph", dict, {})
     for entry in _entries(graph, "nodes"):
         ntype = _node_type(entry)
-        count = whole_number(_needed(entry, "num", "nodes"), f"num of {ntype!r} in metadata.yaml")
+        count = whole_number(entry.get("num"), f"num of {ntype!r} in metadata.yaml")
         source.add_nodes(ntype, count, "metadata.yaml")
     for entry in _entries(graph, "edges"):
         relation = _relation(entry)
         if relation in source.graphs:
             raise FormatError(f"metadata.yaml lists the edges {shown(relation)} twice")
         ends, rows = source.ends(relation), open_array("edges", entry)
-        is_csv = entry.get("format") == "csv"
-        source.graphs[relation] = (
-            edge_pairs(rows, **ends) if is_csv else edge_rows(rows, entry["path"], **ends)
-        )
+        make = edge_pairs if entry.get("format") == "csv" else edge_rows
+        source.graphs[relation] = make(rows, entry["path"], **ends)
     taken = set()
     for entry in [*_entries(graph, "feature_data"), *_entries(meta, "feature_data")]:
-        name = tuple(_text(entry, field) for field in ("domain", "type", "name"))
+        name = tuple(_field(entry, field, str, "") for field in ("domain", "type", "name"))
         if name not in taken:  # GraphBolt lists the features of the sampler twice
             _add_features(entry, open_array, source)
         taken.add(name)
@@ -88,21 +89,17 @@ def _load_yaml(path: Path) -> Entry:
 
     with parsing(path, "is not valid YAML"):
         meta = yaml.load(read_file(path, _MAX_YAML_BYTES, "metadata.yaml").decode(), Loader)
-    return _mapping(meta, "the file")
+    return _checked(meta, "the file", dict)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
     """The array of an entry of `part`. Refuses files outside the dataset."""
-    name, kind = _needed(entry, "path", part), _needed(entry, "format", part)
-    if not isinstance(name, str) or not name or "\0" in name or len(name) > _MAX_PATH_CHARS:
-        raise FormatError(
-            f"metadata.yaml: the path of an entry of {part} is {shown(name)}; it must be the path of a file"
-        )
+    name, kind = _field(entry, "path", str), _field(entry, "format", str)
+    if "\0" in name or len(name) > _MAX_PATH_CHARS:
+        raise FormatError(f"metadata.yaml: path is {shown(name)}; it must be the path of a file")
     file = root / name
-    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
-        raise FormatError(f"metadata.yaml lists {file}, which is outside the dataset")
-    if not file.exists():
-        raise FormatError(f"metadata.yaml lists {file}, which does not exist")
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) or not file.exists():
+        raise FormatError(f"metadata.yaml lists {file}, which does not exist or is outside the dataset")
     rows: Rows | None = None
     if kind == "numpy":
         rows = open_npy(file).rows
@@ -116,16 +113,14 @@ def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:
 
 
 def _add_features(entry: Entry, open_array: OpenArray, source: Source) -> None:
-    domain, name = _text(entry, "domain"), _text(entry, "name")
+    domain, name = _field(entry, "domain", str, ""), _field(entry, "name", str, "")
     if domain not in ("node", "edge") or not name:
         source.leave_out(f"feature {shown(name)}", f"its domain is {shown(domain)}")
-        return
-    key = check_name(name, "the name of a feature in metadata.yaml")
-    rows = open_array("feature_data", entry)
-    if domain == "node":
-        source.add_node_table(_node_type(entry), key, rows, str(entry["path"]))
+    elif domain == "node":
+        rows = open_array("feature_data", entry)
+        source.add_node_table(_node_type(entry), name, rows, str(entry["path"]))
     else:
-        source.add_edge_table(_relation(entry), key, rows)
+        source.add_edge_table(_relation(entry), name, open_array("feature_data", entry))
 
 
 def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
@@ -135,7 +130,7 @@ def _read_task(task: Entry, open_array: OpenArray, source: Source) -> None:
         for part in _entries(task, role):
             ntype = _node_type(part)
             data = _entries(part, "data")
-            arrays = {_text(entry, "name") or "seeds": open_array("tasks", entry) for entry in data}
+            arrays = {_field(entry, "name", str, "seeds"): open_array("tasks", entry) for entry in data}
             seeds = arrays.get("seeds", arrays.get("seed_nodes"))
             if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
                 source.leave_out(f"{role} of {ntype!r}", "its seeds are not nodes")
@@ -152,10 +147,8 @@ def _read_labels(seeds: Rows, labels: Rows, role: str, count: int) -> tuple[torc
     """The ids and labels of seeds, 16 bytes per seed in memory."""
     if labels.shape not in (seeds.shape, (*seeds.shape, 1)):
         raise FormatError(f"labels of {role} have shape {labels.shape}; there are {seeds.shape[0]} seeds")
-    if seeds.dtype.is_floating_point:
-        raise FormatError(f"seeds of {role} are {seeds.dtype}; they must be whole numbers")
-    ids = as_int64(read_range(seeds, 0, seeds.shape[0]), f"seeds of {role}", 0)
-    check_ids(ids.numpy(), count, f"seeds of {role}", 0)
+    pieces = checked_ids(seeds, count, f"seeds of {role}", BLOCK_BYTES)
+    ids = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *pieces]))
     values = read_range(labels, 0, labels.shape[0]).reshape(-1)
     return ids, values if values.dtype.is_floating_point else as_int64(values, "a label", 0)
 
@@ -177,40 +170,29 @@ def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
 
 
 def _node_type(entry: Entry) -> str:
-    return check_name(_text(entry, "type") or NODE, "a node type of metadata.yaml")
+    return check_name(_field(entry, "type", str, NODE), "a node type of metadata.yaml")
 
 
 def _relation(entry: Entry) -> Relation:
-    name = _text(entry, "type")
-    if name is None:
-        return RELATION
+    name = _field(entry, "type", str, ":".join(RELATION))
     return split_relation(name, ":", f"edge type {shown(name)} of metadata.yaml")
 
 
-def _text(entry: Entry, field: str) -> str | None:
-    value = entry.get(field)
-    if value is not None and not isinstance(value, str):
-        raise FormatError(f"{field} of an entry of metadata.yaml is {shown(value)}; it must be text")
-    return value
-
-
 def _entries(part: Entry, key: str) -> list[Entry]:
-    found = part.get(key) or []
-    if not isinstance(found, list):
-        raise FormatError(f"metadata.yaml: {key} must be a list")
-    return [_mapping(entry, key) for entry in found]
+    return [_checked(entry, key, dict) for entry in _field(part, key, list, [])]
 
 
-def _mapping(part: Any, what: str) -> Entry:
-    if not isinstance(part, dict):
-        raise FormatError(f"{what} of metadata.yaml must be a mapping, not {shown(part)}")
-    return part
+def _field(entry: Entry, name: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a field, or the default if it is missing or empty."""
+    value = entry.get(name)
+    return _checked(default if value is None or value == "" else value, name, kind)
 
 
-def _needed(entry: Entry, field: str, part: str) -> Any:
-    if field not in entry:
-        raise FormatError(f"metadata.yaml: an entry of {part} lacks {field}")
-    return entry[field]
+def _checked(value: Any, what: str, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        names: dict[Any, str] = {str: "text", list: "a list", dict: "a mapping"}
+        raise FormatError(f"metadata.yaml: {what} is {shown(value)}; it must be {names[kind]}")
+    return value
 
 
 _LAYOUT = """\

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import open_numbers, open_raw
-from gids.convert.edges import column_of, count_by_edges, edge_pairs
+from gids.convert.array_files import is_npy, open_numbers, open_raw
+from gids.convert.edges import count_by_edges, edge_pairs
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source
-from gids.convert.untrusted import starts_with
+from gids.convert.source import Source, folders_in
+from gids.convert.stream_rows import column_of, derived
 from gids.errors import FormatError
-from gids.store.names import Relation
+from gids.store.names import SPLITS, Relation
 from gids.store.rows import GeneratedRows, Rows
 
 _DIM = 1024  # of the files without a header
@@ -31,18 +31,17 @@ def _root(path: Path) -> Path:
 
 def _recognises(path: Path) -> bool:
     root = _root(path)
-    has_labels = any((root / "paper").glob("node_label_*.npy")) if (root / "paper").is_dir() else False
-    return has_labels and any(root.glob("*__*__*/edge_index.npy"))
+    return any(root.glob("paper/node_label_*.npy")) and any(root.glob("*__*__*/edge_index.npy"))
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     root, source = _root(path), Source()
-    folders = sorted(p for p in root.iterdir() if p.is_dir())
-    relations = {p: rel for p in folders if (rel := _relation(p)) is not None}
-    for folder in folders:
-        if folder not in relations:
+    edges: dict[Relation, Rows] = {}
+    for folder in folders_in(root):
+        if len(names := folder.name.split("__")) == 3:
+            edges[names[0], names[1], names[2]] = _array(folder / "edge_index.npy")
+        else:
             _read_nodes(folder, choices, source)
-    edges = {relation: _array(folder / "edge_index.npy") for folder, relation in relations.items()}
     ends = []
     for relation, rows in edges.items():
         if len(rows.shape) != 2 or rows.shape[1] != 2:
@@ -50,77 +49,66 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         ends += [(relation[0], column_of(rows, 0)), (relation[2], column_of(rows, 1))]
     count_by_edges(source, ends)
     for relation, rows in edges.items():
-        source.graphs[relation] = edge_pairs(rows, **source.ends(relation))
+        source.graphs[relation] = edge_pairs(rows, f"edge_index of {relation}", **source.ends(relation))
     source.notes.append("IGB's own loader gives every paper a self-loop: use --self-loops for the same")
     return source
-
-
-def _relation(folder: Path) -> Relation | None:
-    names = folder.name.split("__")
-    return (names[0], names[1], names[2]) if len(names) == 3 else None
 
 
 def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
     labels = sorted(folder.glob("node_label_*.npy"))
     if labels:
         chosen = _chosen(labels, choices)
-        rows = _array(chosen, flat=True)
-        labelled = rows.shape[0]
-        if labelled == _FULL_PAPERS:
-            labelled = _LABELLED.get(chosen.stem, labelled)
+        rows = _array(chosen, raw_shape=(-1,))
+        count = rows.shape[0]
+        labelled = _LABELLED.get(chosen.stem, count) if count == _FULL_PAPERS else count
         source.add_labels(folder.name, _classes(rows, labelled), str(chosen))
         source.splits[folder.name] = _split(labelled)
         for other in labels:
             if other != chosen:
                 source.leave_out(other.name, f"use --labels {other.stem} to take it instead of {chosen.stem}")
-    for file in sorted(folder.glob("*.npy")):
-        if file in labels:
-            continue
-        if file.stem != "node_feat":
+    for file in sorted({*folder.glob("*.npy")}.difference(labels)):
+        if file.stem == "node_feat":
+            source.add_node_table(folder.name, "feat", _array(file), str(file))
+        else:
             source.leave_out(f"{file.name} of {folder.name!r}", "not an array of the graph")
-            continue
-        source.add_node_table(folder.name, "feat", _array(file), str(file))
 
 
 def _chosen(labels: list[Path], choices: Choices) -> Path:
     if choices.labels is None:
         return labels[0]
-    found = [p for p in labels if choices.labels in (p.stem, p.name, p.stem.removeprefix("node_label_"))]
-    if not found:
-        raise FormatError(f"--labels {choices.labels}: unknown; choose {', '.join(p.stem for p in labels)}")
-    return found[0]
+    for path in labels:
+        if choices.labels in (path.stem, path.name, path.stem.removeprefix("node_label_")):
+            return path
+    raise FormatError(f"--labels {choices.labels}: unknown; choose {', '.join(p.stem for p in labels)}")
 
 
-def _array(file: Path, *, flat: bool = False) -> Rows:
-    """The rows of a file with or without a header. flat: raw labels, not raw features of 1024 columns."""
-    if not starts_with(file, b"\x93NUMPY"):
-        return open_raw(file, "float32", (-1,) if flat else (-1, _DIM))
-    return open_numbers(file)
+def _array(file: Path, raw_shape: tuple[int, ...] = (-1, _DIM)) -> Rows:
+    """The rows of a file with a header, or of raw_shape without one."""
+    return open_numbers(file) if is_npy(file) else open_raw(file, "float32", raw_shape)
 
 
 def _classes(rows: Rows, labelled: int) -> Rows:
     """int64 classes; -1 for the unlabelled papers of the full size, whose labels have no meaning."""
-    classes = normalised(rows, are_classes=True)
 
-    def fill(start: int, out: torch.Tensor) -> None:
-        classes.read_into(start, out)
-        out[max(0, labelled - start) :] = -1
+    def known(classes: torch.Tensor, first: int) -> torch.Tensor:
+        classes[max(0, labelled - first) :] = -1
+        return classes
 
-    return classes if labelled == rows.shape[0] else GeneratedRows(classes.shape, torch.int64, fill)
+    return derived(normalised(rows, are_classes=True), known, torch.int64)
 
 
 def _split(labelled: int) -> dict[str, Rows]:
     """The split of IGB's loader: the first 60 % of the labelled nodes, the next 20 %, the rest."""
     train, val = int(labelled * 0.6), int(labelled * 0.2)
-    bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, labelled)}
-    return {split: _range(*ends) for split, ends in bounds.items()}
 
+    def numbers(first: int, stop: int) -> Rows:
+        def fill(start: int, out: torch.Tensor) -> None:
+            torch.arange(first + start, first + start + len(out), out=out)
 
-def _range(first: int, last: int) -> Rows:
-    def fill(start: int, out: torch.Tensor) -> None:
-        torch.arange(first + start, first + start + len(out), out=out)
+        return GeneratedRows((stop - first,), torch.int64, fill)
 
-    return GeneratedRows((last - first,), torch.int64, fill)
+    bounds = zip(SPLITS, (0, train, train + val), (train, train + val, labelled), strict=True)
+    return {split: numbers(first, stop) for split, first, stop in bounds}
 
 
 _LAYOUT = """\

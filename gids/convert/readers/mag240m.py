@@ -8,12 +8,12 @@ from gids.convert.array_files import open_numbers
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, split_relation, whole_number
+from gids.convert.source import Source, folders_in, split_relation, whole_number
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 
 _FOLDER = "mag240m_kddcup2021"
-_SPLITS = {"train": ("train",), "val": ("valid",), "test": ("test", "test-whole")}
+_SPLITS = {"train": "train", "valid": "val", "test": "test", "test-whole": "test"}
 
 
 def _root(path: Path) -> Path:
@@ -29,32 +29,21 @@ def _recognises(path: Path) -> bool:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     root, source = _root(path), Source()
     counts = load_torch_dict(root / "meta.pt", "numbers of nodes")
-    folders = sorted(p for p in (root / "processed").iterdir() if p.is_dir())
-    types = {name for folder in folders for name in _ends(folder)}
-    for ntype in sorted(types):
+    folders = folders_in(root / "processed")
+    relations = {f: split_relation(f.name, "___", f) for f in folders if "___" in f.name}
+    types = {f.name for f in folders if f not in relations}
+    for ntype in sorted(types.union(*(relation[::2] for relation in relations.values()))):
         if ntype not in counts:
             raise FormatError(f"{root / 'meta.pt'} lacks the number of {ntype!r} nodes")
         source.add_nodes(ntype, whole_number(counts[ntype], f"{ntype!r} of {root / 'meta.pt'}"), "meta.pt")
     for folder in folders:
-        if "___" in folder.name:
-            _read_edges(folder, source)
+        if relation := relations.get(folder):
+            file = folder / "edge_index.npy"
+            source.graphs[relation] = edge_rows(open_numbers(file), str(file), **source.ends(relation))
         else:
             _read_nodes(folder, source)
     _read_splits(root / "split_dict.pt", source)
     return source
-
-
-def _ends(folder: Path) -> tuple[str, ...]:
-    """The node type of a folder, or the types at both ends of a relation's folder."""
-    if "___" not in folder.name:
-        return (folder.name,)
-    src, _, dst = split_relation(folder.name, "___", folder)
-    return (src, dst)
-
-
-def _read_edges(folder: Path, source: Source) -> None:
-    relation, file = split_relation(folder.name, "___", folder), folder / "edge_index.npy"
-    source.graphs[relation] = edge_rows(open_numbers(file), str(file), **source.ends(relation))
 
 
 def _read_nodes(folder: Path, source: Source) -> None:
@@ -69,11 +58,10 @@ def _read_nodes(folder: Path, source: Source) -> None:
 def _read_splits(file: Path, source: Source) -> None:
     if not file.is_file():
         return
-    found = load_torch_dict(file, "splits")
-    for split, names in _SPLITS.items():
-        for name in names:
-            if name in found:
-                source.add_split("paper", split, value_rows(found[name], f"{name!r} of {file}", file))
+    splits = load_torch_dict(file, "splits")
+    for name, split in _SPLITS.items():
+        if name in splits:
+            source.add_split("paper", split, value_rows(splits[name], f"{name!r} of {file}", file))
 
 
 _LAYOUT = """\

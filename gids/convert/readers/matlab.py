@@ -17,6 +17,7 @@ from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import LABELS, InEdges, Source
 from gids.convert.sparse import SparseRows
+from gids.convert.stream_rows import derived
 from gids.convert.untrusted import check_file, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
@@ -65,14 +66,14 @@ def _load(path: Path) -> dict[str, Any]:
     check_file(path)
     with parsing(path, "is not a valid MATLAB file"):
         try:
-            found = io.loadmat(path)
+            variables = io.loadmat(path)
         except NotImplementedError:
             raise FormatError(f"{path} has MATLAB format 7.3 (HDF5); save it with save(…, '-v7')") from None
-    for name, values in found.items():
+    for name, values in variables.items():
         if hasattr(values, "check_format"):  # loadmat does not check positions, and SciPy trusts them
             with parsing(path, f"has a damaged matrix {name!r}"):
                 values.check_format()
-    return {name: values for name, values in found.items() if not name.startswith("__")}
+    return {name: values for name, values in variables.items() if not name.startswith("__")}
 
 
 def _described(values: Any) -> str:
@@ -81,13 +82,12 @@ def _described(values: Any) -> str:
 
 def _adjacency(variables: dict[str, Any], path: Path) -> str:
     square = [n for n, v in variables.items() if hasattr(v, "tocsc") and v.shape[0] == v.shape[1]]
-    named = [n for n in square if n in _ADJACENCY]
-    found = named or square
-    if len(found) != 1:
+    square = [n for n in square if n in _ADJACENCY] or square
+    if len(square) != 1:
         raise FormatError(
-            f"{path} must have one square sparse matrix; it has {len(found)}, of {', '.join(variables)}"
+            f"{path} must have one square sparse matrix; it has {len(square)}, of {', '.join(variables)}"
         )
-    return found[0]
+    return square[0]
 
 
 def _rows(values: Any) -> Rows | None:
@@ -105,28 +105,17 @@ def _rows(values: Any) -> Rows | None:
 
 def _add_attributes(values: np.ndarray, source: Source) -> None:
     """Facebook100: gender is the label (0: unknown); every other attribute is a group of one-hot columns."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
-        raise FormatError(f"local_info is a {_described(values)}; it must be a matrix of numbers")
-    if values.ndim != 2 or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
+    is_matrix = isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim == 2
+    if not is_matrix or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
         raise FormatError(
-            f"local_info has shape {values.shape}; it must have a row per node and 2 columns or more"
+            f"local_info is {_described(values)}; it must be numbers with a row per node and 2 columns"
         )
     gender = normalised(ArrayRows(values[:, _GENDER].copy()), are_classes=True)
-    source.labels[NODE] = _minus_one(gender)
-    source.add_node_table(NODE, "feat", one_hot(np.delete(values, _GENDER, axis=1)), "local_info")
+    source.labels[NODE] = derived(gender, lambda classes, _: classes.clamp(min=0) - 1, torch.int64)
+    source.add_node_table(NODE, "feat", _one_hot(np.delete(values, _GENDER, axis=1)), "local_info")
 
 
-def _minus_one(classes: Rows) -> Rows:
-    """Classes 0, 1, … for 1, 2, …; -1 for 0 and less."""
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        classes.read_into(start, out)
-        out.clamp_(min=0).sub_(1)
-
-    return GeneratedRows(classes.shape, classes.dtype, fill)
-
-
-def one_hot(attributes: np.ndarray) -> Rows:
+def _one_hot(attributes: np.ndarray) -> Rows:
     """float32 rows with a column per value that occurs in a column of attributes, in order."""
     positions, width = [], 0
     for column in attributes.T:

@@ -7,18 +7,19 @@ several types. Reads .npz files as streams, and parses text to a scratch file fi
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import Found, open_npz
-from gids.convert.edges import column_of, edge_pairs, edge_rows
-from gids.convert.labels import normalised
-from gids.convert.named import NamedArrays
+from gids.convert.array_files import open_npz
+from gids.convert.edges import edge_pairs, edge_rows
+from gids.convert.labels import find_times, normalised
+from gids.convert.readers.arrays import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, numbers
+from gids.convert.source import Source, folders_in, numbers
+from gids.convert.stream_rows import column_of
 from gids.convert.text_table import first_words, read_pairs, read_text
-from gids.convert.times import find_times
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
@@ -63,8 +64,7 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
     if edge_index is None:
         raise FormatError(f"{file} lacks edge_index")
     edges = edge_rows(edge_index, f"edge_index of {file}", num_src=count, num_dst=count)
-    edge_count = _only(arrays.take("num_edges_list"), file)
-    _check_count(edges.count, edge_count, "edge_index", "num_edges_list")
+    _check_count(edges.count, _only(arrays.take("num_edges_list"), file), "edge_index", "num_edges_list")
     source.graphs[RELATION] = edges
     for name, rows in arrays.rest():
         if name.startswith("edge_"):
@@ -72,10 +72,10 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
         else:
             source.add_node_table(NODE, name.removeprefix("node_"), rows, arrays.describe(name))
     if labels.is_file():
-        found = open_npz(labels, scratch).get("node_label", Found(None))
-        if found.rows is None:
+        members = NamedArrays(str(labels), open_npz(labels, scratch).items(), source)
+        if (node_label := members.take("node_label")) is None:
             raise FormatError(f"{labels} lacks an array node_label")
-        _add_labels(found.rows, NODE, labels, source)
+        _add_labels(node_label, NODE, labels, source)
 
 
 def _read_text(raw: Path, scratch: Path, source: Source) -> None:
@@ -106,11 +106,9 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
         source.add_nodes(_folder_name(ntype, counted), int(count), counted.name)
     listed = raw / "triplet-type-list.csv.gz"
     for relation in sorted(first_words(listed)):
-        if len(relation) != 3:
-            raise FormatError(f"{listed} has {shown(relation)}; it must be a triplet")
+        if len(relation) != 3 or tuple(relation) in source.graphs:
+            raise FormatError(f"{listed} has {shown(relation)}; it must be a triplet that is listed once")
         src, name, dst = (_folder_name(part, listed) for part in relation)
-        if (src, name, dst) in source.graphs:
-            raise FormatError(f"{listed} has {shown(relation)} twice")
         _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
     for ntype in names:
         for file in _files(raw / "node-feat" / ntype, "node"):
@@ -132,7 +130,7 @@ def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source)
     pairs = read_pairs(edges, scratch)
     count = _only(read_text(counted, scratch), counted)
     _check_count(pairs.shape[0], count, str(edges), counted.name)
-    source.graphs[relation] = edge_pairs(pairs, **source.ends(relation))
+    source.graphs[relation] = edge_pairs(pairs, str(edges), **source.ends(relation))
     for file in _files(folder, "edge"):
         rows = read_text(file, scratch)
         _check_count(rows.shape[0], count, str(file), counted.name)
@@ -141,8 +139,7 @@ def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source)
 
 def _files(folder: Path, kind: str) -> list[Path]:
     """The files of features of nodes or edges: node-feat, node_year, edge-feat, edge_reltype, …"""
-    found = sorted(folder.glob("*.csv.gz")) if folder.is_dir() else []
-    return [f for f in found if f.name.startswith((f"{kind}-", f"{kind}_"))]
+    return sorted(folder.glob(f"{kind}[-_]*.csv.gz"))
 
 
 def _key(file: Path) -> str:
@@ -155,29 +152,29 @@ def _add_labels(rows: Rows, ntype: str, file: Path, source: Source) -> None:
 
 
 def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
-    kinds = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    if not kinds:
-        return
+    kinds = folders_in(folder)
     if len(kinds) > 1:
         raise FormatError(f"{folder} has the splits {[k.name for k in kinds]}; keep one of them")
-    if (kinds[0] / "split_dict.pt").is_file():
-        _read_split_dict(kinds[0] / "split_dict.pt", source)
-        return
-    for ntype in source.nodes:
-        of_type = kinds[0] / ntype if (kinds[0] / ntype).is_dir() else kinds[0]
-        for part, split in _PARTS.items():
-            if (file := of_type / f"{part}.csv.gz").is_file() and (of_type != kinds[0] or ntype == NODE):
+    for kind in kinds:
+        if (kind / "split_dict.pt").is_file():
+            _read_split_dict(kind / "split_dict.pt", source)
+            continue
+        for ntype, part in product(source.nodes, _PARTS):
+            file = kind / ntype / f"{part}.csv.gz"
+            if ntype == NODE and not file.parent.is_dir():
+                file = kind / file.name
+            if file.is_file():
                 ids = read_text(file, scratch, torch.int64)
                 if ids.shape[1] > 1:
                     raise FormatError(f"{file} has {ids.shape[1]} columns; ids must have one")
-                source.add_split(ntype, split, column_of(ids, 0))
+                source.add_split(ntype, _PARTS[part], column_of(ids, 0))
 
 
 def _read_split_dict(file: Path, source: Source) -> None:
     parts = load_torch_dict(file, "splits")
     for part, split in _PARTS.items():
-        found = parts.get(part)
-        for ntype, ids in found.items() if isinstance(found, dict) else [(NODE, found)]:
+        by_type = parts.get(part)
+        for ntype, ids in by_type.items() if isinstance(by_type, dict) else [(NODE, by_type)]:
             if ids is not None:
                 check_name(ntype, f"a node type of {file}")
                 source.add_split(ntype, split, value_rows(ids, f"{part} of {file}", file))
@@ -192,9 +189,9 @@ def _only(counts: Rows | None, file: Path) -> int:
     return numbers(counts, 1, f"the count in {file}")[0]
 
 
-def _check_count(found: int, expected: int, what: str, where: str) -> None:
-    if found != expected:
-        raise FormatError(f"{what} has {found} edges, but {where} gives {expected}")
+def _check_count(count: int, expected: int, what: str, where: str) -> None:
+    if count != expected:
+        raise FormatError(f"{what} has {count} edges, but {where} gives {expected}")
 
 
 _LAYOUT = """\

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from gids.convert.edges import add_weights, count_by_edges, edge_rows, largest_id
+from gids.convert.labels import find_times
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import InEdges, Source, whole_number
-from gids.convert.times import find_times
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
@@ -25,7 +25,6 @@ from gids.write.edges import edge_list, out_edges
 # PyG recognises these by name, and all others by size.
 _OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 _OF_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id", "adj", "adj_t")
-_SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 _SAVE = "save data.to_dict() with torch.save"
 
 
@@ -80,24 +79,23 @@ def _typed(stores: Mapping[Any, Any], path: Path, source: Source) -> dict[str | 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
     """The fields of a Record, of PyG's own class if PyG is imported, or of a dictionary."""
-    found = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
-    return found if isinstance(found, Mapping) else {}
+    fields = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
-    found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
-    if not isinstance(found, Mapping):
+    mapping = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
+    if not isinstance(mapping, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
-    return found
+    return mapping
 
 
 def _attributes(store: Any, path: Path, source: Source) -> Mapping[str, Any]:
     """The attributes of one store. Raises FormatError for a name that is not text."""
-    found = _mapping(store, path)
-    for key in found:
-        if not isinstance(key, str):
-            raise FormatError(f"{path} has an attribute called {shown(key)}; names must be text")
-    return {key: values for key, values in found.items() if not source.skips(key)}
+    mapping = _mapping(store, path)
+    if others := [key for key in mapping if not isinstance(key, str)]:
+        raise FormatError(f"{path} has an attribute called {shown(others[0])}; names must be text")
+    return {key: values for key, values in mapping.items() if not source.skips(key)}
 
 
 def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
@@ -160,7 +158,7 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
 
 def _links(store: Mapping[str, Any]) -> set[str]:
     """Names of pairs to predict, which RandomLinkSplit adds: K_index of shape (2, n), and K, the labels."""
-    found = set()
+    links = set()
     for key, pairs in store.items():
         name = key.removesuffix("_index")
         if name == key or key == "edge_index" or not isinstance(pairs, torch.Tensor) or pairs.dim() != 2:
@@ -168,8 +166,8 @@ def _links(store: Mapping[str, Any]) -> set[str]:
         labels = store.get(name)
         labelled = isinstance(labels, torch.Tensor) and labels.shape[:1] == pairs.shape[1:]
         if len(pairs) == 2 and (labelled or "edge" in name):
-            found |= {key, name} if labelled else {key}
-    return found
+            links |= {key, name} if labelled else {key}
+    return links
 
 
 class _Graph:
@@ -185,27 +183,20 @@ class _Graph:
         for key, values in store.items():
             if key == "num_nodes" or (rows := self._rows(key, ntype, values)) is None:
                 continue
-            if key in _SPLITS:
-                self.source.add_split(ntype, _SPLITS[key], rows)
-            else:
-                what = f"{key!r} of {ntype!r} in {self._path}"
-                self.source.add_node_array(ntype, key, rows, what, skip=key)
+            self.source.add_free_array(ntype, key, rows, f"{key!r} of {ntype!r} in {self._path}")
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""
-        ends = []
-        for relation, store in stores.items():
-            if isinstance(relation, str):
-                continue
+        relations = {key: store for key, store in stores.items() if not isinstance(key, str)}
+        for relation, store in relations.items():
             for key in _matrices(store):
                 self._count_matrix(relation, key, store[key])
-        for relation, store in stores.items():
+        ends = []
+        for relation, store in relations.items():
             edges = store.get("edge_index")
-            if isinstance(relation, str) or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
-                continue
-            for row, ntype in zip(edges, (relation[0], relation[2]), strict=False):
-                if ntype not in self.source.nodes:
-                    ends.append((ntype, mapped_rows(row, self._path)))
+            if isinstance(edges, torch.Tensor) and edges.dim() == 2:
+                pairs = zip(relation[::2], edges, strict=False)
+                ends += [(t, mapped_rows(row, self._path)) for t, row in pairs if t not in self.source.nodes]
         count_by_edges(self.source, ends)
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:

@@ -43,8 +43,8 @@ class Choices:
     drop_unknown: bool = False
     memory_bytes: int | None = None
 
-    def given(self) -> list[str]:
-        """The options that were given, except --dtype, which also applies to tables."""
+    def changed(self) -> list[str]:
+        """The options that are not as by default, except --dtype, which also applies to tables."""
         options = {
             "--table": self.table != "feat",
             "--shape": self.shape is not None,
@@ -58,7 +58,7 @@ class Choices:
             "--dst-column": bool(self.dst_column),
             "--drop-unknown": self.drop_unknown,
         }
-        return [option for option, is_given in options.items() if is_given]
+        return [option for option, is_changed in options.items() if is_changed]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Reader:
     name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
-    path's content, not a type to cast to. takes: the options of Choices.given that apply. may_crash: whether
-    a library's native code loads the file and may crash; then another process reads it first. files: those
-    that the source consists of.
+    path's content, not a type to cast to. takes: the options that apply, as in Choices.changed. may_crash:
+    whether a library's native code loads the file and may crash; then another process reads it first.
+    files: those that the source consists of.
     """
 
     name: str

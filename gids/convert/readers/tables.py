@@ -6,8 +6,8 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,10 +16,11 @@ import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header, is_csv
-from gids.convert.edges import BLOCK_BYTES, count_by_edges, end_columns, is_end
+from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.convert.source import Source, dotted_relation
+from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.dtypes import is_whole
@@ -48,63 +49,61 @@ def _files(path: Path) -> list[Path]:
     return [f for f in files if f.name.endswith((*_ARROW_SUFFIXES, *CSV_SUFFIXES))]
 
 
-def _tables(folder: Path) -> dict[str, list[Path]]:
-    """name -> files, of the tables in a directory: of each file, and of each directory of files."""
+def _tables(folder: Path, *names: str) -> dict[str, list[Path]]:
+    """name -> files, of the tables in a directory: of each file and each directory of files; or of files with
+    these names only. Raises FormatError if there are two of a name."""
     tables: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if files := _files(path):
-            tables.setdefault(_stem(path), []).extend(files)
+        name, files = _stem(path), _files(path)
+        if not files or (names and (name not in names or path.is_dir())):
+            continue
+        if name in tables:
+            raise FormatError(f"{tables[name][0]} and {files[0]} are both the table {name!r}: keep one")
+        tables[name] = files
     return tables
-
-
-def _check_distinct(tables: Mapping[str, list[Path]], folder: Path) -> None:
-    """Raise FormatError if a file and something else in the directory are the same table."""
-    for name, files in tables.items():
-        if len(files) > 1 and any(file.parent == folder for file in files):
-            raise FormatError(f"{files[0]} and {files[1]} are both the table {name!r}: keep one")
-
-
-def _alone(path: Path) -> dict[str, list[Path]]:
-    """name -> files nodes.* or edges.* in a directory."""
-    files = [f for f in _files(path) if _stem(f) in ("nodes", "edges")] if path.is_dir() else []
-    return {name: [f for f in files if _stem(f) == name] for name in map(_stem, files)}
 
 
 @dataclass(frozen=True)
 class _Files:
     """The files of the tables of a source."""
 
-    nodes: dict[str, list[Path]] = field(default_factory=dict)
-    edges: dict[Relation, list[Path]] = field(default_factory=dict)
+    nodes: dict[str, list[Path]]
+    edges: dict[Relation, list[Path]]
 
 
 def _in_directory(path: Path) -> _Files:
     """Of nodes.* and edges.*, or of nodes/TYPE.* and edges/SOURCE.RELATION.DESTINATION.*."""
-    alone, nodes, edges = _alone(path), _tables(path / "nodes"), _tables(path / "edges")
-    for tables, folder in ((alone, path), (nodes, path / "nodes"), (edges, path / "edges")):
-        _check_distinct(tables, folder)
-    if nodes or "nodes" not in alone:
-        of_nodes = {unquote(name): files for name, files in nodes.items()}
-    else:
-        of_nodes = {NODE: alone["nodes"]}
+    alone = _tables(path, "nodes", "edges")
+    nodes = {unquote(name): files for name, files in _tables(path / "nodes").items()}
+    if not nodes and "nodes" in alone:
+        nodes = {NODE: alone["nodes"]}
+    edges = {dotted_relation(n, path / "edges" / n): files for n, files in _tables(path / "edges").items()}
     if "edges" in alone:
-        of_edges = {RELATION: alone["edges"]}
-    else:
-        of_edges = {dotted_relation(n, path / "edges" / n): files for n, files in edges.items()}
-    _refuse_others(path, {file for files in (*of_nodes.values(), *of_edges.values()) for file in files})
-    return _Files(of_nodes, of_edges)
+        edges = {RELATION: alone["edges"]}
+    refuse_others(path, {file for files in (*nodes.values(), *edges.values()) for file in files})
+    return _Files(nodes, edges)
 
 
-def _refuse_others(path: Path, tables: Collection[Path]) -> None:
-    """Raise FormatError for data in a directory that belongs to none of the tables."""
+def refuse_others(path: Path, tables: Collection[Path]) -> None:
+    """Raise FormatError for data in a directory, its nodes/ or edges/ that belongs to none of the tables."""
     files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*")]
     data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
     if others := sorted(str(f.relative_to(path)) for f in data.difference(tables)):
         used = " ".join(sorted(str(f.relative_to(path)) for f in tables)[:3])
         raise FormatError(
             f"{path} is read as tables, and {_listed(others)} would be left out: put their columns into the "
-            f"tables, or give only the tables to read, such as {used}; --from edges or --from directory "
-            "reads arrays without tables of nodes"
+            f"tables, or give only the tables to read, such as {used}; --from edges reads arrays beside "
+            "edges.csv, and --from directory arrays in nodes/ and edges/"
+        )
+
+
+def refuse_folders(path: Path, used: str) -> None:
+    """Raise FormatError for data in nodes/ or edges/ of a directory of which a reader takes `used`."""
+    files = [f for name in ("nodes", "edges") for f in (path / name).rglob("*") if f.is_file()]
+    if others := sorted(str(f.relative_to(path)) for f in files if f.name.endswith(_DATA_SUFFIXES)):
+        raise FormatError(
+            f"{path} is read as {used} and the arrays beside it, and {_listed(others)} would be left out: "
+            "put arrays of nodes beside it, or edges into edges/SOURCE.RELATION.DESTINATION/edge_index.npy"
         )
 
 
@@ -116,25 +115,23 @@ def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
         files, stem = _files(path), _stem(path)
         if not files:
             raise FormatError(f"{path} is no table: give .parquet, .arrow, .feather, .csv or .tsv files")
-        known = edges if _is_of_edges(stem, files, choices) else nodes
+        is_named = stem in ("nodes", "edges") or (len(paths) > 1 and stem.count(".") == 2)
+        known = edges if (stem != "nodes" if is_named else _has_ends(files, choices)) else nodes
         if stem in known:
             raise FormatError(f"{known[stem][0]} and {path} are both the table {stem!r}: rename one")
         known[stem] = files
-    is_typed = len(nodes) > 1 or len(edges) > 1 or any(name.count(".") == 2 for name in edges)
-    if not is_typed:
+    if len(nodes) > 1 or len(edges) > 1 or (len(paths) > 1 and any(name.count(".") == 2 for name in edges)):
         return _Files(
-            dict(zip([NODE], nodes.values(), strict=False)),
-            dict(zip([RELATION], edges.values(), strict=False)),
+            {unquote(name): files for name, files in nodes.items()},
+            {dotted_relation(name, files[0]): files for name, files in edges.items()},
         )
     return _Files(
-        {unquote(name): files for name, files in nodes.items()},
-        {dotted_relation(name, files[0]): files for name, files in edges.items()},
+        dict(zip([NODE], nodes.values(), strict=False)),
+        dict(zip([RELATION], edges.values(), strict=False)),
     )
 
 
-def _is_of_edges(stem: str, files: Sequence[Path], choices: Choices) -> bool:
-    if stem in ("nodes", "edges") or stem.count(".") == 2:
-        return stem != "nodes"
+def _has_ends(files: Sequence[Path], choices: Choices) -> bool:
     try:
         _ends(RELATION, _names(files, choices), choices)
     except FormatError:
@@ -149,9 +146,8 @@ def has_node_tables(path: Path) -> bool:
 
 def _of_directory(path: Path, *names: str) -> list[Path]:
     """The files of the tables of nodes, or of edges, in a directory."""
-    alone = _alone(path)
-    in_folders = [f for name in names for files in _tables(path / name).values() for f in files]
-    return [f for name in names for f in alone.get(name, [])] + in_folders
+    tables = [_tables(path, *names), *(_tables(path / name) for name in names)]
+    return [file for by_name in tables for files in by_name.values() for file in files]
 
 
 def is_node_csv(path: Path) -> bool:
@@ -200,11 +196,6 @@ def _open(files: Sequence[Path], texts: Collection[str], scratch: Path, choices:
     return ArrowTable(files, choices.memory_bytes)
 
 
-def _chosen(columns: Mapping[str, str], name: str) -> str | None:
-    """The column that an option chooses for a node type or relation: by its name, or for all."""
-    return columns.get(name, columns.get(""))
-
-
 def _check_chosen(files: _Files, choices: Choices) -> None:
     """Raise FormatError if an option names a node type or relation that the source does not have."""
     relations = [".".join(relation) for relation in files.edges]
@@ -222,14 +213,12 @@ def _check_chosen(files: _Files, choices: Choices) -> None:
 
 def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
     """The column of ids of a table of nodes; None: it has none. Raises FormatError if there are several."""
-    chosen = _chosen(choices.id_column, ntype)
-    if chosen is not None:
-        if chosen not in names:
-            raise FormatError(
-                f"--id-column: {ntype!r} nodes have no column {shown(chosen)}; they have {_listed(names)}"
-            )
-        return chosen
-    ids = [name for name in names if name.casefold() in _IDS]
+    chosen = choices.id_column.get(ntype, choices.id_column.get(""))
+    if chosen is not None and chosen not in names:
+        raise FormatError(
+            f"--id-column: {ntype!r} nodes have no column {shown(chosen)}; they have {_listed(names)}"
+        )
+    ids = [name for name in names if (name.casefold() in _IDS if chosen is None else name == chosen)]
     if len(ids) > 1:
         raise FormatError(
             f"the table of {ntype!r} nodes has the columns {' and '.join(ids)}: choose the ids with "
@@ -240,23 +229,13 @@ def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None
 
 def _ends(relation: Relation, names: Sequence[str], choices: Choices) -> tuple[str, str]:
     """The columns of sources and of destinations. Raises FormatError."""
-    chosen = [_chosen(columns, ".".join(relation)) for columns in (choices.src_column, choices.dst_column)]
-    for option, column in zip(("--src-column", "--dst-column"), chosen, strict=True):
-        if column is not None and column not in names:
-            raise FormatError(
-                f"{option}: edges {describe_type(relation)} have no column {shown(column)}; they have "
-                f"{_listed(names)}"
-            )
-    if chosen[0] is not None and chosen[1] is not None:
-        return chosen[0], chosen[1]
-    # The other end has a usual name.
-    usual = [name if name not in chosen else "" for name in names]
-    usual += [stand_in for stand_in, column in zip(("src", "dst"), chosen, strict=True) if column is not None]
+    name = ".".join(relation)
+    chosen = [columns.get(name, columns.get("")) for columns in (choices.src_column, choices.dst_column)]
     try:
-        ends = [usual[i] for i in end_columns(usual, f"edges {describe_type(relation)}")]
+        src, dst = end_columns(names, f"edges {describe_type(relation)}", chosen)
     except FormatError as error:
         raise FormatError(f"{error}; or choose columns with --src-column and --dst-column") from None
-    return chosen[0] or ends[0], chosen[1] or ends[1]
+    return names[src], names[dst]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -268,12 +247,12 @@ def _listed(names: Sequence[str]) -> str:
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source()
-    if choices.others:
-        files = _separate([path, *choices.others], choices)
-    elif path.is_dir():
+    if path.is_dir() and not choices.others:
         files = _in_directory(path)
     else:
-        files = _single(path, source, choices)
+        files = _separate([path, *choices.others], choices)
+        if files.edges and not choices.others:
+            _note_edge_list(path, source, choices)
     _check_chosen(files, choices)
     reading = _Reading(source, choices, scratch)
     for ntype, parts in files.nodes.items():
@@ -295,19 +274,11 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     return source
 
 
-def _single(path: Path, source: Source, choices: Choices) -> _Files:
-    """Of one file: edges, if it is called edges or has columns of both ends, else nodes."""
-    stem, names = _stem(path), _names([path], choices)
-    if stem == "nodes":
-        return _Files(nodes={NODE: [path]})
-    try:
-        ends = _ends(RELATION, names, choices)
-    except FormatError:
-        if stem == "edges":
-            raise
-        return _Files(nodes={NODE: [path]})
+def _note_edge_list(path: Path, source: Source, choices: Choices) -> None:
+    """Note that a file alone is read as edges. Raises FormatError if these may be columns of nodes."""
     if not is_csv(path):
         table = ArrowTable([path], choices.memory_bytes)
+        ends = _ends(RELATION, list(table.types), choices)
         if not all((dtype := table.dtype(name)) is not None and is_whole(dtype) for name in ends):
             raise FormatError(
                 f"{path} may be an edge list or a table of nodes: its columns {' and '.join(ends)} are not "
@@ -318,7 +289,6 @@ def _single(path: Path, source: Source, choices: Choices) -> _Files:
         f"{path.name} is an edge list, because it has columns of sources and destinations; to make "
         f"tables of nodes of them, call it nodes{path.suffix}"
     )
-    return _Files(edges={RELATION: [path]})
 
 
 class _Reading:
@@ -326,9 +296,7 @@ class _Reading:
 
     def __init__(self, source: Source, choices: Choices, scratch: Path) -> None:
         self._source, self._choices, self._scratch = source, choices, scratch
-        self._ids: dict[str, NodesById] = {}
-        self._dense: set[str] = set()  # node types with the ids 0, 1, 2, …
-        self._unnamed: set[str] = set()  # node types without a column of ids, or without a table
+        self._ids: dict[str, NodesById | None] = {}  # None: the ids are 0, 1, 2, …
         self._numbered = 0
 
     def _place(self) -> Path:
@@ -337,65 +305,47 @@ class _Reading:
         return self._scratch / f"table-{self._numbered}"
 
     def add_nodes(self, ntype: str, files: Sequence[Path]) -> None:
-        source, names = self._source, _names(files, self._choices)
-        column = _id_column(ntype, names, self._choices)
-        table = _open(files, [] if column is None else [column], self._place(), self._choices)
+        source, column = self._source, _id_column(ntype, _names(files, self._choices), self._choices)
+        texts = [] if column is None else [column]
+        table = _open(files, texts, self._place(), self._choices)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
-        if column is None:
-            self._unnamed.add(ntype)
-        else:
+        if column is not None:
             self._add_ids(ntype, table, column)
-        for key, columns in _grouped(table, source, [] if column is None else [column]).items():
+        for key, columns in _grouped(table, source, texts).items():
             source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
 
     def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
-        if are_positions(table, column):
-            self._dense.add(ntype)
-            return
-        is_text = table.ids_are_text(column)
-        memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
-        self._ids[ntype] = NodesById(
-            ntype, table, column, is_text=is_text, scratch=self._place(), memory_bytes=memory_bytes
-        )
-        self._source.ids[ntype] = self._ids[ntype].arrays
+        self._ids[ntype] = None
+        if not are_positions(table, column):
+            memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
+            nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
+            self._ids[ntype], self._source.ids[ntype] = nodes, nodes.arrays
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
         ends = _ends(relation, _names(files, self._choices), self._choices)
-        ntypes = (relation[0], relation[2])
-        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in {*self._ids, *self._dense}]
+        ntypes = relation[::2]
+        named = [end for ntype, end in zip(ntypes, ends, strict=True) if ntype in self._ids]
         table = _open(files, named, self._place(), self._choices)
         for ntype, end in zip(ntypes, ends, strict=True):
-            if ntype not in self._source.nodes:
-                self._unnamed.add(ntype)
             dtype = table.dtype(end)
-            is_compared = ntype in self._ids or (end in named and isinstance(table, CsvTable))
+            is_compared = self._ids.get(ntype) or (end in named and isinstance(table, CsvTable))
             if not is_compared and (dtype is None or not is_whole(dtype)):
                 why = _not_numbers(table, end) if dtype is None else f"of type {table.types[end]}"
                 raise FormatError(
                     f"column {end!r} of edges {describe_type(relation)} must be of whole numbers, but "
-                    f"{why if end in table.text_at else f'it is {why}'}, and {ntype!r} nodes "
-                    f"{self._without_ids(ntype)}"
+                    f"{why if end in table.text_at else f'it is {why}'}, and {ntype!r} nodes have no ids but "
+                    "0, 1, 2, …: give their table a column of ids, and choose it with --id-column"
                 )
         return table, ends
 
-    def _without_ids(self, ntype: str) -> str:
-        """Why nodes have no ids, for messages."""
-        if ntype not in self._source.nodes:
-            return "have no table: add one with a column of ids"
-        if ntype in self._unnamed:
-            return "have no column of ids: choose it with --id-column"
-        return "have the ids 0, 1, 2, …"
-
     def add_edges(self, relation: Relation, table: ArrowTable, ends: tuple[str, str]) -> None:
         source, numbers = self._source, list[Rows]()
-        for ntype, end in zip((relation[0], relation[2]), ends, strict=True):
-            if ntype in self._ids:
-                numbers.append(self._ids[ntype].nodes_of(table, end, self._place()))
-            elif ntype in self._dense:
-                numbers.append(table.number_ids(end))
+        for ntype, end in zip(relation[::2], ends, strict=True):
+            if nodes := self._ids.get(ntype):
+                numbers.append(nodes.nodes_of(table, end, self._place()))
             else:
-                numbers.append(table.rows([end]))
+                numbers.append(table.number_ids(end) if ntype in self._ids else table.rows([end]))
         kept = self._without_unknown(relation, table, ends, numbers)
         src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
         source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
@@ -410,10 +360,7 @@ class _Reading:
 
         Raises FormatError for other edges, unless they are to be dropped.
         """
-        has_ids = [ntype not in self._unnamed for ntype in (relation[0], relation[2])]
-        named = [i for i in (0, 1) if has_ids[i] or self._choices.drop_unknown]
-        if not named:
-            return None
+        named = [i for i in (0, 1) if relation[2 * i] in self._ids or self._choices.drop_unknown]
         limits = list(self._source.ends(relation).values())
 
         def known() -> Iterator[tuple[int, np.ndarray]]:
@@ -426,7 +373,8 @@ class _Reading:
                     mask &= (nodes >= 0) & (nodes < limits[i])
                 yield start, mask
 
-        first = next((start + int(mask.argmin()) for start, mask in known() if not mask.all()), None)
+        pieces = known() if named else ()
+        first = next((start + int(mask.argmin()) for start, mask in pieces if not mask.all()), None)
         if first is None:
             return None
         end = next(i for i in named if not 0 <= int(read_range(numbers[i], first, first + 1)) < limits[i])
@@ -489,9 +437,7 @@ def _grouped(table: ArrowTable, source: Source, ids: Collection[str]) -> dict[st
     Leaves out columns without numbers.
     """
     groups: dict[str, list[str]] = {}
-    for column in table.types:
-        if column in ids:
-            continue
+    for column in [name for name in table.types if name not in ids]:
         if table.dtype(column) is None:
             source.leave_out(f"column {column!r}", _not_numbers(table, column))
         else:
@@ -501,12 +447,8 @@ def _grouped(table: ArrowTable, source: Source, ids: Collection[str]) -> dict[st
     for stem, columns in groups.items():
         ordered = [f"{stem}_{i}" for i in range(len(columns))]
         kinds = {table.types[c] for c in columns}
-        if (
-            len(columns) > 1
-            and set(columns) == set(ordered)
-            and len(kinds) == 1
-            and not table.is_list(*kinds)
-        ):
+        are_together = len(columns) > 1 and set(columns) == set(ordered) and len(kinds) == 1
+        if are_together and not table.is_list(*kinds):
             tables[stem] = ordered
         else:
             tables |= {column: [column] for column in columns}
