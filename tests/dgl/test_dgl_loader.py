@@ -3,9 +3,6 @@
 import errno
 import gc
 import multiprocessing
-import os
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -38,18 +35,6 @@ def check(loader, data, count=None):
     assert len(batches) == len(loader) if count is None else count
     for batch in batches:
         assert model.assert_rows_equal_source(batch, data) > 0
-
-
-def test_epochs_differ_in_order_but_not_in_content(homogeneous, sampler):
-    with_loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16, shuffle=True)
-    orders = []
-    for epoch in model.epochs(with_loader, 3):
-        for batch in epoch:
-            assert model.assert_rows_equal_source(batch, homogeneous) == 3  # srcdata, two blocks' edata
-        orders.append(torch.cat([batch[1] for batch in epoch]).tolist())
-    assert orders[0] != orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[1]) == sorted(homogeneous.seeds.tolist())
-    with_loader.close()
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])
@@ -241,12 +226,6 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
         second = outcomes(iter(loader))  # beside a live one, without lookahead
         assert outcomes(first) == second == expected
         loader.close()
-
-
-def test_memory_that_is_too_small_for_one_minibatch(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, memory=1000)
-    with pytest.raises(ValueError, match="memory"):
-        next(iter(loader))
 
 
 def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
@@ -547,36 +526,3 @@ def test_without_a_dataset_a_loader_equals_stock_dgl(homogeneous, sampler):
     ours.close()
     with pytest.raises(TypeError, match="gids"):
         StockLoader(homogeneous.full, homogeneous.seeds, sampler, gids=homogeneous.path)
-
-
-@pytest.mark.slow
-def test_an_epoch_under_a_low_limit_of_open_files():
-    """A window of minibatches from workers must not exhaust file descriptors."""
-    code = """
-import logging, pathlib, resource, sys, tempfile
-import dgl_model
-logging.basicConfig(level=logging.WARNING)
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
-with tempfile.TemporaryDirectory() as directory:
-    data = dgl_model.heterogeneous(pathlib.Path(directory))
-    indices, sampler = dgl_model.make("neighbor", data, None)
-    loader = dgl_model.gids_loader(data, indices, sampler, batch_size=4, num_workers=2, window=22)
-    count = sum(dgl_model.assert_rows_equal_source(batch, data) == 6 for batch in loader)
-    assert count == len(loader) == 22, count
-assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
-"""
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(
-                (os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)))
-            )
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "window lowered from 22 to" in result.stderr
-    assert "file descriptors" in result.stderr

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import same_bits
+from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids.distributed
@@ -27,8 +27,30 @@ from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
+from gids.store.names import Relation
+from gids.write import DatasetWriter
 
+CITED: list[Relation] = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("paper", "rev_writes", "author"),
+]
+COUNTS = {"paper": 900, "author": 300}
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/distributed_cooperative.py"
+
+
+def write_cited(path: Path, relations: list[Relation], seed: int = 1) -> Path:
+    """A dataset of these relations of CITED, with features and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    with DatasetWriter(path, page_bytes=512) as writer:
+        for ntype in sorted({t for r in relations for t in r[::2]}):
+            rows = torch.randn(COUNTS[ntype], 24, generator=generator)
+            writer.write_table("node", ntype, "feat", rows)
+            writer.write_labels(ntype, torch.randint(0, 5, (COUNTS[ntype],), generator=generator))
+        for i, relation in enumerate(relations):
+            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, i), num_src=num_src)
+    return path
 
 
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
@@ -36,11 +58,8 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     if hasattr(theirs, "to_dict"):  # of PyG
         return differences(mine.to_dict(), theirs.to_dict(), where)
     if isinstance(theirs, torch.Tensor):
-        return (
-            []
-            if isinstance(mine, torch.Tensor) and same_bits(mine, theirs)
-            else [f"{where}: {mine} {theirs}"]
-        )
+        equal = isinstance(mine, torch.Tensor) and same_bits(mine, theirs)
+        return [] if equal else [f"{where}: {mine} {theirs}"]
     if isinstance(theirs, Mapping):
         if not isinstance(mine, Mapping) or list(mine) != list(theirs):
             return [f"{where}: {list(mine)} {list(theirs)}"]
@@ -51,16 +70,15 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
         if len(mine) != len(theirs):
             return [f"{where}: {len(mine)} {len(theirs)}"]
         return [d for i, value in enumerate(theirs) for d in differences(mine[i], value, f"{where}[{i}]")]
+    names: tuple[str, ...] = ()
     if isinstance(theirs, gids.sampler.Block):
         names = ("relation", "indptr", "indices", "edge_ids", "weights", "num_src")
-        return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
-    if hasattr(theirs, "per_hop"):  # of gids.pyg, which not every process imports
+    elif hasattr(theirs, "per_hop"):  # of gids.pyg, which not every process imports
         names = ("index", "ids", "per_hop")
-        return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
-    if isinstance(theirs, Minibatch):
+    elif isinstance(theirs, Minibatch):
         names = ("seeds", "input_nodes", "blocks", "epoch", "step", "features", "labels", "batch", "times")
-        if hasattr(theirs, "nodes_per_hop"):
-            names += ("edges", "nodes_per_hop")
+        names += ("edges", "nodes_per_hop") if hasattr(theirs, "nodes_per_hop") else ()
+    if names:
         return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
     return [] if mine == theirs else [f"{where}: {mine!r} {theirs!r}"]
 

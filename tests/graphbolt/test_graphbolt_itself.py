@@ -12,9 +12,12 @@ import graphbolt_model as model
 import numpy as np
 import pytest
 import torch
-from graphbolt_model import CITES, COUNTS, EDGES, WRITES, Dataset
+from graphbolt_model import CITES, COUNTS, EDGES, WHY_NOT, WRITES, Dataset
 
 import gids
+import gids.dgl
+
+import dgl  # isort: skip
 
 MEMORY = {"memory": 1 << 28}
 
@@ -195,3 +198,34 @@ def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for said in ("reads, 4096 B, gids_fetch over GraphBolt, 2 threads", "pipe, 4096 B", "hits, 512 B"):
         assert said in done.stdout
+
+
+# Where GraphBolt cannot be imported, in a process of its own each time
+
+
+def said_by(code: str) -> str:
+    done = subprocess.run([sys.executable, "-P", "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "import gids.dgl, dgl\n", "import gids.dgl, dgl.graphbolt\n"])
+def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> None:
+    if not WHY_NOT:
+        pytest.skip("GraphBolt is here")
+    said = said_by(
+        before + "try:\n    import gids.graphbolt\nexcept ImportError as error:\n    print(error.name, error)"
+    )
+    assert "dgl.graphbolt gids.graphbolt needs DGL's GraphBolt: dgl 2.1.0, torch 2.2.0 or 2.2.1" in said
+    assert f"dgl {dgl.__version__}" in said
+    assert "tools/graphbolt_env.sh" in said
+
+
+@pytest.mark.slow
+def test_without_dgl_it_says_so_as_well() -> None:
+    said = said_by(
+        "import sys\nsys.modules['dgl'] = None\n"
+        "try:\n    import gids.graphbolt\nexcept ImportError as error:\n    print(error)"
+    )
+    assert "no DGL that can be imported (gids.dgl needs DGL" in said

@@ -38,46 +38,23 @@ from gids.write import DatasetWriter, edge_list
 DOCS = Path(__file__).parents[2] / "docs/pyg.md"
 
 
-def names_of(loader: type) -> set[str]:
-    base = LinkLoader if loader is PygLinkNeighborLoader else NodeLoader
-    parameters = {
-        name: p
-        for kind in (loader, base, DataLoader)
-        for name, p in inspect.signature(kind.__init__).parameters.items()
-    }
-    own = {"self", "node_sampler", "link_sampler", "kwargs", "args"}
-    return {name for name in parameters if name not in own and not name.startswith("_")}
-
-
 @pytest.mark.parametrize("kind", [PygNeighborLoader, PygLinkNeighborLoader])
 def test_every_argument_is_known_and_in_the_docs(kind: type, one: Data, one_path: Path) -> None:
     ours = getattr(gids.pyg, kind.__name__)
     positional = list(inspect.signature(kind).parameters)[:-1]
     assert list(inspect.signature(ours).parameters)[: len(positional)] == positional
     listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", DOCS.read_text(), re.M))))
-    for name in names_of(kind):
+    kinds = DataLoader, LinkLoader if kind is PygLinkNeighborLoader else NodeLoader, kind
+    defaults = {
+        name: p.default for of in kinds for name, p in inspect.signature(of.__init__).parameters.items()
+    }
+    own = {"self", "node_sampler", "link_sampler", "kwargs", "args"}
+    for name in {name for name in defaults if name not in own and not name.startswith("_")}:
         assert name in listed
         if name in ("data", "num_neighbors"):
             continue
-        default = next(
-            (
-                inspect.signature(of.__init__).parameters[name].default
-                for of in (kind, NodeLoader, DataLoader)
-                if name in inspect.signature(of.__init__).parameters
-            ),
-            None,
-        )
-        given = {} if default is inspect.Parameter.empty else {name: default}
-        ours(one_path, [2], **given).close()
-
-
-def test_positions_are_those_of_pyg(one_path: Path) -> None:
-    nodes = torch.arange(50)
-    with (
-        gids.pyg.NeighborLoader(one_path, [2], nodes, None, True, batch_size=50) as loader,
-        gids.pyg.NeighborLoader(one_path, [2], input_nodes=nodes, replace=True, batch_size=50) as named,
-    ):
-        assert_same(next(iter(loader)), next(iter(named)))
+        default = defaults[name]
+        ours(one_path, [2], **({} if default is inspect.Parameter.empty else {name: default})).close()
 
 
 class Papers(Data):
@@ -175,12 +152,8 @@ def test_transforms_of_the_samplers_output_come_before_the_features(one: Data, o
             assert_same(batch, same)
 
 
-def test_any_sampler_of_pyg_samples_for_a_dataset(one: Data, several: HeteroData, several_path: Path) -> None:
+def test_any_sampler_of_pyg_samples_for_a_dataset(several: HeteroData, several_path: Path) -> None:
     """Here gids' own, over data in memory, as another one."""
-
-    class Other(gids.pyg.NeighborSampler):
-        edge_permutation = {CITES: torch.arange(2400).flip(0)}
-
     counts: dict[Any, list[int]] = {CITES: [-1], WRITES: [-1], WRITTEN: [-1]}
     sampler = gids.pyg.NeighborSampler(several, counts)
     wrapped = NodeLoader(several, sampler, input_nodes="author", batch_size=50)
@@ -193,14 +166,6 @@ def test_any_sampler_of_pyg_samples_for_a_dataset(one: Data, several: HeteroData
         ValueError, match="replace= is an argument of the sampler: give it to neighbor_sampler"
     ):
         gids.pyg.NeighborLoader(several_path, [2], "author", replace=True, neighbor_sampler=sampler)
-    other = Other(several, [-1])
-    with gids.pyg.NeighborLoader(
-        several_path, [-1], "paper", neighbor_sampler=other, batch_size=50
-    ) as loader:
-        batch = next(iter(loader))
-        plain = next(iter(NodeLoader(several, sampler, input_nodes="paper", batch_size=50)))
-        assert torch.equal(batch[CITES].e_id, 2399 - plain[CITES].e_id)
-        assert torch.equal(batch[WRITES].e_id, plain[WRITES].e_id)
 
 
 def test_a_given_sampler_keeps_its_own_order_of_edges(one: Data, one_path: Path) -> None:
@@ -273,26 +238,21 @@ def test_subgraphs_trees_and_no_hops(
             )
 
 
-def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path) -> None:
-    with gids.pyg.NeighborLoader(one_path, [2, 2], batch_size=40, subgraph_type="induced") as loader:
-        for batch in loader:
-            inside = torch.isin(one.edge_index, batch.n_id).all(0)
-            assert sorted(batch.e_id.tolist()) == inside.nonzero().view(-1).tolist()
-            assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
-
-
-def test_trees_with_all_their_edges_are_those_of_shadow(one: Data, one_path: Path) -> None:
-    options: dict[str, Any] = {"disjoint": True, "subgraph_type": "induced", "batch_size": 20}
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path, disjoint: bool) -> None:
+    """Of each tree, if trees are disjoint: these are those of shaDow."""
+    options: dict[str, Any] = {"disjoint": disjoint, "subgraph_type": "induced", "batch_size": 20}
     with gids.pyg.NeighborLoader(one_path, [3, 3], torch.arange(60), **options) as loader:
         for batch in loader:
-            assert torch.equal(batch.batch[:20], torch.arange(20))
-            for root in range(20):
-                nodes = batch.n_id[batch.batch == root]
-                edges = batch.e_id[batch.batch[batch.edge_index[0]] == root]
-                assert len(nodes.unique()) == len(nodes) <= 1 + 3 + 9
+            trees = batch.batch if disjoint else torch.zeros_like(batch.n_id)
+            assert torch.equal(trees[:20], torch.arange(20) * disjoint)
+            for root in range(20 if disjoint else 1):
+                nodes = batch.n_id[trees == root]
+                edges = batch.e_id[trees[batch.edge_index[0]] == root]
+                assert len(nodes.unique()) == len(nodes) <= (1 + 3 + 9) * (1 if disjoint else 20)
                 inside = torch.isin(one.edge_index, nodes).all(0)
                 assert sorted(edges.tolist()) == inside.nonzero().view(-1).tolist()
-            assert torch.equal(*batch.batch[batch.edge_index])
+            assert torch.equal(*trees[batch.edge_index])
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
 
 
@@ -394,14 +354,9 @@ def test_data_without_edges_and_seeds_without_neighbors() -> None:
     typed = HeteroData(paper={"num_nodes": 100})
     (batch,) = gids.pyg.NeighborLoader(typed, [], "paper", batch_size=100)
     assert batch["paper"].n_id.tolist() == list(range(100))
+    edges = ("paper", "paper"), torch.ones(2, 3).long()
     with pytest.raises(ValueError, match="the data has no edges: negatives and disjoint=True need some"):
-        next(
-            iter(
-                gids.pyg.LinkNeighborLoader(
-                    typed, [], (("paper", "paper"), torch.ones(2, 3).long()), neg_sampling="binary"
-                )
-            )
-        )
+        next(iter(gids.pyg.LinkNeighborLoader(typed, [], edges, neg_sampling="binary")))
 
 
 def test_a_dataset_of_one_node_type_needs_no_edges(one: Data, tmp_path: Path) -> None:
