@@ -181,6 +181,18 @@ def make(kind, data, tmp_path):
     return torch.arange(8), SAINTSampler(mode=kind.split("-")[1], budget=SAINT_BUDGET[kind], **ndata)
 
 
+class OwnSampler(dgl.dataloading.Sampler):
+    """A sampler of the user's own, which declares nothing. mark: changes a subgraph of the seeds, and returns
+    the minibatch."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark = mark
+
+    def sample(self, g, indices):
+        return self.mark(g.subgraph(indices), indices)
+
+
 SAINT_BUDGET = {"saint-node": 40, "saint-edge": 40, "saint-walk": (10, 3)}
 BLOCK_SAMPLERS = ["neighbor", "labor", "full", "edge", "edge-negative"]
 SAMPLERS = [*BLOCK_SAMPLERS, "shadow", "cluster", *SAINT_BUDGET]

@@ -197,7 +197,7 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         (
             lambda i, b, h: h,
             ValueError,
-            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one row",
+            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one",
         ),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
         (
@@ -226,18 +226,10 @@ def test_layers_that_return_no_output_raise(
     [
         ({"tables": ["none"]}, KeyError, r"no table 'none' in one\.gids"),
         ({"tables": "feat"}, TypeError, r"give a list, \['feat'\]"),
-        (
-            {"nodes": torch.tensor([1500])},
-            IndexError,
-            "nodes of '_N' run from 1500 to 1500; ids",
-        ),
+        ({"nodes": torch.tensor([1500])}, IndexError, "nodes of '_N' run from 1500 to 1500; ids"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
         ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
-        (
-            {"nodes": torch.tensor([1]), "output": "h"},
-            ValueError,
-            "output= needs all nodes, but",
-        ),
+        ({"nodes": torch.tensor([1]), "output": "h"}, ValueError, "output= needs all nodes, but"),
         ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
@@ -250,37 +242,33 @@ def test_layers_that_return_no_output_raise(
 def test_wrong_arguments_are_refused(
     one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given: dict[str, Any] = {
-        "model": sage(100, 8, 2),
-        "source": gids.open(one_type, memory=MEMORY),
-        **arguments,
-    }
+    usual: dict[str, Any] = {"model": sage(100, 8, 2), "source": gids.open(one_type, memory=MEMORY)}
     with pytest.raises(error, match=message):
-        layerwise(**given)
+        layerwise(**usual | arguments)
     assert folders(one_type) == ["_N.feat"]
 
 
 def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match="layer 0 returned Tensor; with several types it must return a dictionary"
+    for name, tables in (("bare", ["feat"]), ("two", ["a", "b"])):
+        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
+            for key in tables:
+                writer.write_table("node", "_N", key, torch.zeros(4, 4))
+            if name == "two":
+                writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
+    for source, nodes, error, said in (
+        (several_types, None, TypeError, "layer 0 returned Tensor; with several types it must return a dict"),
+        (several_types, torch.tensor([1]), TypeError, r"nodes must be a dictionary.*\(got Tensor\)"),
+        (several_types, {"venue": None}, KeyError, "nodes of type 'venue': no relation has it"),
+        (tmp_path / "bare.gids", None, FormatError, "topology"),
+        (
+            tmp_path / "two.gids",
+            None,
+            ValueError,
+            r"_N\.a and _N\.b are tables of the same '_N' nodes",
+        ),
     ):
-        layerwise([lambda b, h: h["paper"]], gids.open(several_types, memory=MEMORY))
-    with pytest.raises(TypeError, match=r"nodes must be a dictionary.*\(got Tensor\)"):
-        layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
-    with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
-        layerwise([lambda b, h: h], several_types, nodes={"venue": None})
-    with DatasetWriter(tmp_path / "bare.gids") as writer:
-        writer.write_table("node", "_N", "feat", torch.zeros(4, 4))
-    with pytest.raises(FormatError, match="topology"):
-        layerwise([lambda b, h: h], tmp_path / "bare.gids")
-    with DatasetWriter(tmp_path / "two.gids") as writer:
-        writer.write_table("node", "_N", "a", torch.zeros(4, 4))
-        writer.write_table("node", "_N", "b", torch.zeros(4, 4))
-        writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
-    with pytest.raises(
-        ValueError, match=r"_N\.a and _N\.b are tables of the same '_N' nodes: choose one with tables="
-    ):
-        layerwise([lambda b, h: h], tmp_path / "two.gids")
+        with pytest.raises(error, match=said):
+            layerwise([lambda b, h: h["paper"]], source, nodes=nodes)
 
 
 def test_a_model_in_training_mode_gives_a_warning(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:

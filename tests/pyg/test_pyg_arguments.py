@@ -16,6 +16,7 @@ from pyg_model import (
     PAPERS,
     WRITES,
     WRITTEN,
+    assert_all_same,
     assert_drawn_by_weight,
     assert_part_of,
     assert_same,
@@ -160,8 +161,7 @@ def test_any_sampler_of_pyg_samples_for_a_dataset(several: HeteroData, several_p
     with gids.pyg.NeighborLoader(
         several_path, None, "author", neighbor_sampler=wrapped.node_sampler, batch_size=50
     ) as loader:
-        for batch, expected in zip(loader, wrapped, strict=True):
-            assert_same(batch, expected)
+        assert_all_same(loader, wrapped)
     with pytest.raises(
         ValueError, match="replace= is an argument of the sampler: give it to neighbor_sampler"
     ):
@@ -227,8 +227,7 @@ def test_subgraphs_trees_and_no_hops(
             theirs = gids.pyg.NeighborLoader(data, [-1, -1], nodes, **given)
             assert type(theirs) is PygNeighborLoader
             with gids.pyg.NeighborLoader(path, [-1, -1], nodes, **given) as loader:
-                for batch, expected in zip(loader, theirs, strict=True):
-                    assert_same(batch, expected)
+                assert_all_same(loader, theirs)
         with gids.pyg.NeighborLoader(path, [], nodes, batch_size=40) as loader:
             batch = next(iter(loader))
             assert (batch if nodes is None else batch[nodes]).n_id.tolist() == list(range(40))
@@ -337,8 +336,7 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
                 for graph, stored in zip(loader.node_sampler.graphs, graphs_of(store), strict=True):
                     assert isinstance(stored.indices, np.memmap)
                     assert isinstance(graph.indices, np.memmap)  # no copy
-                for batch, expected in zip(loader, theirs, strict=True):
-                    assert_same(batch, expected)
+                assert_all_same(loader, theirs)
     typed[CITES].time = torch.arange(2400)
     with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of the data have"):
         gids.pyg.NeighborSampler(typed, [2], time_attr="time")
@@ -367,8 +365,7 @@ def test_a_dataset_of_one_node_type_needs_no_edges(one: Data, tmp_path: Path) ->
         given: dict[str, Any] = {"batch_size": 250, **options}
         theirs = gids.pyg.NeighborLoader(alone, [2, 2], **given)
         with gids.pyg.NeighborLoader(tmp_path / "nodes.gids", [2, 2], **given) as loader:
-            for batch, expected in zip(loader, theirs, strict=True):
-                assert_same(batch, expected)
+            assert_all_same(loader, theirs)
     pairs = torch.arange(90).view(2, 45)
     with gids.pyg.LinkNeighborLoader(
         tmp_path / "nodes.gids", [2], pairs, neg_sampling="binary", batch_size=45

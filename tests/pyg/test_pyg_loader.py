@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from pyg_model import (
     PAPERS,
     WRITES,
     WRITTEN,
-    assert_on,
-    assert_same,
+    assert_all_same,
+    assert_same_on,
     sample_all,
     stores,
     write,
@@ -52,8 +53,7 @@ def test_minibatches_are_those_of_pygs_own_node_loader(one: Data, one_path: Path
         assert len(loader) == len(ours) == -(-PAPERS // 32)
     sampler = gids.pyg.NeighborSampler(one, [-1, -1])
     theirs = PygNodeLoader(one, sampler, input_nodes=order, batch_size=32, input_id=order)
-    for batch, expected in zip(ours, theirs, strict=True):
-        assert_same(batch, expected)
+    assert_all_same(ours, theirs)
     assert (order.tolist() == list(range(PAPERS))) != shuffle
     assert sorted(order.tolist()) == list(range(PAPERS))
 
@@ -65,8 +65,7 @@ def test_typed_minibatches_are_those_of_pygs_own_node_loader(several: HeteroData
         ours = list(loader)
     sampler = gids.pyg.NeighborSampler(several, counts)
     theirs = PygNodeLoader(several, sampler, input_nodes=("author", nodes), batch_size=32)
-    for batch, expected in zip(ours, theirs, strict=True):
-        assert_same(batch, expected)
+    assert_all_same(ours, theirs)
     assert [len(b["author"].input_id) for b in ours] == [b["author"].batch_size for b in ours]
 
 
@@ -173,11 +172,9 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
         expected = list(loader)
     for data, given in ((store, counts), (pair, counts), (several_path, by_name)):
         with open_loader(data, given, "paper") as loader:
-            for batch, same in zip(loader, expected, strict=True):
-                assert_same(batch, same)
+            assert_all_same(loader, expected)
     with open_loader(one_path, NumNeighbors([3, 2])) as loader, open_loader(one_path, (3, 2)) as other:
-        for batch, same in zip(loader, other, strict=True):
-            assert_same(batch, same)
+        assert_all_same(loader, other)
     with open_loader(one_path, [2], ("paper", None)) as loader:
         assert isinstance(next(iter(loader)), HeteroData)
 
@@ -275,8 +272,7 @@ def test_an_epoch_goes_on_where_it_was_saved(one: Data, one_path: Path) -> None:
         assert loader.epoch == 1
         found = list(loader) + list(loader)
         assert loader.epoch == 3
-    for batch, other in zip(found, expected, strict=True):
-        assert_same(batch, other)
+    assert_all_same(found, expected)
 
 
 def test_minibatches_are_made_on_the_device(
@@ -284,13 +280,8 @@ def test_minibatches_are_made_on_the_device(
 ) -> None:
     cuda_is(device)
     for path, nodes in ((one_path, torch.arange(0, PAPERS, 9)), (several_path, ("author", [1, 5, 70, 9]))):
-        options: dict[str, Any] = {"shuffle": True, "batch_size": 20}
-        with open_loader(path, [3, -1], nodes, **options) as loader:
-            expected = list(loader)
-        with open_loader(path, [3, -1], nodes, device="cuda", topology_on="host", **options) as loader:
-            for batch, same in zip(loader, expected, strict=True):
-                assert_on(device.torch_device, batch)
-                assert_same(batch.cpu(), same)
+        make = partial(open_loader, path, [3, -1], nodes, topology_on="host")
+        assert_same_on(device, make, shuffle=True, batch_size=20)
 
 
 def test_wrong_arguments_of_a_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
@@ -354,8 +345,7 @@ def test_packs_yield_the_same_minibatches(
                 epochs.append([*loader, *loader])
                 by_packs = loader.stats()["packs"]["minibatches"]
                 assert by_packs == (0 if reads == "random" else 2 * len(loader))
-    for batch, same in zip(*epochs, strict=True):
-        assert_same(batch, same)
+    assert_all_same(*epochs)
 
 
 def test_an_explicit_number_of_nodes_stays_in_minibatches(several: HeteroData, tmp_path: Path) -> None:
@@ -379,7 +369,6 @@ def test_an_explicit_number_of_nodes_stays_in_minibatches(several: HeteroData, t
         seeds = None if data is one else "author"
         theirs = gids.pyg.NeighborLoader(data, [-1], seeds, **options)
         with gids.pyg.NeighborLoader(path, [-1], seeds, **options) as loader:
-            for batch, expected in zip(loader, theirs, strict=True):
-                assert_same(batch, expected)
+            assert_all_same(loader, theirs)
             called = loader([3, 1])
             assert stores(called)[seeds].num_nodes == len(stores(called)[seeds].n_id)
