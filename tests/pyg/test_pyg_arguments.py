@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -80,49 +81,40 @@ def test_custom_cls_and_input_id(one_path: Path, several_path: Path) -> None:
 
 def test_a_sampler_gives_the_order(one_path: Path) -> None:
     nodes = torch.arange(100, 200)
-    chosen = [5, 3, 99, 3, 0]
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=chosen, batch_size=2) as loader:
-        assert len(loader) == 3
-        for _ in range(2):
-            assert [batch.input_id.tolist() for batch in loader] == [[5, 3], [99, 3], [0]]
+
+    def open_with(**options: Any) -> gids.pyg.NeighborLoader:
+        return gids.pyg.NeighborLoader(one_path, [np.int64(2)], nodes, **options)
+
+    def epochs(**options: Any) -> list[list[list[int]]]:
+        """The positions of the seeds of each minibatch, in two epochs."""
+        with open_with(**options) as loader:
+            assert (loader.batch_size is None) == ("batch_sampler" in options or None in options.values())
+            both = [list(loader) for _ in range(2)]
+            assert len(both[0]) == len(loader)
+            for batch in itertools.chain(*both):
+                assert torch.equal(batch.n_id[: batch.batch_size], nodes[batch.input_id])
+            return [[batch.input_id.tolist() for batch in batches] for batches in both]
+
+    assert epochs(sampler=[5, 3, 99, 3, 0], batch_size=2) == [[[5, 3], [99, 3], [0]]] * 2
+    first, second = epochs(sampler=SubsetRandomSampler(range(9)))
+    assert sorted(first) == sorted(second) == [[i] for i in range(9)]
+    assert first != second
+    for lists in ([[7], [1, 2, 3], [4, 5]], [[], [3, 4]]):
+        assert epochs(batch_sampler=lists) == epochs(sampler=lists, batch_size=None) == [lists] * 2
+    batches = BatchSampler(range(10), 4, drop_last=True)
+    assert epochs(batch_sampler=batches) == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    for wrong, size, error, said in (
+        ([[7], [1, 2, 3]], 2, ValueError, "the sampler yields lists: give it as batch_sampler="),
+        ([0.5, 2], 2, TypeError, r"the sampler yields \[0.5, 2\]: it must yield whole numbers"),
+        ([100], 1, IndexError, "positions from 100 to 100; there are 100 seeds"),
+    ):
+        with open_with(sampler=wrong, batch_size=size) as loader, pytest.raises(error, match=said):
+            next(iter(loader))
+    with open_with(sampler=[5]) as loader, open_with(batch_size=2) as other:
         with pytest.raises(ValueError, match="cannot save the position of sampler="):
             loader.state_dict()
-        with gids.pyg.NeighborLoader(one_path, [2], nodes[:5], batch_size=2) as other:
-            state = other.state_dict()
         with pytest.raises(ValueError, match="the position of sampler="):
-            loader.load_state_dict(state | {"made_with": loader._made_with()})
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=SubsetRandomSampler(range(9))) as loader:
-        first, second = ([int(batch.input_id) for batch in loader] for _ in range(2))
-        assert sorted(first) == sorted(second) == list(range(9))
-        assert first != second
-    lists = [[7], [1, 2, 3], [4, 5]]
-    for options in ({"batch_sampler": lists}, {"sampler": lists, "batch_size": None}):
-        with gids.pyg.NeighborLoader(one_path, [2], nodes, **options) as loader:
-            assert loader.batch_size is None
-            assert len(loader) == 3
-            assert [batch.input_id.tolist() for batch in loader] == lists
-            assert [batch.n_id[: batch.batch_size].tolist() for batch in loader] == [
-                [100 + i for i in positions] for positions in lists
-            ]
-    with gids.pyg.NeighborLoader(one_path, [np.int64(2)], nodes, batch_sampler=[[], [3, 4]]) as loader:
-        assert [batch.input_id.tolist() for batch in loader] == [[], [3, 4]]
-    batches = BatchSampler(range(10), 4, drop_last=True)
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, batch_sampler=batches) as loader:
-        assert [len(batch.input_id) for batch in loader] == [4, 4]
-    for wrong, error, told in [
-        ([[7], [1, 2, 3]], ValueError, "the sampler yields lists: give it as batch_sampler="),
-        ([0.5, 2], TypeError, r"the sampler yields \[0.5, 2\]: it must yield whole numbers"),
-    ]:
-        with (
-            gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=wrong, batch_size=2) as loader,
-            pytest.raises(error, match=told),
-        ):
-            next(iter(loader))
-    with (
-        gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=[100]) as loader,
-        pytest.raises(IndexError, match="positions from 100 to 100; there are 100 seeds"),
-    ):
-        next(iter(loader))
+            loader.load_state_dict(other.state_dict() | {"made_with": loader._made_with()})
 
 
 def test_a_generator_gives_the_seed(one_path: Path) -> None:

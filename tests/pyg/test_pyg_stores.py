@@ -297,7 +297,7 @@ def test_wrong_arguments_of_stores_and_samplers_are_refused(
         (TypeError, "cannot be changed", lambda: features.remove_tensor("paper", "x", index=None)),
         (TypeError, "cannot be changed", lambda: graphs.put_edge_index((put, put), EdgeAttr(CITES, "coo"))),
         (TypeError, "cannot be changed", lambda: graphs.remove_edge_index(CITES, "csc")),
-        (KeyError, "paper.x.paper", lambda: graphs.get_edge_index(("paper", "x", "paper"), "csc")),
+        (KeyError, "no relation", lambda: graphs.get_edge_index(("paper", "x", "paper"), "csc")),
         (ValueError, "not of one gids dataset", lambda: sampler((features, both(one_path)[1]), [2])),
         (TypeError, "argument 'num_neighbours'", lambda: sampler(one, [2], num_neighbours=[2])),
         (TypeError, "give its edges as edge_index", lambda: sampler(Data(x=one.x, adj=one.edge_index), [2])),
