@@ -26,7 +26,7 @@ MEMORY = {"memory": 1 << 28}
 def graph(gb: Any, dataset: Dataset) -> Any:
     """A sampling graph whose edge ids are those of the dataset."""
     rng = np.random.default_rng(4)
-    relations = EDGES if dataset.node_keys != ["feat", "year"] else {("_N", "_E", "_N"): 900}
+    relations = EDGES if isinstance(dataset.node_keys, dict) else {("_N", "_E", "_N"): 900}
     ntypes = sorted({t for r in relations for t in (r[0], r[2])})
     sizes = [COUNTS.get(t, 400) for t in ntypes]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -64,6 +64,13 @@ def graph(gb: Any, dataset: Dataset) -> Any:
     )
 
 
+def fetched(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
+    """sampled() with the features of the dataset. Without a cache every page is read."""
+    source = gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0))
+    pipe = sampled(gb, graph, dataset, shuffle, fanout)
+    return pipe.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
+
+
 def sampled(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
     """A pipe of 15 sampled minibatches."""
     items = gb.ItemSet(torch.arange(300), names="seed_nodes")
@@ -86,9 +93,7 @@ def assert_complete(dataset: Dataset, minibatches: list[Any]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_of_graphbolts_loader(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = sampled(gb, graph, dataset, shuffle=True).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset, shuffle=True)
     loader = gb.DataLoader(pipe, num_workers=workers)
     orders = []
     for _epoch in range(2):
@@ -109,9 +114,7 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
     every = {"fanout": -1}  # all neighbors: GraphBolt's draws cannot be repeated
     by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
     by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
-    by_stage = gb.DataLoader(
-        sampled(gb, graph, dataset, **every).gids_fetch(gids.open(dataset.store, **MEMORY), *keys)
-    )
+    by_stage = gb.DataLoader(fetched(gb, graph, dataset, **every))
     for expected, *others in zip(by_stock, by_store, by_stage, strict=True):
         for found in others:
             assert seeds_of(found) == seeds_of(expected)
@@ -144,9 +147,7 @@ def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset
 
 
 def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")))  # GraphBolt runs all before it in a thread
     for _epoch in range(2):
         assert_complete(dataset, list(loader))
@@ -154,9 +155,7 @@ def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dat
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe, num_workers=workers)
     for _round in range(2):
         for _ in zip(range(3), loader, strict=False):
@@ -165,11 +164,7 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
 
 
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0)),
-        dataset.node_keys,
-        dataset.edge_keys,
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe)
     engine = pipe.feature_loader._engine
     engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
