@@ -71,7 +71,7 @@ LONGEST = [
     "measure/test_sides.py",
     "bench_command/test_epoch.py",
     "loader/test_torchrun.py",
-    "dgl/test_dgl_import.py",
+    "dgl/test_dgl_processes.py",
     "test_gpu_pack.py",
 ]
 """Files that take more than about 20 s if slow tests run. They start first: at the end, one process would run

@@ -1,7 +1,7 @@
 """dgl.dataloading.DataLoader with features from a dataset on disk. Users make it, or call enable().
 
 Only ``__init__`` and ``__iter__`` differ from DGL's. DGL samples, in this thread or in workers; gids.loader
-reads and caches. Epoch replaces DGL's own prefetching iterator, which fails if sampling takes 30 s.
+reads and caches. FrameworkEpoch replaces DGL's own prefetching iterator, which fails if sampling takes 30 s.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from typing import Any, cast
@@ -159,14 +160,22 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             minibatch_rows=gids_minibatch_rows,
         )
         self.learned = Learned()
-        self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
+        self._epochs: weakref.WeakSet[FrameworkEpoch[Any]] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
         if self.feature_loader is None:
             return cast(Iterator[Any], _stock_iter(self))
         if self.shuffle:
             self.dataset.shuffle()
-        epoch = Epoch(self, self.feature_loader)
+        epoch = FrameworkEpoch(
+            self.feature_loader,
+            _sampled(self),
+            attrgetter("ids"),
+            partial(_finished, self),
+            bytes_of=attrgetter("nbytes"),
+            in_workers=self.num_workers > 0,
+            learned=self.learned,
+        )
         self._epochs.add(epoch)
         return epoch
 
@@ -185,31 +194,12 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     __enter__, __exit__ = Closing.__enter__, Closing.__exit__
 
 
-class Epoch(Iterator[Any]):
-    """An iterator of the sampler's minibatches. After an error it continues with the next one."""
-
-    def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
-        self._loader = loader
-        self._minibatches = FrameworkEpoch(
-            feature_loader,
-            _sampled(loader),
-            attrgetter("ids"),
-            bytes_of=attrgetter("nbytes"),
-            in_workers=loader.num_workers > 0,
-            learned=loader.learned,
-        )
-
-    def __next__(self) -> Any:
-        minibatch, rows = next(self._minibatches)
-        # DGL fetches the other lazy columns, such as labels, and moves the graphs to the device.
-        batch, columns, _ = stock._prefetch(minibatch.batch, self._loader, None)
-        batch = recursive_apply_pair(batch, columns, stock._assign_for)
-        minibatch.fill(batch, rows, self._loader.device)
-        return batch
-
-    def close(self) -> None:
-        """End the epoch here. Idempotent; dropping it does the same."""
-        self._minibatches.close()
+def _finished(loader: Any, minibatch: SampledMinibatch, rows: Mapping[str, torch.Tensor]) -> Any:
+    """DGL fetches the other lazy columns, such as labels, and moves the graphs to the device."""
+    batch, columns, _ = stock._prefetch(minibatch.batch, loader, None)
+    batch = recursive_apply_pair(batch, columns, stock._assign_for)
+    minibatch.fill(batch, rows, loader.device)
+    return batch
 
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:

@@ -133,15 +133,14 @@ def _sample(part: Any) -> _Edges:
 
 def _look_up(edges: _Edges, stored: Graph, *, by_id: bool) -> np.ndarray:
     """bool[m]: whether edges are in a dataset, as they are or reversed; m of them could be looked up."""
-    if stored.relation[0] != stored.relation[2]:
-        hit, searched = _search(edges, stored, by_id)
-        return np.compress(searched, hit)
-    if not by_id:  # a loop stays a loop in any order
-        edges = _Edges(*(ends[edges.src != edges.dst] for ends in edges))
-    hit, searched = _search(edges, stored, by_id)
-    hit_reversed, searched_reversed = _search(edges._replace(src=edges.dst, dst=edges.src), stored, by_id)
-    hit |= hit_reversed
-    return np.compress(hit | (searched & searched_reversed), hit)
+    ways = [edges]
+    if stored.relation[0] == stored.relation[2]:
+        if not by_id:  # a loop stays a loop in any order
+            edges = _Edges(*(ends[edges.src != edges.dst] for ends in edges))
+        ways = [edges, edges._replace(src=edges.dst, dst=edges.src)]
+    hits, searched = zip(*(_search(way, stored, by_id) for way in ways), strict=True)
+    hit = np.any(hits, 0)
+    return np.compress(hit | np.all(searched, 0), hit)
 
 
 def _search(edges: _Edges, stored: Graph, by_id: bool) -> tuple[np.ndarray, np.ndarray]:

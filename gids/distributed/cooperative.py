@@ -9,7 +9,7 @@ they need of nodes of others: `CooperativeMinibatch.exchange`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,8 @@ class CooperativeMinibatch(Minibatch):
 
         where = f"exchange({layer}, h): all ranks must give rows of the same shape, dtype and device type"
         self.group.agree(rows, where, place)
-        came = {t: _exchanged(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
+        send: Callable[..., torch.Tensor] = _Exchanged.apply
+        came = {t: send(own[t], plan, self.group, f"{place} {t}") for t, plan in plans.items()}
         return came if isinstance(h, dict) else came[""]
 
     def _plans(self, layer: int, h: PerType) -> Iterator[tuple[str, Exchange, torch.Tensor]]:
@@ -128,11 +129,6 @@ class _Exchanged(torch.autograd.Function):
         result[: plan.num_dst] = grad[: plan.num_dst]
         result.index_add_(0, plan.send.to(grad.device), came)
         return result, None, None, None
-
-
-def _exchanged(h: torch.Tensor, plan: Exchange, group: Group, place: str) -> torch.Tensor:
-    result: torch.Tensor = _Exchanged.apply(h, plan, group, place)  # type: ignore[no-untyped-call]
-    return result
 
 
 def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Group) -> torch.Tensor:

@@ -77,7 +77,11 @@ class Group(ByReference):
         self._begun = 0  # exchanges
         self.failures = self.comparisons = 0
         self._here = Process.this()
-        self._processes = self._find_processes()
+        # Once all have come to make this group:
+        key, rank = f"{self._key}/processes", self.ranks[self.rank]
+        meeting = StoreGroup(rank, self.ranks, self._store, key, timeout_s)
+        said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
+        self._processes = [Process(**theirs) for theirs in said]
         self._control: Any = None
         self._rows: dict[str, Any] = {}
         self._control = self._run(lambda: self._new("gloo"))
@@ -227,13 +231,6 @@ class Group(ByReference):
         for group in groups:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
-
-    def _find_processes(self) -> list[Process]:
-        """The processes of the ranks, once all have come to make this group."""
-        key, rank = f"{self._key}/processes", self.ranks[self.rank]
-        meeting = StoreGroup(rank, self.ranks, self._store, key, self.timeout_s)
-        said = meeting.gather(asdict(self._here), "calls gids.distributed.open()")
-        return [Process(**theirs) for theirs in said]
 
     def _new(self, backend: str) -> Any:
         timeout, mine = timedelta(seconds=self.timeout_s), None

@@ -223,9 +223,10 @@ class RankRows:
         assert not isinstance(minibatch, Failed)
         wanted = [[len(ids) for ids in by_rank] for by_rank in received]
         asked = [torch.cat(by_rank) for by_rank in received] if self.exchanged else own
-        rows = [
-            self._positions(self.tables[names[0]], ids) for names, ids in zip(self.alike, asked, strict=True)
-        ]
+        rows = []
+        for names, ids in zip(self.alike, asked, strict=True):  # positions in this rank's part
+            held = self.tables[names[0]].held
+            rows.append(ids if held is None else torch.from_numpy(held.rows_of(ids.numpy())))
         nbytes = bytes_of(minibatch)
         if self.exchanged:
             nbytes += sum(values.nbytes for values in (*rows, *inverses))
@@ -238,7 +239,3 @@ class RankRows:
             return owners.of(ids)
         assert not isinstance(type_, str)
         return self._owners_of_edges(minibatch, type_)
-
-    def _positions(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
-        """The positions of rows in this rank's part of a table."""
-        return ids if table.held is None else torch.from_numpy(table.held.rows_of(ids.numpy()))

@@ -34,7 +34,6 @@ from gids.store.names import Relation
 from gids.store.part import part_name, part_paths
 
 OwnedBy = Literal["hash", "range", "heat"]
-_BULK = 4
 _SWEPT_BYTES = 1 << 20
 """If rows may be read by packs, a rank owns so many successive bytes, which one pass reads at once."""
 
@@ -142,24 +141,22 @@ class GroupSource(RowSource):
                 loader.leave(user)
             raise
         assert loader is not None
+        owners = None
+        if not cooperative:
+            owners = {name: self.owners_of(chosen[name], loader.line_bytes) for name in sorted(chosen)}
+        for name, of_rows in (owners or {}).items():
+            if isinstance(of_rows, PlacedOwners):  # these pages stay in the lines of this rank
+                loader.keep_pages(name, of_rows.held)
         return RankRows(
             self.group,
             loader,
             chosen,
-            None if cooperative else self._owners_for(loader, chosen),
+            owners,
             self.owners_of_edges,
             dtype=dtype,
             reads=self.options.reads,
             bulk=self._bulk,
         )
-
-    def _owners_for(self, loader: FeatureLoader, tables: Mapping[str, Table]) -> dict[str, Owners | None]:
-        """The owners of the rows of each table. Placed pages stay in the lines of this rank. Collective."""
-        owners = {name: self.owners_of(tables[name], loader.line_bytes) for name in sorted(tables)}
-        for name, placed in owners.items():
-            if isinstance(placed, PlacedOwners):
-                loader.keep_pages(name, placed.held)
-        return owners
 
     def owners_of(self, table: Table, line_bytes: int = 0) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination.
@@ -252,7 +249,7 @@ def open(
     *,
     owners: OwnedBy = "hash",
     replicas: int = 1,
-    bulk: int = _BULK,
+    bulk: int = 4,
     timeout: float = 300.0,
     **options: Any,
 ) -> GroupSource:

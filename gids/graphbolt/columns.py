@@ -91,8 +91,8 @@ class MinibatchColumns:
                 rows[column.table] = torch.cat(parts).to(torch.int64)
         return rows
 
-    def fill(self, minibatch: Any, rows: Mapping[str, torch.Tensor]) -> None:
-        """Add the features to the minibatch. rows: of each table, in the order of ``ids``."""
+    def fill(self, minibatch: Any, rows: Mapping[str, torch.Tensor]) -> Any:
+        """The minibatch, with the features. rows: of each table, in the order of ``ids``."""
         nodes = dict(minibatch.node_features or {})
         for column in self._nodes:
             if column.table in rows:
@@ -107,6 +107,7 @@ class MinibatchColumns:
                     layer[column.key] = rows[column.table][start : start + len(ids)]
                     start += len(ids)
         minibatch.set_edge_features(layers)
+        return minibatch
 
     def _edge_ids(self, minibatch: Any, column: _Column) -> list[torch.Tensor | None]:
         """The edge ids of each layer; None for a layer without edges of the column's type."""

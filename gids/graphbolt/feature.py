@@ -39,7 +39,10 @@ class _ReadOnly(Closing):
         raise TypeError(f"{name} is on disk and cannot be pinned: device='cuda' has rows in GPU memory")
 
     def close(self) -> None:
-        """Release engine and cache, also of a given FeatureLoader. Reading afterwards raises. Idempotent."""
+        """Release engine and cache. A given FeatureLoader is closed, too. Reading afterwards raises.
+
+        Idempotent.
+        """
         self.feature_loader.close()
         self._opened.close()
 

@@ -81,12 +81,13 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
             self.feature_loader,
             iter(self.datapipe),
             self._columns.ids,
+            self._columns.fill,
             bytes_of=nbytes_of,
             in_workers=in_workers,
             learned=self._learned,
         )
         self._epoch = weakref.ref(epoch)
-        return _Epoch(self._columns, epoch)
+        return epoch
 
     def stats(self) -> dict[str, Any]:
         """FeatureLoader.stats(): counters, times and memory by purpose."""
@@ -98,21 +99,6 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
             epoch.close()
         self.feature_loader.leave(self)
         self._opened.close()
-
-
-class _Epoch(Iterator[Any]):
-    """One epoch. After an error it continues with the next minibatch."""
-
-    def __init__(self, columns: MinibatchColumns, minibatches: FrameworkEpoch[Any]) -> None:
-        self._columns, self._minibatches = columns, minibatches
-
-    def __next__(self) -> Any:
-        minibatch, rows = next(self._minibatches)
-        self._columns.fill(minibatch, rows)
-        return minibatch
-
-    def close(self) -> None:
-        self._minibatches.close()
 
 
 def _has_fetcher(graph: Any) -> bool:

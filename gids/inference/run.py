@@ -17,14 +17,13 @@ from gids.cache.budget import GROWTH, bounce_pool_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.inputs import Inputs
 from gids.inference.layers import Layers, block_on, output_of, per_type
-from gids.inference.sinks import Sink
+from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Span, Targets
 from gids.io import queue_depth
 from gids.loader import FeatureLoader
 from gids.loader.source import Source
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
-from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
 """Target bytes of a block's input rows. Larger blocks are not faster, and layers need more memory."""
@@ -33,7 +32,7 @@ _ROW_OVERHEAD = 72
 
 Progress = Callable[[int, int, int], None]
 """(layer, nodes done, nodes of this layer)."""
-AnySink = TypeVar("AnySink", bound=Sink)
+AnySink = TypeVar("AnySink", TableSink, TensorSink)
 Item = tuple[Span, Minibatch]
 
 
@@ -72,7 +71,7 @@ class Run:
         wanted = (span for span in spans if span.ntype not in left_out)
         source = ((span, self._near.minibatch(targets, span)) for span in wanted)
         shapes: dict[str, torch.Size] = {}
-        done = 0
+        done, homogeneous = 0, self._near.topology.homogeneous
         with ExitStack() as stack:
             stream: Iterable[tuple[Item, dict[str, torch.Tensor]]] = ((item, {}) for item in source)
             loader = None
@@ -87,7 +86,10 @@ class Run:
                 span, minibatch = item
                 if span.ntype not in left_out:
                     h_src = inputs.for_layer(self._nodes(item), rows, self._torch_device)
-                    h_dst = self._call(index, span, minibatch, h_src, *inputs.edges.for_layer(rows))
+                    block, edge_rows = block_on(minibatch, self._torch_device), inputs.edges.for_layer(rows)
+                    returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
+                    count = span.stop - span.start
+                    h_dst = output_of(returned, index, span.ntype, count, by_type=not homogeneous)
                     if h_dst is None and span.ntype not in shapes:
                         left_out.add(span.ntype)
                     else:
@@ -104,19 +106,6 @@ class Run:
 
     def _nodes(self, item: Item) -> list[tuple[str, torch.Tensor]]:
         return self._near.input_nodes(item[1])
-
-    def _call(
-        self,
-        index: int,
-        span: Span,
-        minibatch: Minibatch,
-        h_src: dict[str, torch.Tensor],
-        *edge_rows: torch.Tensor | dict[Relation, torch.Tensor],
-    ) -> torch.Tensor | None:
-        homogeneous = self._near.topology.homogeneous
-        block = block_on(minibatch, self._torch_device)
-        returned = self._layers(index, block, per_type(h_src, homogeneous), *edge_rows)
-        return output_of(returned, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
         """(bytes per row of a block, target rows of a block, most rows of a block)."""
@@ -153,7 +142,11 @@ class Run:
 
 
 def _write(
-    index: int, sink: Sink, span: Span, rows: torch.Tensor | None, shapes: dict[str, torch.Size]
+    index: int,
+    sink: TableSink | TensorSink,
+    span: Span,
+    rows: torch.Tensor | None,
+    shapes: dict[str, torch.Size],
 ) -> None:
     if rows is None:
         raise ValueError(

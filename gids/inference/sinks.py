@@ -1,20 +1,15 @@
-"""The destination of a layer's output: a table or a tensor. Made by layerwise, filled block by block."""
+"""The destination of a layer's output: a table or a tensor. Made by layerwise, filled block by block.
+
+All rows of one type have the same shape and dtype.
+"""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 
 from gids.store import FeatureStore, Table
 from gids.write import create_table, temporary_table
 from gids.write.table_writer import TableWriter
-
-
-class Sink(Protocol):
-    """Takes the rows of one type, which all have the same shape and dtype."""
-
-    def write(self, start: int, rows: torch.Tensor) -> None: ...
 
 
 class TableSink:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gids.cuda import on_host
 from gids.loader.epoch_stream import Sampled
@@ -110,8 +110,8 @@ def _of_a_worker(error: Exception) -> bool:
     return "DataLoader worker process" in str(error)
 
 
-class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
-    """An iterator of (minibatch, {table: features}). After an error it continues with the next minibatch.
+class FrameworkEpoch(Generic[T], Iterator[Any]):
+    """An iterator of finish(minibatch, {table: features}). After an error it goes on with the next minibatch.
 
     If sampling a minibatch fails, the error is raised when that minibatch is due. An error between the
     workers and this process, such as too many open files, ends the epoch.
@@ -126,12 +126,13 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
         feature_loader: FeatureLoader,
         minibatches: Iterator[T],
         ids_of: Callable[[T], Ids],
+        finish: Callable[[T, Features], Any] = lambda minibatch, rows: (minibatch, rows),
         *,
         bytes_of: Callable[[T], int],
         in_workers: bool,
         learned: Learned,
     ) -> None:
-        self._headroom = Headroom() if in_workers else None
+        self._headroom, self._finish = Headroom() if in_workers else None, finish
         me = weakref.ref(self)  # the stream, which has ids_there, must end when this is dropped
         on_cpu = feature_loader.device.type == "cpu"
 
@@ -151,8 +152,8 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
             if limit is not None:
                 self._stream.limit_window(*limit)
 
-    def __next__(self) -> tuple[T, Features]:
-        return next(self._stream)
+    def __next__(self) -> Any:
+        return self._finish(*next(self._stream))
 
     def close(self) -> None:
         """End the epoch: reads finish, workers stop. Idempotent. Its end, and dropping it, do the same."""

@@ -236,10 +236,9 @@ class HopSampler:
         return {r: HopEdges(torch.stack(b.coo()), b.edge_ids, None) for r, b in blocks.items()}
 
     def _expansion_of(self, topology: Topology) -> _Expansion:
-        made = self._expansion
-        if made is None or made[0] is not topology:
-            self._expansion = made = (topology, _Expansion(topology))
-        return made[1]
+        if self._expansion is None or self._expansion[0] is not topology:
+            self._expansion = topology, _Expansion(topology)
+        return self._expansion[1]
 
     def _neighbor_of(self, expansion: _Expansion) -> Neighbor:
         """One sampler with a layer for each hop; the last layer is the seeds' hop."""

@@ -103,17 +103,8 @@ def NeighborLoader(
     one minibatch.
     """
     check_options(NeighborLoader, data, options)
-    sampling = Sampling(
-        num_neighbors,
-        subgraph_type,
-        replace,
-        disjoint,
-        temporal_strategy,
-        time_attr,
-        weight_attr,
-        is_sorted,
-        directed,
-    )
+    drawing = subgraph_type, replace, disjoint, temporal_strategy
+    sampling = Sampling(num_neighbors, *drawing, time_attr, weight_attr, is_sorted, directed)
     minibatches = transform, transform_sampler_output, filter_per_worker
     keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
     if not is_on_disk(data):
@@ -170,17 +161,8 @@ def LinkNeighborLoader(
     Raises the errors of NeighborLoader, and ValueError for negatives that do not fit.
     """
     check_options(LinkNeighborLoader, data, options)
-    sampling = Sampling(
-        num_neighbors,
-        subgraph_type,
-        replace,
-        disjoint,
-        temporal_strategy,
-        time_attr,
-        weight_attr,
-        is_sorted,
-        directed,
-    )
+    drawing = subgraph_type, replace, disjoint, temporal_strategy
+    sampling = Sampling(num_neighbors, *drawing, time_attr, weight_attr, is_sorted, directed)
     minibatches = transform, transform_sampler_output, filter_per_worker
     keywords = _keywords(data, sampling, neighbor_sampler, minibatches, options)
     if not is_on_disk(data):

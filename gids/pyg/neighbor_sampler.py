@@ -77,17 +77,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
                 f"sample_direction={sample_direction!r} is not supported, only 'forward': the topology is "
                 "stored by destination; sample from a graph with reversed edges instead"
             )
-        sampling = Sampling(
-            num_neighbors,
-            subgraph_type,
-            replace,
-            disjoint,
-            temporal_strategy,
-            time_attr,
-            weight_attr,
-            is_sorted,
-            directed,
-        )
+        drawing = subgraph_type, replace, disjoint, temporal_strategy
+        sampling = Sampling(num_neighbors, *drawing, time_attr, weight_attr, is_sorted, directed)
         self.num_neighbors = (
             num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         )

@@ -134,22 +134,16 @@ def write(path, graph, columns):
     return FeatureStore(path)
 
 
-def node_sampler(kind, ask):
-    """A sampler that yields blocks. ask: a Dataset, or None for a sampler that prefetches labels only."""
-    prefetch = (
-        {
-            "prefetch_labels": ask.labels,
-            "prefetch_node_feats": ask.node_feats,
-            "prefetch_edge_feats": ask.edge_feats,
-        }
-        if ask
-        else {}
-    )
-    return {
-        "neighbor": lambda: NeighborSampler([3, 4], **prefetch),
-        "labor": lambda: LaborSampler([3, 4], **prefetch),
-        "full": lambda: MultiLayerFullNeighborSampler(2, **prefetch),
-    }[kind]()
+def node_sampler(kind, data):
+    """A sampler that yields blocks, and asks for every stored column and the labels."""
+    prefetch = {
+        "prefetch_labels": data.labels,
+        "prefetch_node_feats": data.node_feats,
+        "prefetch_edge_feats": data.edge_feats,
+    }
+    if kind == "full":
+        return MultiLayerFullNeighborSampler(2, **prefetch)
+    return {"neighbor": NeighborSampler, "labor": LaborSampler}[kind]([3, 4], **prefetch)
 
 
 def make(kind, data, tmp_path):
@@ -179,6 +173,18 @@ def make(kind, data, tmp_path):
             warnings.simplefilter("ignore")
             return torch.arange(12), ClusterGCNSampler(data.full, 12, str(tmp_path / "clusters.pkl"), **ndata)
     return torch.arange(8), SAINTSampler(mode=kind.split("-")[1], budget=SAINT_BUDGET[kind], **ndata)
+
+
+class OwnSampler(dgl.dataloading.Sampler):
+    """A sampler of the user's own, which declares nothing. mark: changes a subgraph of the seeds, and returns
+    the minibatch."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark = mark
+
+    def sample(self, g, indices):
+        return self.mark(g.subgraph(indices), indices)
 
 
 SAINT_BUDGET = {"saint-node": 40, "saint-edge": 40, "saint-walk": (10, 3)}

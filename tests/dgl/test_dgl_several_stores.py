@@ -91,22 +91,17 @@ def test_gids_feats_are_looked_for_in_all_stores(several):
         loader.close()
 
 
-class OwnSampler(dgl.dataloading.Sampler):
-    """Declares nothing, so that it may ask for any table of any store."""
-
-    def sample(self, g, indices):
-        subgraph = g.subgraph(indices)
-        for key in ("feat", "added"):
-            subgraph.ndata[key] = dgl.LazyFeature(key)
-        return subgraph
+def with_columns_of_both(subgraph, indices):
+    for key in ("feat", "added"):
+        subgraph.ndata[key] = dgl.LazyFeature(key)
+    return subgraph
 
 
 @pytest.mark.parametrize("dataset", ["homogeneous"], indirect=True)
 def test_a_sampler_of_ones_own_may_ask_every_store(several):
     data, paths = several
-    for subgraph in gids.dgl.DataLoader(
-        data.graph, data.seeds, OwnSampler(), gids=tuple(paths), batch_size=50
-    ):
+    sampler = model.OwnSampler(with_columns_of_both)
+    for subgraph in gids.dgl.DataLoader(data.graph, data.seeds, sampler, gids=tuple(paths), batch_size=50):
         assert model.assert_rows_equal_source(subgraph, data) == 2
 
 

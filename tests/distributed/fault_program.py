@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,12 +57,8 @@ def leave_early(tell: Tell, dataset: Path, then: str) -> None:
         if dist.get_rank() == 1 and step == 1:
             if then == "the end":
                 return
-            if then == "idle":
-                tell("idle")
-                time.sleep(1000)
-            break
-    for _ in itertools.chain(loader, loader):
-        pass
+            tell("idle")
+            time.sleep(1000)
 
 
 def open_otherwise(dataset: Path, changes: list[dict[str, Any]]) -> list[str]:
@@ -133,16 +128,11 @@ def read_damaged(
     return seen
 
 
-def raise_between_exchanges(tell: Tell, dataset: Path, how: str) -> None:
+def raise_between_exchanges(tell: Tell, dataset: Path) -> None:
     """Rank 2 fails in the forward pass of the fourth minibatch."""
     loader = open_loader(dataset, 3.0, cooperative=True)
     for step, minibatch in enumerate(loader):
         h = minibatch.exchange(0, minibatch.features["paper.feat"])
         if dist.get_rank() == 2 and step == 3:
-            if how == "goes on":
-                continue
-            if how == "no rows":
-                minibatch.exchange(1, h[:0])
-            else:
-                raise ArithmeticError("the loss is not finite")
+            raise ArithmeticError("the loss is not finite")
         minibatch.exchange(1, h[: minibatch.blocks[0].num_dst])

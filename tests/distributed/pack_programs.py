@@ -183,12 +183,8 @@ def sampling_fails(dataset: Path, arguments: Mapping[str, Any], at: list[tuple[i
 
 def scratch_files(folder: Path) -> list[str]:
     """Unnamed files in a folder that this process has open."""
-    found = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
-    return [name for name in found if name.startswith(str(folder)) and name.endswith("(deleted)")]
-
-
-def _is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
+    files = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if os.path.lexists(file)]
+    return [name for name in files if name.startswith(str(folder)) and name.endswith("(deleted)")]
 
 
 def stop_early(dataset: Path, arguments: Mapping[str, Any]) -> None:

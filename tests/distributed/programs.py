@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import same_bits
+from datasets import random_in_edges, same_bits
 from open_options import tuned
 
 import gids.distributed
@@ -27,8 +27,30 @@ from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
 from gids.sampler import Block, Minibatch, Sampler, Topology
 from gids.store import Graph
+from gids.store.names import Relation
+from gids.write import DatasetWriter
 
+CITED: list[Relation] = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("paper", "rev_writes", "author"),
+]
+COUNTS = {"paper": 900, "author": 300}
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/distributed_cooperative.py"
+
+
+def write_cited(path: Path, relations: list[Relation], seed: int = 1) -> Path:
+    """A dataset of these relations of CITED, with features and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    with DatasetWriter(path, page_bytes=512) as writer:
+        for ntype in sorted({t for r in relations for t in r[::2]}):
+            rows = torch.randn(COUNTS[ntype], 24, generator=generator)
+            writer.write_table("node", ntype, "feat", rows)
+            writer.write_labels(ntype, torch.randint(0, 5, (COUNTS[ntype],), generator=generator))
+        for i, relation in enumerate(relations):
+            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, i), num_src=num_src)
+    return path
 
 
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
@@ -36,11 +58,8 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
     if hasattr(theirs, "to_dict"):  # of PyG
         return differences(mine.to_dict(), theirs.to_dict(), where)
     if isinstance(theirs, torch.Tensor):
-        return (
-            []
-            if isinstance(mine, torch.Tensor) and same_bits(mine, theirs)
-            else [f"{where}: {mine} {theirs}"]
-        )
+        equal = isinstance(mine, torch.Tensor) and same_bits(mine, theirs)
+        return [] if equal else [f"{where}: {mine} {theirs}"]
     if isinstance(theirs, Mapping):
         if not isinstance(mine, Mapping) or list(mine) != list(theirs):
             return [f"{where}: {list(mine)} {list(theirs)}"]
@@ -51,16 +70,15 @@ def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:
         if len(mine) != len(theirs):
             return [f"{where}: {len(mine)} {len(theirs)}"]
         return [d for i, value in enumerate(theirs) for d in differences(mine[i], value, f"{where}[{i}]")]
+    names: tuple[str, ...] = ()
     if isinstance(theirs, gids.sampler.Block):
         names = ("relation", "indptr", "indices", "edge_ids", "weights", "num_src")
-        return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
-    if hasattr(theirs, "per_hop"):  # of gids.pyg, which not every process imports
+    elif hasattr(theirs, "per_hop"):  # of gids.pyg, which not every process imports
         names = ("index", "ids", "per_hop")
-        return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
-    if isinstance(theirs, Minibatch):
+    elif isinstance(theirs, Minibatch):
         names = ("seeds", "input_nodes", "blocks", "epoch", "step", "features", "labels", "batch", "times")
-        if hasattr(theirs, "nodes_per_hop"):
-            names += ("edges", "nodes_per_hop")
+        names += ("edges", "nodes_per_hop") if hasattr(theirs, "nodes_per_hop") else ()
+    if names:
         return [d for n in names for d in differences(getattr(mine, n), getattr(theirs, n), f"{where}.{n}")]
     return [] if mine == theirs else [f"{where}: {mine!r} {theirs!r}"]
 
@@ -199,20 +217,8 @@ def cooperate(dataset: Path, sampler: Sampler, seeds: Any, batch_size: int) -> N
                 parts: list[Any] = [None] * size
                 sources = []
                 for layer in range(len(part.blocks)):
-                    nodes = by_type(part.input_nodes)
-                    dst = part.blocks[layer - 1] if layer else None
-                    of_layer = {}
-                    for ntype, ids in nodes.items():
-                        count = len(ids)
-                        if dst is not None:
-                            counts = [
-                                b.num_dst
-                                for b in (dst.values() if isinstance(dst, dict) else [dst])
-                                if b.relation[2] == ntype
-                            ]
-                            count = counts[0] if counts else len(by_type(part.seeds).get(ntype, []))
-                        of_layer[ntype] = ids[:count]
-                    rows = {t: ids.double()[:, None] for t, ids in of_layer.items()}
+                    owned = zip(by_type(part.input_nodes).items(), part.exchanges[layer], strict=True)
+                    rows = {t: ids[: plan.rows].double()[:, None] for (t, ids), plan in owned}
                     came = part.exchange(layer, rows if isinstance(part.input_nodes, dict) else rows["paper"])
                     sources.append({t: r[:, 0].long() for t, r in by_type(came).items()})
                 dist.all_gather_object(
@@ -356,19 +362,6 @@ class Sage(torch.nn.Module):
         return h
 
 
-class Mean(torch.nn.Module):
-    def __init__(self, in_dim: int, classes: int) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(2 * in_dim, 32), torch.nn.Linear(64, classes)])
-
-    def forward(self, minibatch: Minibatch) -> torch.Tensor:
-        h = minibatch.features["_N.feat"]
-        for i, block in enumerate(minibatch.blocks):
-            h = self.layers[i](torch.cat([h[: block.num_dst], mean_of(block, h)], 1))
-            h = h.relu() if i == 0 else h
-        return h
-
-
 def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.Tensor]]:
     """The losses and weights of three epochs of docs/examples/distributed_cooperative.py."""
     train, losses = runpy.run_path(str(EXAMPLE))["train"], []
@@ -379,29 +372,6 @@ def train_together(dataset: Path, layers: str) -> tuple[list[float], list[torch.
     with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
         model = train(source, layers, epochs=3, batch_size=64, report=report)
     return losses, [p.detach() for p in model.parameters()]
-
-
-def accuracy_with_ddp(dataset: Path) -> float:
-    """The accuracy after training with 64 seeds a step on all ranks together."""
-    size, cross_entropy = dist.get_world_size(), torch.nn.functional.cross_entropy
-    with gids.distributed.open(dataset, memory="64MB", timeout=30) as source:
-        torch.manual_seed(0)
-        in_dim = source.store.table("feat").shape[0]
-        model = torch.nn.parallel.DistributedDataParallel(Mean(in_dim, 8))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        loader = gids.NodeLoader(source, source.split("train"), [5, 5], batch_size=64 // size, shuffle=True)
-        for _ in range(4):
-            for minibatch in loader:
-                optimizer.zero_grad()
-                cross_entropy(model(minibatch), minibatch.labels).backward()
-                optimizer.step()
-        right = torch.zeros(2)
-        with torch.no_grad():
-            for minibatch in gids.NodeLoader(source, source.split("test"), [5, 5], batch_size=64):
-                hits = model.module(minibatch).argmax(1) == minibatch.labels
-                right += torch.tensor([hits.sum(), len(hits)])
-        dist.all_reduce(right)
-    return float(right[0] / right[1])
 
 
 def count_epoch(

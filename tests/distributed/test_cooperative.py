@@ -7,41 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import random_in_edges
-from programs import cooperate, exchange_wrongly
+from programs import CITED, cooperate, exchange_wrongly, write_cited
 from rank_pool import RankPool
 
 from gids.sampler import Labor, Ladies, Neighbor, RandomWalk
-from gids.store.names import Relation
-from gids.write import DatasetWriter
 
-COUNTS = {"paper": 900, "author": 300}
-CITES: Relation = ("paper", "cites", "paper")
-WRITES: Relation = ("author", "writes", "paper")
-WRITTEN: Relation = ("paper", "rev_writes", "author")
-
-
-def write(path: Path, relations: list[Relation], seed: int = 1) -> Path:
-    generator = torch.Generator().manual_seed(seed)
-    with DatasetWriter(path, page_bytes=512) as writer:
-        for ntype in sorted({t for r in relations for t in r[::2]}):
-            rows = torch.randn(COUNTS[ntype], 24, generator=generator)
-            writer.write_table("node", ntype, "feat", rows)
-            writer.write_labels(ntype, torch.randint(0, 5, (COUNTS[ntype],), generator=generator))
-        for i, relation in enumerate(relations):
-            num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
-            writer.write_graph(relation, *random_in_edges(num_src, num_dst, i), num_src=num_src)
-    return path
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("cooperative") / "one.gids", [CITES])
+_, WRITES, WRITTEN = CITED
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("cooperative") / "several.gids", [CITES, WRITES, WRITTEN])
+    return write_cited(tmp_path_factory.mktemp("cooperative") / "several.gids", CITED)
 
 
 SAMPLERS: dict[str, Any] = {
@@ -65,9 +41,11 @@ CASES = [
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "size"), CASES)
-def test_parts_make_up_the_minibatch_of_one_process(one: Path, ranks: RankPool, name: str, size: int) -> None:
+def test_parts_make_up_the_minibatch_of_one_process(
+    cited: Path, ranks: RankPool, name: str, size: int
+) -> None:
     seeds = torch.cat([torch.arange(0, 900, 5), torch.tensor([5, 5, 10])])
-    ranks.run(size, cooperate, one, SAMPLERS[name], seeds, 12 // size)
+    ranks.run(size, cooperate, cited, SAMPLERS[name], seeds, 12 // size)
 
 
 @pytest.mark.few(3)

@@ -10,16 +10,15 @@ import disagreement_program as program
 import pytest
 import torch
 from datasets import random_in_edges
+from programs import CITED, COUNTS
 from rank_pool import RankPool
-from test_cooperative import CITES, COUNTS
-from test_cooperative import write as write_cooperative
 
 from gids.distributed.source import _identity
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
 from gids.write.partition import partition
 
-PAPERS = COUNTS["paper"]
+CITES, PAPERS = CITED[0], COUNTS["paper"]
 SMALL = {"seeds": torch.arange(0, 900, 9)}
 """So few minibatches that all are sampled at the beginning."""
 
@@ -224,10 +223,11 @@ def test_rows_that_differ_in_an_exchange_are_an_error_at_once(whole: Path, ranks
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_cooperative_columns_share_the_seeds(ranks: RankPool, tmp_path: Path, partitioned: bool) -> None:
+def test_cooperative_columns_share_the_seeds(
+    cited: Path, ranks: RankPool, tmp_path: Path, partitioned: bool
+) -> None:
     """The last step has one seed, and so one column has none."""
-    dataset = write_cooperative(tmp_path / "one.gids", [CITES])
-    seeds = torch.arange(0, 900, 9)[:65]
+    dataset, seeds = cited, torch.arange(0, 900, 9)[:65]
     [(expected, _)] = ranks.run(1, program.train_cooperatively, dataset, {}, 32, seeds)
     if partitioned:
         partition(dataset, tmp_path / "parts", 2)

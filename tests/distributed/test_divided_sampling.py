@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from programs import sample_together
+from programs import CITED as RELATIONS
+from programs import COUNTS, sample_together
 from rank_pool import RankError, RankPool
 
 from gids.pyg.hops import HopSampler
@@ -17,9 +18,7 @@ from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk, Time
 from gids.store import Graph
 from gids.store.names import Relation
 
-COUNTS = {"paper": 900, "author": 300}
-CITES: Relation = ("paper", "cites", "paper")
-RELATIONS: list[Relation] = [CITES, ("author", "writes", "paper"), ("paper", "rev_writes", "author")]
+CITES = RELATIONS[0]
 
 
 def graph_of(relation: Relation, *, ids: bool = False, times: bool = False) -> Graph:
@@ -75,56 +74,54 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
+_, WRITES, WRITTEN = RELATIONS
+TYPED: dict[str, Any] = SAMPLERS | {
+    "metapath": RandomWalk([3, 4], num_walks=5, metapath=[WRITES, WRITTEN]),
+    "left out": Neighbor([{CITES: 2, WRITES: 0, WRITTEN: 3}, {CITES: 0, WRITES: 3, WRITTEN: 0}]),
+    "hops": HopSampler([3, 4]),
+    "hops in trees": HopSampler([3, 0, 2], replace=True, disjoint=True),
+}
+"""The last two are those of gids.pyg: only the nodes that were found last draw."""
+
+
+def check(
+    ranks: RankPool, size: int, sampler: Any, relations: list[Relation], divided: Any = None, **kinds: bool
+) -> None:
+    """Compare with one process. divided: the sampler of the ranks. kinds: of the graphs; times: of seeds."""
+    graphs, owners = [graph_of(relation, **kinds) for relation in relations], owners_of(size)
+    if relations == [CITES]:
+        owners = {"paper": owners["paper"]}
+    ntype = "paper" if relations == [CITES] else None
+    seeds = seeds_of(size, ntype, times=kinds.get("times", False))
+    ranks.run(size, sample_together, graphs, owners, sampler, seeds, divided)
+
+
 CASES = [("Neighbor", 1), ("Labor", 1), *((name, 2 + i % 3) for i, name in enumerate(SAMPLERS))]
 
 
-@pytest.mark.few(12)
-@pytest.mark.parametrize(("name", "size"), CASES)
+@pytest.mark.few(14)
+@pytest.mark.parametrize(("name", "size"), [*CASES, ("hops", 1), ("hops", 3), ("hops in trees", 3)])
 def test_one_type(ranks: RankPool, name: str, size: int) -> None:
-    owners = {"paper": owners_of(size)["paper"]}
-    graph = graph_of(CITES, ids=name == "Labor")
-    ranks.run(size, sample_together, [graph], owners, SAMPLERS[name], seeds_of(size, "paper"), None)
+    check(ranks, size, TYPED[name], [CITES], ids=name == "Labor")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("Neighbor", 2),
-        ("Labor", 3),
-        ("disjoint", 2),
-        ("layer dependency", 3),
-        ("Labor 2", 2),
+        *(("metapath", 1), ("metapath", 3), ("left out", 2), ("left out", 4), ("hops", 3), ("Neighbor", 2)),
+        *(("hops in trees", 1), ("Labor", 3), ("disjoint", 2), ("layer dependency", 3), ("Labor 2", 2)),
         ("Ladies", 3),
     ],
 )
 def test_several_types(ranks: RankPool, name: str, size: int) -> None:
-    graphs = [graph_of(r) for r in RELATIONS]
-    ranks.run(size, sample_together, graphs, owners_of(size), SAMPLERS[name], seeds_of(size), None)
+    check(ranks, size, TYPED[name], RELATIONS)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_walks_over_several_types(ranks: RankPool, size: int) -> None:
-    _, writes, written = RELATIONS
-    sampler = RandomWalk([3, 4], num_walks=5, metapath=[writes, written])
-    graphs = [graph_of(r) for r in RELATIONS]
-    ranks.run(size, sample_together, graphs, owners_of(size), sampler, seeds_of(size), None)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_relation_can_be_left_out_of_a_layer(ranks: RankPool, size: int) -> None:
-    cites, writes, written = RELATIONS
-    sampler = Neighbor([{cites: 2, writes: 0, written: 3}, {cites: 0, writes: 3, written: 0}])
-    graphs = [graph_of(r) for r in RELATIONS]
-    ranks.run(size, sample_together, graphs, owners_of(size), sampler, seeds_of(size), None)
-
-
+@pytest.mark.parametrize("kind", [Neighbor, HopSampler])
 @pytest.mark.parametrize(("strategy", "size"), [("uniform", 2), ("last", 3)])
-def test_times(ranks: RankPool, strategy: Any, size: int) -> None:
-    sampler = Neighbor([3, 4], temporal="edges", strategy=strategy)
-    owners = {"paper": owners_of(size)["paper"]}
-    seeds = seeds_of(size, "paper", times=True)
-    ranks.run(size, sample_together, [graph_of(CITES, times=True)], owners, sampler, seeds, None)
+def test_times(ranks: RankPool, kind: Any, strategy: Any, size: int) -> None:
+    check(ranks, size, kind([3, 4], temporal="edges", strategy=strategy), [CITES], times=True)
 
 
 @pytest.mark.parametrize("ids", [False, True])
@@ -132,9 +129,8 @@ def test_weights_are_by_edge_id(ranks: RankPool, ids: bool) -> None:
     graph = graph_of(CITES, ids=ids)
     by_id = np.random.default_rng(1).random(graph.num_edges).astype(np.float32)
     by_position = by_id if graph.edge_ids is None else by_id[graph.edge_ids]
-    owners, seeds = {"paper": owners_of(3)["paper"]}, seeds_of(3, "paper")
-    one, divided = Neighbor([3, 4], weights=by_position), Neighbor([3, 4], weights=by_id)
-    ranks.run(3, sample_together, [graph], owners, one, seeds, divided)
+    whole, divided = Neighbor([3, 4], weights=by_position), Neighbor([3, 4], weights=by_id)
+    check(ranks, 3, whole, [CITES], divided, ids=ids)
 
 
 def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
@@ -147,28 +143,3 @@ def test_a_wrong_seed_is_an_error_on_every_rank(ranks: RankPool) -> None:
         str(told.value).count("RankError: rank 1 failed with IndexError: seed 900 is not a 'paper' node") == 2
     )
     assert "\nIndexError: seed 900 is not a 'paper' node: ids run from 0 to 899" in str(told.value)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("sampler", [HopSampler([3, 4]), HopSampler([3, 0, 2], replace=True, disjoint=True)])
-def test_hops(ranks: RankPool, sampler: HopSampler, size: int) -> None:
-    """Of gids.pyg: only the nodes that were found last draw."""
-    ranks.run(
-        size,
-        sample_together,
-        [graph_of(r) for r in RELATIONS],
-        owners_of(size),
-        sampler,
-        seeds_of(size),
-        None,
-    )
-    owners = {"paper": owners_of(size)["paper"]}
-    ranks.run(size, sample_together, [graph_of(CITES)], owners, sampler, seeds_of(size, "paper"), None)
-
-
-@pytest.mark.parametrize("strategy", ["uniform", "last"])
-def test_hops_with_times(ranks: RankPool, strategy: Any) -> None:
-    sampler = HopSampler([3, 4], temporal="edges", strategy=strategy)
-    owners, seeds = {"paper": owners_of(2)["paper"]}, seeds_of(2, "paper", times=True)
-    ranks.run(2, sample_together, [graph_of(CITES, times=True)], owners, sampler, seeds, None)

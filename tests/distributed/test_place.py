@@ -106,15 +106,6 @@ def test_own_advantage_alone_can_cost_more_than_no_copies() -> None:
     assert costs == {"own": pytest.approx(0.6 * 1.5 / 1.6), "total": pytest.approx(0.5)}
 
 
-def test_devices_of_equal_capacity_share_the_hot_rows_evenly() -> None:
-    heat = np.random.default_rng(2).random(20_000) ** -0.7
-    placed = place(heat, [4000] * 4, 1, 4)
-    copies = sum(placed.holds(slice(None), d).astype(int) for d in range(4))
-    alone = [heat[rows[copies[rows] == 1]].sum() for rows in placed.devices]
-    assert 1 < np.count_nonzero(copies == 4) < 4000
-    assert max(alone) / min(alone) < 1.01
-
-
 def test_rows_are_read_from_the_device_itself_then_from_the_next_that_holds_them() -> None:
     rows = [np.array([0, 1]), np.array([2]), np.array([1, 3])]
     placed = Placement.of(rows, 6, peer_cost=1, host_cost=3)

@@ -9,7 +9,7 @@ import programs
 import pytest
 import torch
 from datasets import CITES
-from partition_example import AUTHORS, PAPERS, write_rich_dataset
+from partition_example import AUTHORS, PAPERS, Datasets
 from rank_pool import RankError, RankPool
 
 from gids.pyg import NeighborSampler
@@ -20,64 +20,64 @@ SEEDS = torch.arange(0, PAPERS, 3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(
+    rich: Datasets, rich_types: Datasets, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Path]]:
     """Datasets of one type and of several, and one with times of edges only; each with parts for 3 ranks."""
-    folder = tmp_path_factory.mktemp("pyg")
-    write_rich_dataset(folder / "one.gids", heterogeneous=False)
-    write_rich_dataset(folder / "several.gids")
-    generator = torch.Generator().manual_seed(4)
+    folder, generator = tmp_path_factory.mktemp("pyg"), torch.Generator().manual_seed(4)
     with DatasetWriter(folder / "timed.gids", page_bytes=512) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(PAPERS, 9, generator=generator))
         ends = torch.randint(PAPERS, (2, 4000), generator=generator)
         times = torch.randint(1000, (4000,), generator=generator)
         writer.write_edges(CITES, edge_list(*ends, num_src=PAPERS, num_dst=PAPERS), times=times)
-    for name in ("one", "several", "timed"):
-        partition(folder / f"{name}.gids", folder / f"{name}.parts", 3)
-    return folder
+    partition(folder / "timed.gids", folder / "timed.parts", 3)
+    pairs = {"one": (rich.whole, rich.parts(3)), "several": (rich_types.whole, rich_types.parts(3))}
+    return pairs | {"timed": (folder / "timed.gids", folder / "timed.parts")}
 
 
 def compare(
-    ranks: RankPool, folder: Path, name: str, kind: str, size: int = 3, **arguments: Any
+    ranks: RankPool, data: dict[str, tuple[Path, Path]], name: str, kind: str, size: int = 3, **arguments: Any
 ) -> list[int]:
-    parts = folder / (f"{name}.parts" if size == 3 else f"{name}.gids")
-    given = {"batch_size": 20, "shuffle": True, **arguments}
-    told = ranks.run(size, programs.compare, parts, folder / f"{name}.gids", f"pyg.{kind}", given, {}, 1)
+    whole, parts = data[name]
+    dataset, options = parts if size == 3 else whole, {"batch_size": 20, "shuffle": True, **arguments}
+    told = ranks.run(size, programs.compare, dataset, whole, f"pyg.{kind}", options, {}, 1)
     return [of_rank["steps"] for of_rank in told]
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("size", [2, 3])
-def test_nodes_of_one_type_with_edge_features(folder: Path, ranks: RankPool, size: int) -> None:
-    counts = compare(ranks, folder, "one", "NeighborLoader", size, num_neighbors=[4, 3], input_nodes=SEEDS)
+def test_nodes_of_one_type_with_edge_features(
+    data: dict[str, tuple[Path, Path]], ranks: RankPool, size: int
+) -> None:
+    counts = compare(ranks, data, "one", "NeighborLoader", size, num_neighbors=[4, 3], input_nodes=SEEDS)
     assert counts == [-(-len(SEEDS) // (20 * size))] * size
 
 
-def test_nodes_of_several_types_in_trees(folder: Path, ranks: RankPool) -> None:
+def test_nodes_of_several_types_in_trees(data: dict[str, tuple[Path, Path]], ranks: RankPool) -> None:
     arguments: dict[str, Any] = {"num_neighbors": [4, -1], "disjoint": True}
-    compare(ranks, folder, "several", "NeighborLoader", input_nodes=("paper", SEEDS), **arguments)
+    compare(ranks, data, "several", "NeighborLoader", input_nodes=("paper", SEEDS), **arguments)
     seeds = ("author", torch.arange(0, AUTHORS, 2))
-    compare(ranks, folder, "several", "NeighborLoader", input_nodes=seeds, **arguments)
+    compare(ranks, data, "several", "NeighborLoader", input_nodes=seeds, **arguments)
 
 
-def test_links_with_negatives(folder: Path, ranks: RankPool) -> None:
+def test_links_with_negatives(data: dict[str, tuple[Path, Path]], ranks: RankPool) -> None:
     edges = torch.randint(PAPERS, (2, 90), generator=torch.Generator().manual_seed(1))
     arguments = {"num_neighbors": [3, 2], "edge_label_index": edges, "neg_sampling": "binary"}
-    compare(ranks, folder, "one", "LinkNeighborLoader", **arguments)
+    compare(ranks, data, "one", "LinkNeighborLoader", **arguments)
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["one.parts", "several.gids"])
-def test_packs(folder: Path, ranks: RankPool, name: str) -> None:
+@pytest.mark.parametrize(("name", "partitioned"), [("one", True), ("several", False)])
+def test_packs(data: dict[str, tuple[Path, Path]], ranks: RankPool, name: str, partitioned: bool) -> None:
     """Minibatches of PyG wait in the scratch file, with their edges' ids."""
     arguments = {"num_neighbors": [4, 3], "batch_size": 5, "input_nodes": ("paper", SEEDS)}
-    whole = folder / f"{name.partition('.')[0]}.gids"
-    kind, options = "pyg.NeighborLoader", {"reads": "pack"}
-    for told in ranks.run(3, programs.compare, folder / name, whole, kind, arguments, options, 1):
+    kind, options, whole = "pyg.NeighborLoader", {"reads": "pack"}, data[name][0]
+    for told in ranks.run(3, programs.compare, data[name][partitioned], whole, kind, arguments, options, 1):
         assert told["stats"]["packs"]["minibatches"] == told["steps"]
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
-def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
+def test_times(data: dict[str, tuple[Path, Path]], ranks: RankPool, strategy: str) -> None:
     times = torch.randint(1000, (len(SEEDS),), generator=torch.Generator().manual_seed(2))
     arguments = {
         "input_nodes": SEEDS,
@@ -85,7 +85,7 @@ def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
         "time_attr": "time",
         "temporal_strategy": strategy,
     }
-    compare(ranks, folder, "timed", "NeighborLoader", num_neighbors=[4, 3], **arguments)
+    compare(ranks, data, "timed", "NeighborLoader", num_neighbors=[4, 3], **arguments)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,8 @@ def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
     [
         ("NeighborLoader", {"subgraph_type": "induced"}, "subgraph_type='induced' does not work"),
         ("NeighborLoader", {"subgraph_type": "bidirectional"}, "subgraph_type='bidirectional' does not work"),
-        (
-            "NeighborLoader",
-            {"weight_attr": "weight"},
-            "weight_attr= does not work with a partitioned dataset",
-        ),
-        (
-            "NeighborLoader",
-            {"time_attr": "kind"},
-            "time_attr='kind' does not work with a partitioned dataset",
-        ),
+        ("NeighborLoader", {"weight_attr": "weight"}, "weight_attr= does not work with a partitioned"),
+        ("NeighborLoader", {"time_attr": "kind"}, "time_attr='kind' does not work with a partitioned"),
         (
             "NeighborLoader",
             {"sampler": [1, 2], "shuffle": False},
@@ -112,25 +104,27 @@ def test_times(folder: Path, ranks: RankPool, strategy: str) -> None:
     ],
 )
 def test_what_needs_all_edges_is_refused(
-    folder: Path, ranks: RankPool, kind: str, arguments: dict[str, Any], error: str
+    data: dict[str, tuple[Path, Path]], ranks: RankPool, kind: str, arguments: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(RankError, match=error):
-        compare(ranks, folder, "one", kind, num_neighbors=[2], **arguments)
+        compare(ranks, data, "one", kind, num_neighbors=[2], **arguments)
 
 
-def test_one_rank_alone_cannot_sample(folder: Path, ranks: RankPool) -> None:
+def test_one_rank_alone_cannot_sample(data: dict[str, tuple[Path, Path]], ranks: RankPool) -> None:
     with pytest.raises(RankError, match="the ranks sample a partitioned dataset together"):
-        ranks.run(3, programs.call_by_itself, folder / "one.parts")
+        ranks.run(3, programs.call_by_itself, data["one"][1])
     with pytest.raises(ValueError, match=r"gids\.pyg\.NeighborSampler needs all parts"):
-        NeighborSampler(str(folder / "one.parts" / "part-000.gids"), [2])
+        NeighborSampler(str(data["one"][1] / "part-000.gids"), [2])
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_between_layers_is_named_on_all_others(folder: Path, ranks: RankPool) -> None:
+def test_a_rank_that_fails_between_layers_is_named_on_all_others(
+    data: dict[str, tuple[Path, Path]], ranks: RankPool
+) -> None:
     """Minibatches are sampled four at once: ranks may be at different ones when one of them fails."""
     for after, tables in [(0, None), (2, None), (4, None), (6, []), (9, None)]:
         for rank, (_, told) in enumerate(
-            ranks.run(3, programs.fail_while_sampling, folder / "one.parts", after, tables)
+            ranks.run(3, programs.fail_while_sampling, data["one"][1], after, tables)
         ):
             mine = "ArithmeticError: no such number"
             assert told == (mine if rank == 1 else f"RankError: rank 1 failed with {mine}"), (after, tables)

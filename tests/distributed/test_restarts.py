@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cooperative import CITES, write
 
 from gids.write.partition import partition
 
 PROGRAM = Path(__file__).with_name("restart_program.py")
 RANKS, KILLS = 2, 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
+TORCHRUN += [f"--max-restarts={KILLS}", f"--nproc-per-node={RANKS}"]
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -29,16 +29,7 @@ def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tens
     """The weights, and (start, epoch, step) of each start."""
     folder.mkdir()
     done = subprocess.run(
-        [
-            *TORCHRUN,
-            f"--max-restarts={KILLS}",
-            f"--nproc-per-node={RANKS}",
-            str(PROGRAM),
-            str(dataset),
-            str(folder),
-            str(kills),
-            os.environ.get("GIDS_SEED", "0"),
-        ],
+        [*TORCHRUN, PROGRAM, dataset, folder, str(kills), os.environ.get("GIDS_SEED", "0")],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -50,9 +41,8 @@ def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tens
 
 
 @pytest.mark.slow
-def test_killed_ranks_go_on_with_the_checkpoint(tmp_path: Path) -> None:
-    whole = write(tmp_path / "one.gids", [CITES])
-    partition(whole, tmp_path / "parts", RANKS)
+def test_killed_ranks_go_on_with_the_checkpoint(cited: Path, tmp_path: Path) -> None:
+    partition(cited, tmp_path / "parts", RANKS)
     undisturbed, [first] = train(tmp_path / "parts", tmp_path / "undisturbed", 0)
     killed, starts = train(tmp_path / "parts", tmp_path / "killed", KILLS)
     print(starts)

@@ -24,27 +24,17 @@ LADIES = Ladies([30, 20])
 TIMEOUT_S = 3.0
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
-    return Datasets(tmp_path_factory.mktemp("packs"))
-
-
-@pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
-    return Datasets(tmp_path_factory.mktemp("several"), heterogeneous=True)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_minibatches_are_those_of_one_process(
-    data: Datasets, several: Datasets, ranks: RankPool, size: int
+    rich: Datasets, rich_types: Datasets, ranks: RankPool, size: int
 ) -> None:
-    whole, parts, every = data.whole, data.parts(size), data.tables()
+    whole, parts, every = rich.whole, rich.parts(size), rich.tables()
     edges = torch.randint(PAPERS, (2, 300), generator=torch.Generator().manual_seed(1))
     linked = {"edges": edges, "sampler": [3], "exclude": "self", "time": False, "batch_size": 8}
-    nodes = data.tables("node")
+    nodes = rich.tables("node")
     by_type = {**ARGUMENTS, "seeds": {"paper": SEEDS, "author": torch.arange(0, AUTHORS, 2)}}
-    by_type["tables"] = several.tables()
+    by_type["tables"] = rich_types.tables()
     cooperative = {**ARGUMENTS, "cooperative": True, "tables": nodes}
     cases = [
         (whole, whole, "NodeLoader", {**ARGUMENTS, "tables": every}, {}, 1_000_000, None),
@@ -52,7 +42,7 @@ def test_minibatches_are_those_of_one_process(
         (whole, whole, "EdgeLoader", linked, {"owners": "range"}, 1_000_000, 5),
         (whole, whole, "NodeLoader", {**FLOATS, "cooperative": True}, {}, 100_000, 9),
         (parts, whole, "NodeLoader", {**ARGUMENTS, "tables": every, "sampler": LADIES}, {}, 1_000_000, 9),
-        (several.parts(size), several.whole, "NodeLoader", by_type, {}, 1_400_000, 20),
+        (rich_types.parts(size), rich_types.whole, "NodeLoader", by_type, {}, 1_400_000, 20),
         (parts, whole, "NodeLoader", cooperative, {}, 1_000_000, None),
     ]
     packs = ranks.run(size, programs.compare_all, cases[3:] if size == 1 else cases, "pack")
@@ -74,8 +64,8 @@ def test_a_part_without_rows_of_a_type(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(3, programs.compare_all, cases, "pack")
 
 
-def test_steps_wait_on_disk(data: Datasets, ranks: RankPool) -> None:
-    assert ranks.run(2, programs.steps_wait_on_disk, data.whole, FLOATS) == [0, 0]
+def test_steps_wait_on_disk(rich: Datasets, ranks: RankPool) -> None:
+    assert ranks.run(2, programs.steps_wait_on_disk, rich.whole, FLOATS) == [0, 0]
 
 
 FAULTS: list[tuple[type, str, int, bool]] = [
@@ -90,52 +80,52 @@ FAULTS: list[tuple[type, str, int, bool]] = [
 
 
 @pytest.mark.slow
-def test_a_full_disk_on_one_rank(data: Datasets, ranks: RankPool) -> None:
-    told = ranks.run(3, programs.disk_is_full_on_one_rank, data.whole, FLOATS, [f[:3] for f in FAULTS])
+def test_a_full_disk_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
+    told = ranks.run(3, programs.disk_is_full_on_one_rank, rich.whole, FLOATS, [f[:3] for f in FAULTS])
     for i, (*_, packs) in enumerate(FAULTS):
         assert all((told[rank][i][0] > 0) == packs for rank in (0, 2)), FAULTS[i]
 
 
 @pytest.mark.slow
-def test_little_scratch_on_one_rank(data: Datasets, ranks: RankPool) -> None:
+def test_little_scratch_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
     sizes = [20_000, 400_000, 30_000_000]
-    told = ranks.run(2, programs.scratch_is_small_on_one_rank, data.parts(2), data.whole, FLOATS, sizes)
+    told = ranks.run(2, programs.scratch_is_small_on_one_rank, rich.parts(2), rich.whole, FLOATS, sizes)
     for of_rank in told:
         assert of_rank[0] == 0
         assert of_rank[-1] > 0
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_random_reads_of_one_rank_are_those_of_all(data: Datasets, ranks: RankPool, late: bool) -> None:
-    told = ranks.run(3, programs.choose, data.whole, FLOATS, late)
+def test_random_reads_of_one_rank_are_those_of_all(rich: Datasets, ranks: RankPool, late: bool) -> None:
+    told = ranks.run(3, programs.choose, rich.whole, FLOATS, late)
     assert told[1]["minibatches"] == 0
     for rank in (0, 2):
         assert told[rank]["minibatches"] == (9 if late else 0)
 
 
 @pytest.mark.slow
-def test_a_run_resumes_in_a_superbatch(data: Datasets, ranks: RankPool) -> None:
-    ranks.run(2, programs.resume, data.whole, FLOATS, [1, 12])
+def test_a_run_resumes_in_a_superbatch(rich: Datasets, ranks: RankPool) -> None:
+    ranks.run(2, programs.resume, rich.whole, FLOATS, [1, 12])
 
 
-def test_a_sampler_that_fails_on_one_rank(data: Datasets, ranks: RankPool) -> None:
+def test_a_sampler_that_fails_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
     """In one of the steps before all agree, and after."""
-    for rank, told in enumerate(ranks.run(2, programs.sampling_fails, data.whole, FLOATS, [(0, 2), (1, 9)])):
+    for rank, told in enumerate(ranks.run(2, programs.sampling_fails, rich.whole, FLOATS, [(0, 2), (1, 9)])):
         for fails, error in zip((0, 1), told, strict=True):
             assert ("RankError" in error and f"rank {fails} failed with" in error) == (rank != fails), told
             assert "ArithmeticError: no step" in error
 
 
-def test_nothing_is_left_of_an_epoch_that_ends_early(data: Datasets, ranks: RankPool) -> None:
-    ranks.run(2, programs.stop_early, data.whole, FLOATS)
+def test_nothing_is_left_of_an_epoch_that_ends_early(rich: Datasets, ranks: RankPool) -> None:
+    ranks.run(2, programs.stop_early, rich.whole, FLOATS)
 
 
 @pytest.mark.slow
-def test_ranks_wait_longer_for_packs_than_for_a_rank(data: Datasets, ranks: RankPool) -> None:
-    seconds = ranks.run(2, programs.sweep_long, data.whole, FLOATS, TIMEOUT_S + 1, TIMEOUT_S)
+def test_ranks_wait_longer_for_packs_than_for_a_rank(rich: Datasets, ranks: RankPool) -> None:
+    seconds = ranks.run(2, programs.sweep_long, rich.whole, FLOATS, TIMEOUT_S + 1, TIMEOUT_S)
     assert all(s > TIMEOUT_S for s in seconds)
 
 
-def test_packs_are_refused_on_cuda(data: Datasets, ranks: RankPool) -> None:
-    for told in ranks.run(2, programs.on_cuda, data.whole):
+def test_packs_are_refused_on_cuda(rich: Datasets, ranks: RankPool) -> None:
+    for told in ranks.run(2, programs.on_cuda, rich.whole):
         assert "packs on the CPU only" in told

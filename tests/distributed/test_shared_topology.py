@@ -160,13 +160,6 @@ def test_a_rank_that_fails_is_named_on_all_others(
         assert (f"rank {failing} failed with {error}" in message) == (rank != failing)
 
 
-def test_different_arguments_are_an_error_on_every_rank(one: Path, ranks: RankPool, folder: str) -> None:
-    """Rank 1 has those of rank 0; rank 2 has others."""
-    for message in ranks.run(3, topology_programs.differ, folder, one, PAPER_SEEDS):
-        assert "made this loader with seed = " in message
-        assert "rank 2" in message
-
-
 @pytest.mark.slow
 def test_a_rank_that_makes_no_loader_is_an_error_on_the_others(
     one: Path, ranks: RankPool, folder: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import accuracy_with_ddp, train_together
+from programs import train_together
 from rank_pool import RankPool
 
 from gids.cli import main
@@ -23,13 +23,6 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "one.gids"
 
 
-def parts_of(dataset: Path, count: int) -> Path:
-    out = dataset.with_name(f"parts-{count}")
-    if not out.exists():
-        partition(dataset, out, count)
-    return out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["torch", "dgl", "pyg"])
 def test_cooperative_training_gives_the_weights_of_one_process(
@@ -39,18 +32,10 @@ def test_cooperative_training_gives_the_weights_of_one_process(
         pytest.importorskip("gids.dgl")
     [(alone, expected)] = ranks.run(1, train_together, clustered, layers)
     assert alone[-1] < alone[0] / 2
-    for size in (2, 4):
-        dataset = clustered if size == 2 else parts_of(clustered, size)
+    parts = clustered.with_name(f"parts-{layers}")
+    partition(clustered, parts, 4)
+    for size, dataset in ((2, clustered), (4, parts)):
         for losses, weights in ranks.run(size, train_together, dataset, layers):
             assert losses == pytest.approx(alone, rel=1e-4)
             for mine, theirs in zip(weights, expected, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_ddp_is_as_accurate_as_one_process(clustered: Path, ranks: RankPool) -> None:
-    [alone] = ranks.run(1, accuracy_with_ddp, clustered)
-    assert alone > 0.6, "by chance 0.125"
-    for dataset, size in ((clustered, 2), (parts_of(clustered, 4), 4)):
-        for accuracy in ranks.run(size, accuracy_with_ddp, dataset):
-            assert accuracy == pytest.approx(alone, abs=0.02)

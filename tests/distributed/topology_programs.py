@@ -216,16 +216,6 @@ def _failure(what: str) -> Any:
     return patch("gids.sampler.device.held.OnHost.fill", side_effect=MemoryError("no memory to convert"))
 
 
-def differ(folder: str, path: Path, seeds: Seeds) -> str:
-    """Ranks that give different arguments: the error of each."""
-    with emulated(folder), gids.open(path) as source:
-        try:
-            make_loader(source, seeds, device="cuda", seed=dist.get_rank() // 2).close()
-        except ValueError as error:
-            return str(error)
-    return ""
-
-
 def stay_away(folder: str, path: Path, seeds: Seeds) -> tuple[str, str]:
     """Rank 2 makes no loader: the error of each of the others."""
     dist.barrier()

@@ -96,13 +96,8 @@ class Minibatches(IterDataPipe[Any]):
         dtype: torch.dtype = torch.int64,
         fails_at: int | None = None,
     ) -> None:
-        self.minibatch, self.several_types, self.dtype, self.fails_at = (
-            minibatch,
-            several_types,
-            dtype,
-            fails_at,
-        )
-        self.sampled = 0
+        self.minibatch, self.several_types = minibatch, several_types
+        self.dtype, self.fails_at, self.sampled = dtype, fails_at, 0
 
     def __iter__(self) -> Iterator[Any]:
         rng = np.random.default_rng(3)

@@ -36,12 +36,8 @@ def test_a_store_reads_every_feature(graphbolt: Any, dataset: Dataset) -> None:
 
 def test_a_store_names_what_it_has(graphbolt: Any, several: Dataset) -> None:
     store = graphbolt.FeatureStore(gids.open(several.store, **MEMORY))
-    for key in [
-        ("node", "paper", "x"),
-        ("node", None, "feat"),
-        ("graph", None, "feat"),
-        ("edge", "a:b", "w"),
-    ]:
+    keys = ("node", "paper", "x"), ("node", None, "feat"), ("graph", None, "feat"), ("edge", "a:b", "w")
+    for key in keys:
         with pytest.raises(KeyError, match=r"no feature .*'author:writes:paper', 'weight'"):
             store.read(*key, torch.tensor([0]))
 
@@ -55,10 +51,7 @@ def test_type_none_means_the_only_type(graphbolt: Any, one: Dataset) -> None:
 
 def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) -> None:
     rows, ids = one.source["node", None, "feat"], torch.tensor([7, 7, 399])
-    own = graphbolt.Feature(
-        gids.open(one.store, **MEMORY, tuning=gids.Tuning(cache=0)),
-        "_N.feat",
-    )
+    own = graphbolt.Feature(gids.open(one.store, **MEMORY, tuning=gids.Tuning(cache=0)), "_N.feat")
     assert torch.equal(own.read(ids), rows[ids])
     own.close()
     with gids.FeatureLoader(gids.open(one.store, **MEMORY), ["_N.feat"]) as loader:
@@ -77,11 +70,8 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
     rows, every = one.source["node", None, "feat"], torch.arange(400)
     for foretold in (None, 400):
         caplog.clear()
-        feature = graphbolt.Feature(
-            gids.open(one.store, memory=92_000, tuning=gids.Tuning(queue_depth=2)),
-            "_N.feat",
-            minibatch_rows=foretold,
-        )
+        source = gids.open(one.store, memory=92_000, tuning=gids.Tuning(queue_depth=2))
+        feature = graphbolt.Feature(source, "_N.feat", minibatch_rows=foretold)
         feature.read(every[:1])
         for _ in range(3):
             assert torch.equal(feature.read(every), rows)

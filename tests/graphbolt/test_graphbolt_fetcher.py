@@ -39,11 +39,9 @@ def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
 def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
     graphbolt: Any, minibatch: Any, dataset: Dataset, window: int, dtype: torch.dtype
 ) -> None:
-    pipe = pipe_of(minibatch, dataset, dtype=dtype).gids_fetch(
-        gids.open(dataset.store.path, window=window, **MEMORY),
-        dataset.node_keys,
-        dataset.edge_keys,
-    )
+    source = gids.open(dataset.store.path, window=window, **MEMORY)
+    sampled = pipe_of(minibatch, dataset, dtype=dtype)
+    pipe = sampled.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
     for _epoch in range(2):
         fetched = 0
         for number, each in enumerate(pipe):
@@ -73,10 +71,8 @@ def test_rows_on_a_device_whose_streams_run_late(
 
 def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     source = pipe_of(minibatch, one)
-    pipe = source.gids_fetch(
-        gids.open(one.store, window=8, **MEMORY, tuning=gids.Tuning(planned=2)),
-        ["feat"],
-    )
+    opened = gids.open(one.store, window=8, **MEMORY, tuning=gids.Tuning(planned=2))
+    pipe = source.gids_fetch(opened, ["feat"])
     ahead = []
     for handed_out, _ in enumerate(pipe, start=1):
         ahead.append(source.sampled - handed_out)

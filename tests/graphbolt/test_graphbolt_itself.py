@@ -12,9 +12,12 @@ import graphbolt_model as model
 import numpy as np
 import pytest
 import torch
-from graphbolt_model import CITES, COUNTS, EDGES, WRITES, Dataset
+from graphbolt_model import CITES, COUNTS, EDGES, WHY_NOT, WRITES, Dataset
 
 import gids
+import gids.dgl
+
+import dgl  # isort: skip
 
 MEMORY = {"memory": 1 << 28}
 
@@ -23,7 +26,7 @@ MEMORY = {"memory": 1 << 28}
 def graph(gb: Any, dataset: Dataset) -> Any:
     """A sampling graph whose edge ids are those of the dataset."""
     rng = np.random.default_rng(4)
-    relations = EDGES if dataset.node_keys != ["feat", "year"] else {("_N", "_E", "_N"): 900}
+    relations = EDGES if isinstance(dataset.node_keys, dict) else {("_N", "_E", "_N"): 900}
     ntypes = sorted({t for r in relations for t in (r[0], r[2])})
     sizes = [COUNTS.get(t, 400) for t in ntypes]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -61,6 +64,13 @@ def graph(gb: Any, dataset: Dataset) -> Any:
     )
 
 
+def fetched(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
+    """sampled() with the features of the dataset. Without a cache every page is read."""
+    source = gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0))
+    pipe = sampled(gb, graph, dataset, shuffle, fanout)
+    return pipe.gids_fetch(source, dataset.node_keys, dataset.edge_keys)
+
+
 def sampled(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
     """A pipe of 15 sampled minibatches."""
     items = gb.ItemSet(torch.arange(300), names="seed_nodes")
@@ -83,9 +93,7 @@ def assert_complete(dataset: Dataset, minibatches: list[Any]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_of_graphbolts_loader(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = sampled(gb, graph, dataset, shuffle=True).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset, shuffle=True)
     loader = gb.DataLoader(pipe, num_workers=workers)
     orders = []
     for _epoch in range(2):
@@ -106,9 +114,7 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
     every = {"fanout": -1}  # all neighbors: GraphBolt's draws cannot be repeated
     by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
     by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
-    by_stage = gb.DataLoader(
-        sampled(gb, graph, dataset, **every).gids_fetch(gids.open(dataset.store, **MEMORY), *keys)
-    )
+    by_stage = gb.DataLoader(fetched(gb, graph, dataset, **every))
     for expected, *others in zip(by_stock, by_store, by_stage, strict=True):
         for found in others:
             assert seeds_of(found) == seeds_of(expected)
@@ -141,9 +147,7 @@ def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset
 
 
 def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")))  # GraphBolt runs all before it in a thread
     for _epoch in range(2):
         assert_complete(dataset, list(loader))
@@ -151,9 +155,7 @@ def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dat
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe, num_workers=workers)
     for _round in range(2):
         for _ in zip(range(3), loader, strict=False):
@@ -162,11 +164,7 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
 
 
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
-    pipe = sampled(gb, graph, dataset).gids_fetch(
-        gids.open(dataset.store, **MEMORY, tuning=gids.Tuning(cache=0)),
-        dataset.node_keys,
-        dataset.edge_keys,
-    )
+    pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe)
     engine = pipe.feature_loader._engine
     engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
@@ -195,3 +193,34 @@ def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for said in ("reads, 4096 B, gids_fetch over GraphBolt, 2 threads", "pipe, 4096 B", "hits, 512 B"):
         assert said in done.stdout
+
+
+# Where GraphBolt cannot be imported, in a process of its own each time
+
+
+def said_by(code: str) -> str:
+    done = subprocess.run([sys.executable, "-P", "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "import gids.dgl, dgl\n", "import gids.dgl, dgl.graphbolt\n"])
+def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> None:
+    if not WHY_NOT:
+        pytest.skip("GraphBolt is here")
+    said = said_by(
+        before + "try:\n    import gids.graphbolt\nexcept ImportError as error:\n    print(error.name, error)"
+    )
+    assert "dgl.graphbolt gids.graphbolt needs DGL's GraphBolt: dgl 2.1.0, torch 2.2.0 or 2.2.1" in said
+    assert f"dgl {dgl.__version__}" in said
+    assert "tools/graphbolt_env.sh" in said
+
+
+@pytest.mark.slow
+def test_without_dgl_it_says_so_as_well() -> None:
+    said = said_by(
+        "import sys\nsys.modules['dgl'] = None\n"
+        "try:\n    import gids.graphbolt\nexcept ImportError as error:\n    print(error)"
+    )
+    assert "no DGL that can be imported (gids.dgl needs DGL" in said

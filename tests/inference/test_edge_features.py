@@ -152,24 +152,6 @@ def test_every_layer_gets_the_same_rows(
     assert torch.equal(result.values, rows["paper"].half().to(dtype).double())  # type: ignore[arg-type]
 
 
-def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
-    """With small node rows and large edge rows, and with more edges than nodes."""
-    nodes, edges = torch.randn(1500, 2), edge_rows(128)
-    store = write(tmp_path / "one.gids", nodes, {"w": edges}, with_ids=False)
-    model = sage(128, 2, 3)
-    expected = expected_of(store, model, nodes, edges)
-    options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
-    blocks = []
-    for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
-        result = layerwise(model, gids.open(store, memory=memory_bytes), **options)
-        close(result.values, expected)
-        check_memory(result.layers, memory_bytes)
-        blocks.append(result.layers[0]["blocks"])
-    assert blocks[0] > blocks[1] > blocks[2]
-    with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbors are up to 301 rows"):
-        layerwise(model, gids.open(store, memory=2 << 20), **options)
-
-
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     """One row per edge is read, even if all edges come from few nodes."""
     degrees = np.full(60, 100)

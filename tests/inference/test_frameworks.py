@@ -45,25 +45,6 @@ def test_dgl_layers_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pyg_layers_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> None:
-    pytest.importorskip("torch_geometric")
-    from torch_geometric.nn import GATConv, SAGEConv
-
-    torch.manual_seed(0)
-    convs = torch.nn.ModuleList([SAGEConv(100, 16), GATConv(16, 4, add_self_loops=False)]).eval()
-
-    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
-        found = convs[i]((h, h[: block.num_dst]), torch.stack(block.coo()))
-        return torch.relu(found) if i == 0 else found  # type: ignore[no-any-return]
-
-    edges = torch.stack(edges_of(FeatureStore(one_type).graph()))
-    with torch.no_grad():
-        x = torch.relu(convs[0](rows["paper"], edges))
-        expected = convs[1]((x, x), edges)
-    found = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2).values
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_pyg_layers_with_edge_features_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> None:
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import GATv2Conv

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from friendship import friendship
 from inference_model import MEMORY, RELATION, HeteroSage, Rows, Sage, check_memory, close, in_memory
 
 import gids
@@ -18,9 +17,8 @@ from gids import FeatureStore, FormatError, MemoryBudgetError
 from gids.cli import main
 from gids.cuda import Device
 from gids.inference import layerwise
-from gids.sampler import Block
 from gids.store import verify
-from gids.write import DatasetWriter, create_table
+from gids.write import DatasetWriter
 
 
 def sage(*dims: int) -> list[Any]:
@@ -99,30 +97,6 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
         layerwise(model, gids.open(store, memory=MEMORY), nodes={"field": None})
 
 
-@pytest.mark.slow
-def test_a_social_network_equals_the_graph_in_memory(tmp_path: Path) -> None:
-    matrix, info = friendship(18_000, 40)
-    source, dataset = tmp_path / "friends.mat", tmp_path / "friends.gids"
-    pytest.importorskip("scipy.io").savemat(source, {"A": matrix, "local_info": info})
-    assert main(["convert", str(source), str(dataset), "--quiet"]) == 0
-    store = FeatureStore(dataset)
-    with create_table(store, "some", store.num_nodes(), 200, torch.float16) as writer:
-        for start, rows in store.table("feat").scan(5000):
-            writer.write(start, rows[:, :200])
-    store = store.reopen()
-    features = store.table("some").read_rows(torch.arange(store.num_nodes())).float()
-    model = sage(200, 16, 4)
-    expected = in_memory(model, {RELATION: store.graph()}, {"_N": features})["_N"]
-    memory_bytes = 100 << 20
-    result = layerwise(
-        model, gids.open(store, memory=memory_bytes), tables=["some"], output="h", feature_dtype=torch.float32
-    )
-    assert result.layers[0]["blocks"] > 20
-    close(result.tables["_N"].read_rows(torch.arange(store.num_nodes())), expected)
-    check_memory(result.layers, memory_bytes)
-    assert list(verify(dataset)) == []
-
-
 def test_only_needed_nodes_are_computed(one_type: Path, rows: Rows) -> None:
     model = sage(100, 40, 16, 5)
     expected = expected_of_one(one_type, model, rows)
@@ -158,24 +132,6 @@ def test_output_goes_to_a_table_of_the_result(one_type: Path, rows: Rows, tmp_pa
         model[1:], gids.open(again.store, memory=MEMORY), tables=["h"]
     )  # its output is an input
     close(onward.values, expected)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_intermediates_are_rounded_to_dtype_and_returned_in_the_dtype_of_the_layer(
-    one_type: Path, rows: Rows, dtype: torch.dtype
-) -> None:
-    model = sage(100, 40, 5)
-    seen = []
-
-    def layer(i: int, block: Any, h: torch.Tensor) -> Any:
-        seen.append((i, h.dtype))
-        return model[i](block, h)
-
-    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, dtype=dtype)
-    first = expected_of_one(one_type, model[:1], rows).to(dtype).float()
-    expected = expected_of_one(one_type, model[1:], {"paper": first})
-    close(result.values, expected)  # type: ignore[arg-type]
-    assert set(seen) == {(0, torch.float32), (1, torch.float32)}
 
 
 def test_a_function_gets_the_layer_index_and_ids_of_types_without_a_table(one_type: Path) -> None:
@@ -241,7 +197,7 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         (
             lambda i, b, h: h,
             ValueError,
-            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one row",
+            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one",
         ),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
         (
@@ -270,18 +226,10 @@ def test_layers_that_return_no_output_raise(
     [
         ({"tables": ["none"]}, KeyError, r"no table 'none' in one\.gids"),
         ({"tables": "feat"}, TypeError, r"give a list, \['feat'\]"),
-        (
-            {"nodes": torch.tensor([1500])},
-            IndexError,
-            "nodes of '_N' run from 1500 to 1500; ids",
-        ),
+        ({"nodes": torch.tensor([1500])}, IndexError, "nodes of '_N' run from 1500 to 1500; ids"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
         ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
-        (
-            {"nodes": torch.tensor([1]), "output": "h"},
-            ValueError,
-            "output= needs all nodes, but",
-        ),
+        ({"nodes": torch.tensor([1]), "output": "h"}, ValueError, "output= needs all nodes, but"),
         ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
@@ -294,37 +242,33 @@ def test_layers_that_return_no_output_raise(
 def test_wrong_arguments_are_refused(
     one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given: dict[str, Any] = {
-        "model": sage(100, 8, 2),
-        "source": gids.open(one_type, memory=MEMORY),
-        **arguments,
-    }
+    usual: dict[str, Any] = {"model": sage(100, 8, 2), "source": gids.open(one_type, memory=MEMORY)}
     with pytest.raises(error, match=message):
-        layerwise(**given)
+        layerwise(**usual | arguments)
     assert folders(one_type) == ["_N.feat"]
 
 
 def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match="layer 0 returned Tensor; with several types it must return a dictionary"
+    for name, tables in (("bare", ["feat"]), ("two", ["a", "b"])):
+        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
+            for key in tables:
+                writer.write_table("node", "_N", key, torch.zeros(4, 4))
+            if name == "two":
+                writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
+    for source, nodes, error, said in (
+        (several_types, None, TypeError, "layer 0 returned Tensor; with several types it must return a dict"),
+        (several_types, torch.tensor([1]), TypeError, r"nodes must be a dictionary.*\(got Tensor\)"),
+        (several_types, {"venue": None}, KeyError, "nodes of type 'venue': no relation has it"),
+        (tmp_path / "bare.gids", None, FormatError, "topology"),
+        (
+            tmp_path / "two.gids",
+            None,
+            ValueError,
+            r"_N\.a and _N\.b are tables of the same '_N' nodes",
+        ),
     ):
-        layerwise([lambda b, h: h["paper"]], gids.open(several_types, memory=MEMORY))
-    with pytest.raises(TypeError, match=r"nodes must be a dictionary.*\(got Tensor\)"):
-        layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
-    with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
-        layerwise([lambda b, h: h], several_types, nodes={"venue": None})
-    with DatasetWriter(tmp_path / "bare.gids") as writer:
-        writer.write_table("node", "_N", "feat", torch.zeros(4, 4))
-    with pytest.raises(FormatError, match="topology"):
-        layerwise([lambda b, h: h], tmp_path / "bare.gids")
-    with DatasetWriter(tmp_path / "two.gids") as writer:
-        writer.write_table("node", "_N", "a", torch.zeros(4, 4))
-        writer.write_table("node", "_N", "b", torch.zeros(4, 4))
-        writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
-    with pytest.raises(
-        ValueError, match=r"_N\.a and _N\.b are tables of the same '_N' nodes: choose one with tables="
-    ):
-        layerwise([lambda b, h: h], tmp_path / "two.gids")
+        with pytest.raises(error, match=said):
+            layerwise([lambda b, h: h["paper"]], source, nodes=nodes)
 
 
 def test_a_model_in_training_mode_gives_a_warning(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -350,18 +294,6 @@ def test_layers_get_rows_on_the_device(
         device="cuda",
     )
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
-
-
-def test_a_layer_gets_the_dtype_of_the_one_before(one_type: Path) -> None:
-    given = []
-
-    def layer(index: int, block: Block, h: torch.Tensor) -> torch.Tensor:
-        given.append((index, h.dtype))
-        return h[: block.num_dst, :3].double()
-
-    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2)
-    assert set(given) == {(0, torch.float32), (1, torch.float64)}
-    assert result.values.dtype == torch.float64  # type: ignore[union-attr]
 
 
 def test_options_may_be_none_and_the_window_as_long_as_in_a_loader(one_type: Path, rows: Rows) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gids.cuda import Device
 from gids.store import Graph
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -145,12 +147,24 @@ def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
                 assert value == other[key][name], (key, name)
 
 
-def assert_on(device: torch.device, batch: Data | HeteroData) -> None:
-    """All tensors but input_id are there."""
-    for storage in stores(batch).values():
-        for name, value in storage.items():
-            if isinstance(value, torch.Tensor) and name != "input_id":
-                assert value.device == device, name
+def assert_all_same(ours: Iterable[Any], theirs: Iterable[Any]) -> None:
+    """The same minibatches."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_same(mine, other)
+
+
+def assert_same_on(device: Device, make: Callable[..., Any], steps: int = 100, **options: Any) -> None:
+    """A loader yields the same on a device as on the CPU, and all tensors but input_id are there."""
+    found = []
+    for name in ("cpu", "cuda"):
+        with make(device=name, **options) as loader:
+            found.append(list(itertools.islice(loader, steps)))
+    for batch in found[1]:
+        for storage in stores(batch).values():
+            for name, value in storage.items():
+                if isinstance(value, torch.Tensor) and name != "input_id":
+                    assert value.device == device.torch_device, name
+    assert_all_same((batch.cpu() for batch in found[1]), found[0])
 
 
 def assert_drawn_by_weight(edges: torch.Tensor, weights: torch.Tensor, destinations: torch.Tensor) -> None:

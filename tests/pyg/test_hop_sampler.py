@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from typing import Any
 
 import numpy as np
@@ -47,15 +46,6 @@ def test_a_type_that_is_never_a_source() -> None:
     assert found.nodes_per_hop["b"] == [10, 0, 0]
     assert found.nodes_per_hop["a"] == [0, found.edges["a", "to", "b"].index[0].max() + 1, 0]
     assert found.input_nodes["b"].tolist() == list(range(10))  # type: ignore[index]
-
-
-def test_zero_leaves_a_hop_or_a_relation_out() -> None:
-    graphs = [graph(("a", "one", "a"), 30, 30, 0), graph(("a", "two", "a"), 30, 30, 1)]
-    counts = {("a", "one", "a"): [0, 2], ("a", "two", "a"): [3, 0]}
-    found = HopSampler(counts).sample(graphs, {"a": torch.arange(5)})
-    assert found.edges["a", "one", "a"].per_hop[0] == 0
-    assert found.edges["a", "two", "a"].per_hop[1] == 0
-    assert found.edges["a", "one", "a"].per_hop[1] > 0
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -113,22 +103,6 @@ def test_graphs_may_change() -> None:
         expected = HopSampler([2, 1]).sample(whole, torch.arange(9), seed=1)
         for a, b in zip(found.tensors(), expected.tensors(), strict=True):
             assert torch.equal(a, b)
-
-
-def test_no_seeds_give_no_nodes_and_no_edges() -> None:
-    found = HopSampler([3, 3]).sample(graph(("a", "to", "a"), 30, 30, 0), torch.empty(0, dtype=torch.int64))
-    assert found.nodes_per_hop == {"a": [0, 0, 0]}
-    assert found.edges["a", "to", "a"].index.shape == (2, 0)
-
-
-def test_a_sampler_can_be_sent_to_processes() -> None:
-    whole = graph(("a", "to", "a"), 30, 30, 0)
-    sampler = HopSampler([3, 2], threads=1)
-    found = sampler.sample(whole, torch.arange(9), seed=4)
-    again = pickle.loads(pickle.dumps(sampler)).sample(whole, torch.arange(9), seed=4)
-    for a, b in zip(found.tensors(), again.tensors(), strict=True):
-        assert torch.equal(a, b)
-    assert sampler.nbytes > 0
 
 
 def test_wrong_counts_seeds_and_graphs_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pyg_model import (
     PAPERS,
     WRITES,
     WRITTEN,
+    assert_all_same,
     assert_drawn_by_weight,
     assert_part_of,
     assert_same,
@@ -38,46 +40,23 @@ from gids.write import DatasetWriter, edge_list
 DOCS = Path(__file__).parents[2] / "docs/pyg.md"
 
 
-def names_of(loader: type) -> set[str]:
-    base = LinkLoader if loader is PygLinkNeighborLoader else NodeLoader
-    parameters = {
-        name: p
-        for kind in (loader, base, DataLoader)
-        for name, p in inspect.signature(kind.__init__).parameters.items()
-    }
-    own = {"self", "node_sampler", "link_sampler", "kwargs", "args"}
-    return {name for name in parameters if name not in own and not name.startswith("_")}
-
-
 @pytest.mark.parametrize("kind", [PygNeighborLoader, PygLinkNeighborLoader])
 def test_every_argument_is_known_and_in_the_docs(kind: type, one: Data, one_path: Path) -> None:
     ours = getattr(gids.pyg, kind.__name__)
     positional = list(inspect.signature(kind).parameters)[:-1]
     assert list(inspect.signature(ours).parameters)[: len(positional)] == positional
     listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", DOCS.read_text(), re.M))))
-    for name in names_of(kind):
+    kinds = DataLoader, LinkLoader if kind is PygLinkNeighborLoader else NodeLoader, kind
+    defaults = {
+        name: p.default for of in kinds for name, p in inspect.signature(of.__init__).parameters.items()
+    }
+    own = {"self", "node_sampler", "link_sampler", "kwargs", "args"}
+    for name in {name for name in defaults if name not in own and not name.startswith("_")}:
         assert name in listed
         if name in ("data", "num_neighbors"):
             continue
-        default = next(
-            (
-                inspect.signature(of.__init__).parameters[name].default
-                for of in (kind, NodeLoader, DataLoader)
-                if name in inspect.signature(of.__init__).parameters
-            ),
-            None,
-        )
-        given = {} if default is inspect.Parameter.empty else {name: default}
-        ours(one_path, [2], **given).close()
-
-
-def test_positions_are_those_of_pyg(one_path: Path) -> None:
-    nodes = torch.arange(50)
-    with (
-        gids.pyg.NeighborLoader(one_path, [2], nodes, None, True, batch_size=50) as loader,
-        gids.pyg.NeighborLoader(one_path, [2], input_nodes=nodes, replace=True, batch_size=50) as named,
-    ):
-        assert_same(next(iter(loader)), next(iter(named)))
+        default = defaults[name]
+        ours(one_path, [2], **({} if default is inspect.Parameter.empty else {name: default})).close()
 
 
 class Papers(Data):
@@ -102,49 +81,40 @@ def test_custom_cls_and_input_id(one_path: Path, several_path: Path) -> None:
 
 def test_a_sampler_gives_the_order(one_path: Path) -> None:
     nodes = torch.arange(100, 200)
-    chosen = [5, 3, 99, 3, 0]
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=chosen, batch_size=2) as loader:
-        assert len(loader) == 3
-        for _ in range(2):
-            assert [batch.input_id.tolist() for batch in loader] == [[5, 3], [99, 3], [0]]
+
+    def open_with(**options: Any) -> gids.pyg.NeighborLoader:
+        return gids.pyg.NeighborLoader(one_path, [np.int64(2)], nodes, **options)
+
+    def epochs(**options: Any) -> list[list[list[int]]]:
+        """The positions of the seeds of each minibatch, in two epochs."""
+        with open_with(**options) as loader:
+            assert (loader.batch_size is None) == ("batch_sampler" in options or None in options.values())
+            both = [list(loader) for _ in range(2)]
+            assert len(both[0]) == len(loader)
+            for batch in itertools.chain(*both):
+                assert torch.equal(batch.n_id[: batch.batch_size], nodes[batch.input_id])
+            return [[batch.input_id.tolist() for batch in batches] for batches in both]
+
+    assert epochs(sampler=[5, 3, 99, 3, 0], batch_size=2) == [[[5, 3], [99, 3], [0]]] * 2
+    first, second = epochs(sampler=SubsetRandomSampler(range(9)))
+    assert sorted(first) == sorted(second) == [[i] for i in range(9)]
+    assert first != second
+    for lists in ([[7], [1, 2, 3], [4, 5]], [[], [3, 4]]):
+        assert epochs(batch_sampler=lists) == epochs(sampler=lists, batch_size=None) == [lists] * 2
+    batches = BatchSampler(range(10), 4, drop_last=True)
+    assert epochs(batch_sampler=batches) == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    for wrong, size, error, said in (
+        ([[7], [1, 2, 3]], 2, ValueError, "the sampler yields lists: give it as batch_sampler="),
+        ([0.5, 2], 2, TypeError, r"the sampler yields \[0.5, 2\]: it must yield whole numbers"),
+        ([100], 1, IndexError, "positions from 100 to 100; there are 100 seeds"),
+    ):
+        with open_with(sampler=wrong, batch_size=size) as loader, pytest.raises(error, match=said):
+            next(iter(loader))
+    with open_with(sampler=[5]) as loader, open_with(batch_size=2) as other:
         with pytest.raises(ValueError, match="cannot save the position of sampler="):
             loader.state_dict()
-        with gids.pyg.NeighborLoader(one_path, [2], nodes[:5], batch_size=2) as other:
-            state = other.state_dict()
         with pytest.raises(ValueError, match="the position of sampler="):
-            loader.load_state_dict(state | {"made_with": loader._made_with()})
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=SubsetRandomSampler(range(9))) as loader:
-        first, second = ([int(batch.input_id) for batch in loader] for _ in range(2))
-        assert sorted(first) == sorted(second) == list(range(9))
-        assert first != second
-    lists = [[7], [1, 2, 3], [4, 5]]
-    for options in ({"batch_sampler": lists}, {"sampler": lists, "batch_size": None}):
-        with gids.pyg.NeighborLoader(one_path, [2], nodes, **options) as loader:
-            assert loader.batch_size is None
-            assert len(loader) == 3
-            assert [batch.input_id.tolist() for batch in loader] == lists
-            assert [batch.n_id[: batch.batch_size].tolist() for batch in loader] == [
-                [100 + i for i in positions] for positions in lists
-            ]
-    with gids.pyg.NeighborLoader(one_path, [np.int64(2)], nodes, batch_sampler=[[], [3, 4]]) as loader:
-        assert [batch.input_id.tolist() for batch in loader] == [[], [3, 4]]
-    batches = BatchSampler(range(10), 4, drop_last=True)
-    with gids.pyg.NeighborLoader(one_path, [2], nodes, batch_sampler=batches) as loader:
-        assert [len(batch.input_id) for batch in loader] == [4, 4]
-    for wrong, error, told in [
-        ([[7], [1, 2, 3]], ValueError, "the sampler yields lists: give it as batch_sampler="),
-        ([0.5, 2], TypeError, r"the sampler yields \[0.5, 2\]: it must yield whole numbers"),
-    ]:
-        with (
-            gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=wrong, batch_size=2) as loader,
-            pytest.raises(error, match=told),
-        ):
-            next(iter(loader))
-    with (
-        gids.pyg.NeighborLoader(one_path, [2], nodes, sampler=[100]) as loader,
-        pytest.raises(IndexError, match="positions from 100 to 100; there are 100 seeds"),
-    ):
-        next(iter(loader))
+            loader.load_state_dict(other.state_dict() | {"made_with": loader._made_with()})
 
 
 def test_a_generator_gives_the_seed(one_path: Path) -> None:
@@ -175,32 +145,19 @@ def test_transforms_of_the_samplers_output_come_before_the_features(one: Data, o
             assert_same(batch, same)
 
 
-def test_any_sampler_of_pyg_samples_for_a_dataset(one: Data, several: HeteroData, several_path: Path) -> None:
+def test_any_sampler_of_pyg_samples_for_a_dataset(several: HeteroData, several_path: Path) -> None:
     """Here gids' own, over data in memory, as another one."""
-
-    class Other(gids.pyg.NeighborSampler):
-        edge_permutation = {CITES: torch.arange(2400).flip(0)}
-
     counts: dict[Any, list[int]] = {CITES: [-1], WRITES: [-1], WRITTEN: [-1]}
     sampler = gids.pyg.NeighborSampler(several, counts)
     wrapped = NodeLoader(several, sampler, input_nodes="author", batch_size=50)
     with gids.pyg.NeighborLoader(
         several_path, None, "author", neighbor_sampler=wrapped.node_sampler, batch_size=50
     ) as loader:
-        for batch, expected in zip(loader, wrapped, strict=True):
-            assert_same(batch, expected)
+        assert_all_same(loader, wrapped)
     with pytest.raises(
         ValueError, match="replace= is an argument of the sampler: give it to neighbor_sampler"
     ):
         gids.pyg.NeighborLoader(several_path, [2], "author", replace=True, neighbor_sampler=sampler)
-    other = Other(several, [-1])
-    with gids.pyg.NeighborLoader(
-        several_path, [-1], "paper", neighbor_sampler=other, batch_size=50
-    ) as loader:
-        batch = next(iter(loader))
-        plain = next(iter(NodeLoader(several, sampler, input_nodes="paper", batch_size=50)))
-        assert torch.equal(batch[CITES].e_id, 2399 - plain[CITES].e_id)
-        assert torch.equal(batch[WRITES].e_id, plain[WRITES].e_id)
 
 
 def test_a_given_sampler_keeps_its_own_order_of_edges(one: Data, one_path: Path) -> None:
@@ -262,8 +219,7 @@ def test_subgraphs_trees_and_no_hops(
             theirs = gids.pyg.NeighborLoader(data, [-1, -1], nodes, **given)
             assert type(theirs) is PygNeighborLoader
             with gids.pyg.NeighborLoader(path, [-1, -1], nodes, **given) as loader:
-                for batch, expected in zip(loader, theirs, strict=True):
-                    assert_same(batch, expected)
+                assert_all_same(loader, theirs)
         with gids.pyg.NeighborLoader(path, [], nodes, batch_size=40) as loader:
             batch = next(iter(loader))
             assert (batch if nodes is None else batch[nodes]).n_id.tolist() == list(range(40))
@@ -273,26 +229,21 @@ def test_subgraphs_trees_and_no_hops(
             )
 
 
-def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path) -> None:
-    with gids.pyg.NeighborLoader(one_path, [2, 2], batch_size=40, subgraph_type="induced") as loader:
-        for batch in loader:
-            inside = torch.isin(one.edge_index, batch.n_id).all(0)
-            assert sorted(batch.e_id.tolist()) == inside.nonzero().view(-1).tolist()
-            assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
-
-
-def test_trees_with_all_their_edges_are_those_of_shadow(one: Data, one_path: Path) -> None:
-    options: dict[str, Any] = {"disjoint": True, "subgraph_type": "induced", "batch_size": 20}
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_induced_edges_are_all_edges_among_the_nodes(one: Data, one_path: Path, disjoint: bool) -> None:
+    """Of each tree, if trees are disjoint: these are those of shaDow."""
+    options: dict[str, Any] = {"disjoint": disjoint, "subgraph_type": "induced", "batch_size": 20}
     with gids.pyg.NeighborLoader(one_path, [3, 3], torch.arange(60), **options) as loader:
         for batch in loader:
-            assert torch.equal(batch.batch[:20], torch.arange(20))
-            for root in range(20):
-                nodes = batch.n_id[batch.batch == root]
-                edges = batch.e_id[batch.batch[batch.edge_index[0]] == root]
-                assert len(nodes.unique()) == len(nodes) <= 1 + 3 + 9
+            trees = batch.batch if disjoint else torch.zeros_like(batch.n_id)
+            assert torch.equal(trees[:20], torch.arange(20) * disjoint)
+            for root in range(20 if disjoint else 1):
+                nodes = batch.n_id[trees == root]
+                edges = batch.e_id[trees[batch.edge_index[0]] == root]
+                assert len(nodes.unique()) == len(nodes) <= (1 + 3 + 9) * (1 if disjoint else 20)
                 inside = torch.isin(one.edge_index, nodes).all(0)
                 assert sorted(edges.tolist()) == inside.nonzero().view(-1).tolist()
-            assert torch.equal(*batch.batch[batch.edge_index])
+            assert torch.equal(*trees[batch.edge_index])
             assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
 
 
@@ -377,8 +328,7 @@ def test_times_that_gids_convert_stores(one: Data, several: HeteroData, tmp_path
                 for graph, stored in zip(loader.node_sampler.graphs, graphs_of(store), strict=True):
                     assert isinstance(stored.indices, np.memmap)
                     assert isinstance(graph.indices, np.memmap)  # no copy
-                for batch, expected in zip(loader, theirs, strict=True):
-                    assert_same(batch, expected)
+                assert_all_same(loader, theirs)
     typed[CITES].time = torch.arange(2400)
     with pytest.raises(ValueError, match="time_attr='time': both nodes and edges of the data have"):
         gids.pyg.NeighborSampler(typed, [2], time_attr="time")
@@ -394,14 +344,9 @@ def test_data_without_edges_and_seeds_without_neighbors() -> None:
     typed = HeteroData(paper={"num_nodes": 100})
     (batch,) = gids.pyg.NeighborLoader(typed, [], "paper", batch_size=100)
     assert batch["paper"].n_id.tolist() == list(range(100))
+    edges = ("paper", "paper"), torch.ones(2, 3).long()
     with pytest.raises(ValueError, match="the data has no edges: negatives and disjoint=True need some"):
-        next(
-            iter(
-                gids.pyg.LinkNeighborLoader(
-                    typed, [], (("paper", "paper"), torch.ones(2, 3).long()), neg_sampling="binary"
-                )
-            )
-        )
+        next(iter(gids.pyg.LinkNeighborLoader(typed, [], edges, neg_sampling="binary")))
 
 
 def test_a_dataset_of_one_node_type_needs_no_edges(one: Data, tmp_path: Path) -> None:
@@ -412,8 +357,7 @@ def test_a_dataset_of_one_node_type_needs_no_edges(one: Data, tmp_path: Path) ->
         given: dict[str, Any] = {"batch_size": 250, **options}
         theirs = gids.pyg.NeighborLoader(alone, [2, 2], **given)
         with gids.pyg.NeighborLoader(tmp_path / "nodes.gids", [2, 2], **given) as loader:
-            for batch, expected in zip(loader, theirs, strict=True):
-                assert_same(batch, expected)
+            assert_all_same(loader, theirs)
     pairs = torch.arange(90).view(2, 45)
     with gids.pyg.LinkNeighborLoader(
         tmp_path / "nodes.gids", [2], pairs, neg_sampling="binary", batch_size=45

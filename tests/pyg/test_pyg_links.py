@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pyg_model import CITES, PAPERS, WRITES, assert_on, assert_same
+from pyg_model import CITES, PAPERS, WRITES, assert_all_same, assert_same, assert_same_on
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -45,12 +46,10 @@ def test_minibatches_are_those_of_pygs_own_loader(
             assert_same(loader(range(32)), ours[0])
         sampler = gids.pyg.NeighborSampler(data, [-1, -1])
         theirs = PygLinkNeighborLoader(data, [-1, -1], edges, neighbor_sampler=sampler, **options)
-        for batch, expected in zip(ours, theirs, strict=True):
-            assert_same(batch, expected)
+        assert_all_same(ours, theirs)
         in_memory = gids.pyg.LinkNeighborLoader(data, [-1, -1], edges, **options)
         assert type(in_memory) is PygLinkNeighborLoader
-        for batch, expected in zip(in_memory, theirs, strict=True):
-            assert_same(batch, expected)
+        assert_all_same(in_memory, theirs)
 
 
 def test_all_edges_are_seeds_by_default(
@@ -221,41 +220,22 @@ def test_minibatches_are_made_on_the_device(
         (several_path, WRITES, {"neg_sampling": "triplet"}),
         (one_path, one.edge_index[:, :90], {"subgraph_type": "bidirectional"}),
     ):
-        given: dict[str, Any] = {"batch_size": 40, "shuffle": True, **options}
-        with gids.pyg.LinkNeighborLoader(path, [3, -1], edges, **given) as loader:
-            expected = [batch for batch, _ in zip(loader, range(3), strict=False)]
-        with gids.pyg.LinkNeighborLoader(
-            path, [3, -1], edges, device="cuda", topology_on="host", **given
-        ) as loader:
-            for batch, same in zip(loader, expected, strict=False):
-                assert_on(device.torch_device, batch)
-                assert_same(batch.cpu(), same)
+        make = partial(gids.pyg.LinkNeighborLoader, path, [3, -1], edges, topology_on="host")
+        assert_same_on(device, make, 3, batch_size=40, shuffle=True, **options)
 
 
 def test_wrong_arguments_of_a_link_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
     edges = one.edge_index[:, :9]
-    short = NegativeSampling("binary", dst_weight=torch.ones(3))
+    short, labels = NegativeSampling("binary", dst_weight=torch.ones(3)), {"edge_label": torch.ones(9)}
     for error, message, path, given, options in (
         (ValueError, "must be an edge type, or", several_path, edges, {}),
         (KeyError, r"0 edge types of several.gids match \('paper', 'x'\)", several_path, ("paper", "x"), {}),
         (TypeError, "give int64", one_path, torch.ones(2, 3), {}),
         (TypeError, "give int64", one_path, torch.ones(3, 2, dtype=torch.int64), {}),
         (IndexError, "sources of edge_label_index run from", one_path, edges + PAPERS - 1, {}),
-        (
-            ValueError,
-            "'edge_label_time' is set, but 'time_attr' is not",
-            one_path,
-            edges,
-            {"edge_label_time": 1},
-        ),
+        (ValueError, "_time' is set, but 'time_attr' is not", one_path, edges, {"edge_label_time": 1}),
         (ValueError, "edge_label has shape", one_path, edges, {"edge_label": torch.ones(3)}),
-        (
-            ValueError,
-            "leave edge_label out",
-            one_path,
-            edges,
-            {"edge_label": torch.ones(9), "neg_sampling": "triplet"},
-        ),
+        (ValueError, "leave edge_label out", one_path, edges, labels | {"neg_sampling": "triplet"}),
         (ValueError, "neg_sampling= or neg_sampling_ratio=", one_path, edges, {"neg_sampling": short}),
         (ValueError, "one number for each of the 600 nodes", one_path, edges, {"neg_sampling": short}),
     ):

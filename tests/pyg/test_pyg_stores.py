@@ -219,16 +219,15 @@ def test_workers_that_are_spawned_leave_nothing_behind(one_path: Path, tmp_path:
 def test_seeds_with_times_need_a_sampler_by_time(one: Data, several: HeteroData) -> None:
     times, sampler = torch.arange(PAPERS), gids.pyg.NeighborSampler(one, [3])
     said = r"seeds have times \(input_time= or edge_label_time=\).*give it time_attr=, or leave them out"
-    with pytest.raises(ValueError, match=said):
-        next(iter(NodeLoader(one, sampler, input_time=times)))
-    with pytest.raises(ValueError, match=said):
-        next(iter(LinkLoader(one, sampler, one.edge_index[:, :9], edge_label_time=times[:9])))
-    of_types = gids.pyg.NeighborSampler(several, [3])
-    with pytest.raises(ValueError, match=said):
-        next(iter(NodeLoader(several, of_types, input_nodes="paper", input_time=times)))
-    pairs = WRITES, several[WRITES].edge_index[:, :9]
-    with pytest.raises(ValueError, match=said):
-        next(iter(LinkLoader(several, of_types, pairs, edge_label_time=times[:9])))
+    typed, pairs = gids.pyg.NeighborSampler(several, [3]), (WRITES, several[WRITES].edge_index[:, :9])
+    for loader in (
+        NodeLoader(one, sampler, input_time=times),
+        LinkLoader(one, sampler, one.edge_index[:, :9], edge_label_time=times[:9]),
+        NodeLoader(several, typed, input_nodes="paper", input_time=times),
+        LinkLoader(several, typed, pairs, edge_label_time=times[:9]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            next(iter(loader))
     assert len(list(NodeLoader(one, sampler, input_time=None, batch_size=PAPERS))) == 1
 
 
@@ -283,36 +282,29 @@ def test_wrong_arguments_of_stores_and_samplers_are_refused(
     one: Data, one_path: Path, several_path: Path
 ) -> None:
     features, graphs = both(several_path)
-    with pytest.raises(KeyError, match=r"no 'z' of 'paper' \(it has 'paper' 'x'"):
-        features.get_tensor("paper", "z", index=None)
-    with pytest.raises(IndexError, match="out of range"):
-        features.get_tensor("paper", "x", index=torch.tensor([PAPERS]))
-    with pytest.raises(TypeError, match="cannot be changed"):
-        features.put_tensor(torch.zeros(3), "paper", "x", index=None)
-    with pytest.raises(TypeError, match="cannot be changed"):
-        features.remove_tensor("paper", "x", index=None)
-    with pytest.raises(TypeError, match="cannot be changed"):
-        graphs.put_edge_index((torch.zeros(1), torch.zeros(1)), EdgeAttr(CITES, "coo"))
-    with pytest.raises(TypeError, match="cannot be changed"):
-        graphs.remove_edge_index(CITES, "csc")
-    with pytest.raises(KeyError):
-        graphs.get_edge_index(("paper", "x", "paper"), "csc")
-    with pytest.raises(ValueError, match="not of one gids dataset"):
-        gids.pyg.NeighborSampler((features, both(one_path)[1]), [2])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_neighbours'"):
-        gids.pyg.NeighborSampler(one, [2], num_neighbours=[2])
-    with pytest.raises(TypeError, match="no edge_index: give its edges as edge_index"):
-        gids.pyg.NeighborSampler(Data(x=one.x, adj=one.edge_index), [2])
-    with pytest.raises(ValueError, match=r"typed=False: several.gids has 2 node types and 3 edge types"):
-        gids.pyg.FeatureStore(several_path, typed=False)
-    for ends in ([[0], [PAPERS]], [[PAPERS], [0]]):
-        broken = Data(x=one.x, edge_index=torch.tensor(ends), num_nodes=PAPERS)
-        with pytest.raises(IndexError, match="ids run from 0"):
-            gids.pyg.NeighborSampler(broken, [2])
-    for name in ("x", "y"):  # a table, and labels in memory
-        with pytest.raises(IndexError, match="out of range"):
-            features.get_tensor("paper", name, index=-PAPERS - 1)
-        with pytest.raises(IndexError, match="the mask has shape"):
-            features.get_tensor("paper", name, index=torch.ones(3, dtype=torch.bool))
-    with pytest.raises(IndexError, match="seed"):
-        gids.pyg.NeighborSampler(one, [2]).sample_from_nodes(_input(torch.tensor([PAPERS])))
+    get, sampler, put = features.get_tensor, gids.pyg.NeighborSampler, torch.zeros(3)
+    wrong_mask, no_paper = torch.ones(3, dtype=torch.bool), torch.tensor([PAPERS])
+
+    def leading(*ends: list[int]) -> Data:
+        return Data(x=one.x, edge_index=torch.tensor(ends), num_nodes=PAPERS)
+
+    for error, said, call in (
+        (KeyError, r"no 'z' of 'paper' \(it has 'paper' 'x'", lambda: get("paper", "z", index=None)),
+        (IndexError, "out of range", lambda: get("paper", "x", index=no_paper)),
+        *((IndexError, "out of range", lambda n=n: get("paper", n, index=-PAPERS - 1)) for n in "xy"),
+        *((IndexError, "the mask has shape", lambda n=n: get("paper", n, index=wrong_mask)) for n in "xy"),
+        (TypeError, "cannot be changed", lambda: features.put_tensor(put, "paper", "x", index=None)),
+        (TypeError, "cannot be changed", lambda: features.remove_tensor("paper", "x", index=None)),
+        (TypeError, "cannot be changed", lambda: graphs.put_edge_index((put, put), EdgeAttr(CITES, "coo"))),
+        (TypeError, "cannot be changed", lambda: graphs.remove_edge_index(CITES, "csc")),
+        (KeyError, "no relation", lambda: graphs.get_edge_index(("paper", "x", "paper"), "csc")),
+        (ValueError, "not of one gids dataset", lambda: sampler((features, both(one_path)[1]), [2])),
+        (TypeError, "argument 'num_neighbours'", lambda: sampler(one, [2], num_neighbours=[2])),
+        (TypeError, "give its edges as edge_index", lambda: sampler(Data(x=one.x, adj=one.edge_index), [2])),
+        (ValueError, "has 2 node types and 3 edge", lambda: gids.pyg.FeatureStore(several_path, typed=False)),
+        (IndexError, "ids run from 0", lambda: sampler(leading([0], [PAPERS]), [2])),
+        (IndexError, "ids run from 0", lambda: sampler(leading([PAPERS], [0]), [2])),
+        (IndexError, "seed", lambda: sampler(one, [2]).sample_from_nodes(_input(no_paper))),
+    ):
+        with pytest.raises(error, match=said):
+            call()

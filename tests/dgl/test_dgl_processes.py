@@ -1,10 +1,13 @@
-"""Importing gids.dgl makes PyPI's DGL importable, in a process of its own each time."""
+"""gids.dgl in processes of its own: it makes PyPI's DGL importable, and lives with few file descriptors."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from gids.write import DatasetWriter
 
 
 @pytest.fixture
@@ -122,17 +125,58 @@ assert dgl.rand_graph(10, 20).num_edges() == 20
     )
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"), [("dgl", "gids.dgl needs DGL"), ("networkx", "DGL needs 'networkx'")]
-)
-def test_the_error_names_the_package_that_is_not_installed(run, missing, message):
-    printed = run(f"""
+def test_the_error_names_the_package_that_is_not_installed(run):
+    printed = run("""
 import sys
-sys.modules[{missing!r}] = None
-try:
-    import gids.dgl
-except ImportError as error:
-    print(error)
+for missing in ("dgl", "networkx"):
+    sys.modules[missing] = None
+    try:
+        import gids.dgl
+    except ImportError as error:
+        print(error)
+    del sys.modules[missing]
 """)
-    assert message in printed
-    assert "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas" in printed
+    assert "gids.dgl needs DGL" in printed
+    assert "DGL needs 'networkx'" in printed
+    assert printed.count("pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas") == 2
+
+
+FEW = """
+import logging, resource, sys
+import torch
+import gids.dgl
+import dgl
+
+path, soft, hard = sys.argv[1], *map(int, sys.argv[2:])
+logging.basicConfig(level=logging.WARNING)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+graph = dgl.rand_graph(1000, 10000)
+sampler = dgl.dataloading.NeighborSampler([5, 5], prefetch_node_feats=["feat"])
+with gids.open(path, memory=1 << 26, window=22) as source:
+    rows = source.store.table("_N.feat").read_rows(torch.arange(1000))
+    loader = gids.dgl.DataLoader(
+        graph, torch.arange(1000), sampler, batch_size=20, num_workers=2, gids=source
+    )
+    for input_nodes, _, blocks in loader:
+        assert torch.equal(blocks[0].srcdata["feat"], rows[input_nodes])
+    print("whole", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("soft", "hard"), [(40, 40), (64, 64), (128, 128), (200, 400)])
+def test_an_epoch_with_few_file_descriptors_never_hangs(tmp_path, soft, hard):
+    """The soft limit is raised to the hard one. A window that exhausts it is lowered."""
+    with DatasetWriter(tmp_path / "d.gids") as writer:
+        writer.write_table("node", "_N", "feat", torch.randn(1000, 16))
+    arguments = [str(tmp_path / "d.gids"), str(soft), str(hard)]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", FEW, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    whole = done.stdout == f"whole {hard}\n"
+    if hard >= 128:
+        assert whole, done.stderr
+    else:
+        assert whole or "ulimit -n" in done.stderr or "open files" in done.stderr
+    if hard == 400:
+        assert "window lowered from 22 to" in done.stderr
+        assert "file descriptors" in done.stderr
