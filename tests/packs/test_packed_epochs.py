@@ -133,17 +133,6 @@ def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:
         list(open_loader(source, batch_size=1334))
 
 
-def test_full_scratch_goes_on_by_random_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        open_source(path, "random") as random,
-        open_source(path, "pack", scratch_bytes=400_000) as packed,
-    ):
-        loader = open_loader(packed)
-        for a, b in zip(open_loader(random), loader, strict=True):
-            assert_same(a, b)
-        assert [r.levelname for r in caplog.records if "packs" in r.message].count("WARNING") == 1
-
-
 def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
