@@ -6,7 +6,7 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Counter(item.path for item in items)
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -tests[item.path], item.path))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Importing tests leaves no garbage that is worth looking for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

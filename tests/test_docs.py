@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -381,6 +382,7 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
 # Command lines
 
 
+@functools.cache
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gids", exit_on_error=False)
     subparsers = parser.add_subparsers(dest="command")

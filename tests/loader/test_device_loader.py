@@ -299,11 +299,11 @@ def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
         return start(sampler, *args, step=step, epoch=epoch, **options)
 
     monkeypatch.setattr(gids.sampler.Neighbor, "start", never_end)
-    options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": window} | STAGING
+    options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": window, "planned": 1}
     training = device.new_stream()
     with (
         gids.NodeLoader(
-            gids.open(papers, **tuned(options)),
+            gids.open(papers, **tuned(options | STAGING)),
             torch.arange(600),
             [3, 3],
             tables=["paper.feat", "paper.cites.paper.weight"],

@@ -283,42 +283,6 @@ def test_minibatches_are_made_on_the_device(
                     assert torch.equal(values.cpu(), same.features[name])
 
 
-def test_a_dot_product_learns_who_buys_what(tmp_path: Path) -> None:
-    """Users buy items of their own kind, and features show kinds: ends score higher than negatives."""
-    rng = np.random.default_rng(1)
-    kinds_of_user, kinds_of_item = rng.integers(0, 4, USERS), rng.integers(0, 4, ITEMS)
-    user, item = rng.integers(0, USERS, 8000), rng.integers(0, ITEMS, 8000)
-    alike = kinds_of_user[user] == kinds_of_item[item]
-    buys = np.stack([user[alike], item[alike]])
-    rows = {
-        "user": torch.eye(4)[kinds_of_user] + 0.2 * torch.from_numpy(rng.standard_normal((USERS, 4))).float(),
-        "item": torch.eye(4)[kinds_of_item].roll(1, 1)
-        + 0.2 * torch.from_numpy(rng.standard_normal((ITEMS, 4))).float(),
-    }
-    path = write(tmp_path / "kinds.gids", {BUYS: buys, BOUGHT: buys[::-1].copy()}, rows, [BUYS, BOUGHT])
-    torch.manual_seed(0)
-    model = torch.nn.ModuleDict({t: torch.nn.Linear(4, 8) for t in rows})
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    options = {"relation": BUYS, "exclude": "reverse", "reverse": BOUGHT, "sampler": [5], "negatives": 2}
-    right = total = 0
-    with open_loader(path, None, **options) as loader:
-        for epoch in range(3):
-            for m in loader:
-                assert isinstance(m, EdgeMinibatch)
-                assert isinstance(m.seeds, dict)
-                h = {t: model[t](m.features[f"{t}.feat"][: len(ids)]) for t, ids in m.seeds.items()}
-                score = (h["user"][m.pairs[0]] * h["item"][m.pairs[1]]).sum(1)
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(score, m.labels)  # type: ignore[arg-type]
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                if epoch == 2:
-                    right += int(((score > 0) == (m.labels > 0)).sum())  # type: ignore[operator]
-                    total += len(score)
-    print(f"{right / total:.3f} of the pairs are told right")
-    assert right / total > 0.75  # a quarter of the negatives are of the same kind
-
-
 def test_a_sampler_without_blocks_excludes_nothing(one: Path) -> None:
     class Seeds:
         def sample(

@@ -33,10 +33,10 @@ def test_an_epoch_that_loses_minibatches_raises() -> None:
 
 
 class Source:
-    """Raises an error in place of some minibatches."""
+    """Raises an error in place of some minibatches. Nothing else refers to an error."""
 
-    def __init__(self, count: int, errors: dict[int, Exception]) -> None:
-        self._step, self._count, self._errors = -1, count, errors
+    def __init__(self, count: int, failed: tuple[int, ...]) -> None:
+        self._step, self._count, self._failed = -1, count, failed
 
     def __iter__(self) -> Source:
         return self
@@ -45,20 +45,26 @@ class Source:
         self._step += 1
         if self._step == self._count:
             raise StopIteration
-        if self._step in self._errors:
-            raise self._errors[self._step]
+        if self._step in self._failed:
+            raise StorageError(5, "cannot read the topology", "indices.npy", self._step)
         return {"paper.feat": torch.tensor([self._step])}
 
 
 @pytest.mark.parametrize("reads", ["random", "pack"])
-@pytest.mark.parametrize("failed", [(0,), (0, 1), (3, 4, 9), tuple(range(10))], ids=str)
-def test_a_storage_error_of_the_source_concerns_one_minibatch(
-    path: Path, reads: Any, failed: tuple[int, ...]
+@pytest.mark.parametrize("what", ["source", "ids"])
+@pytest.mark.parametrize("failed", [(0, 1), (3, 4, 9), tuple(range(10))], ids=str)
+def test_a_storage_error_concerns_one_minibatch(
+    path: Path, reads: Any, what: str, failed: tuple[int, ...]
 ) -> None:
+    def ids_of(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if what == "ids" and (step := int(ids["paper.feat"])) in failed:
+            raise StorageError(5, "cannot read the order", "order.npy", step)
+        return ids
+
     with gids.open(path, memory="16MB", window=4, reads=reads) as source:
         loader = gids.FeatureLoader(source, ["paper.feat"])
-        errors = {step: StorageError(5, "cannot read the topology", "indices.npy", step) for step in failed}
-        stream = loader.attach(Source(10, errors), lambda ids: ids, count=10)  # type: ignore[arg-type]
+        source_of_ids: Any = Source(10, failed if what == "source" else ())
+        stream = loader.attach(source_of_ids, ids_of, count=10)
         for step in range(10):
             if step in failed:
                 with pytest.raises(StorageError) as caught:
@@ -152,24 +158,6 @@ def test_the_count_of_attach_is_checked(path: Path) -> None:
         assert len(list(loader.attach(minibatches(3), lambda ids: ids, count=3))) == 3
 
 
-class FailingOnce:
-    """Raises an error that nothing else refers to."""
-
-    def __init__(self, failing: int) -> None:
-        self._step, self._failing = -1, failing
-
-    def __iter__(self) -> FailingOnce:
-        return self
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        self._step += 1
-        if self._step == self._failing:
-            raise StorageError(5, "cannot read the topology", "indices.npy", 0)
-        if self._step == 100:
-            raise StopIteration
-        return {"paper.feat": torch.tensor([self._step])}
-
-
 @pytest.mark.parametrize("reads", ["random", "pack"])
 def test_a_stream_that_raised_an_error_ends_when_it_is_dropped(path: Path, reads: Any) -> None:
     """The error refers to frames of the stream; nothing of the stream may refer to the error."""
@@ -179,7 +167,7 @@ def test_a_stream_that_raised_an_error_ends_when_it_is_dropped(path: Path, reads
         gc.disable()
         try:
             for first in (0, 3):
-                stream = loader.attach(FailingOnce(first), lambda ids: ids)  # type: ignore[arg-type]
+                stream = loader.attach(Source(100, (first,)), lambda ids: ids)  # type: ignore[arg-type]
                 raised = False
                 try:
                     list(stream)
@@ -216,25 +204,6 @@ def test_a_stream_that_holds_an_error_ends_when_it_is_dropped(path: Path) -> Non
             assert not loader.has_open_epoch
         finally:
             gc.enable()
-
-
-@pytest.mark.parametrize("reads", ["random", "pack"])
-def test_a_storage_error_of_the_ids_concerns_one_minibatch(path: Path, reads: Any) -> None:
-    def ids_of(step: int) -> dict[str, torch.Tensor]:
-        if step in (0, 4):
-            raise StorageError(5, "cannot read the order", "order.npy", step)
-        return {"paper.feat": torch.tensor([step])}
-
-    with gids.open(path, memory="16MB", window=4, reads=reads) as source:
-        loader = gids.FeatureLoader(source, ["paper.feat"])
-        stream = loader.attach(iter(range(10)), ids_of, count=10)
-        for step in range(10):
-            if step in (0, 4):
-                with pytest.raises(StorageError):
-                    next(stream)
-            else:
-                assert next(stream)[0] == step
-        assert list(stream) == []
 
 
 @pytest.mark.parametrize("reads", ["random", "pack"])

@@ -118,23 +118,6 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
             next(loader.attach([{"paper.feat": torch.arange(3000)}] * 3, ids_of))
 
 
-def test_memory_stays_within_what_was_given(path: Path) -> None:
-    given = 16 << 20
-    with gids.FeatureLoader(
-        gids.open(path, memory=given, window=4, tuning=gids.Tuning(queue_depth=64)),
-        TABLES,
-    ) as loader:
-        batches = [
-            {"paper.feat": torch.from_numpy(np.random.default_rng(i).permutation(ROWS)[:500])}
-            for i in range(40)
-        ]
-        for minibatch, _ in loader.attach(batches, ids_of):
-            del minibatch
-        memory = loader.stats()["memory"]
-    assert memory["lines"] > 1 << 20
-    assert sum(memory.values()) <= given
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

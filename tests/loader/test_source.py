@@ -169,20 +169,6 @@ def test_the_shared_cache_ends_with_its_last_loader(opened: gids.Source) -> None
     assert shared.closed
 
 
-def test_a_validation_in_the_middle_of_an_epoch_reads_through_the_shared_cache(
-    opened: gids.Source, source: Ids
-) -> None:
-    with node_loader(opened, shuffle=True) as train, node_loader(opened, batch_size=500) as val:
-        seen = 0
-        for step, _ in enumerate(train):
-            if step == 2:
-                for m in val:
-                    nodes = m.input_nodes["paper"]  # type: ignore[call-overload]
-                    assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
-                    seen += 1
-        assert seen == len(val)
-
-
 def test_loaders_of_other_tables_take_turns_with_the_memory(opened: gids.Source, source: Ids) -> None:
     with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
         assert papers.feature_loader is not authors.feature_loader

@@ -221,6 +221,7 @@ def accuracy(path: Path) -> float:
     return right / len(splits["val"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_training_is_as_accurate_as_with_float32(tmp_path: Path) -> None:
     """On a graph whose rows mislead as often as not: a chance of a quarter, by rows alone five eighths."""

