@@ -249,7 +249,7 @@ class EpochLoader(Closing, ABC):
                 sampling.ids,
                 bytes_of=_nbytes,
                 waiting_batches=self._at_once - 1,
-                source_bytes=partial(_sampler_bytes, self._host_sampler),
+                source_bytes=self._sampler_bytes,
                 count=count,
                 growth=_growth(seeds, sampling.epoch.steps),
                 learned=self._learned,
@@ -300,6 +300,10 @@ class EpochLoader(Closing, ABC):
             return 1
         window = self._features.window if self._features is not None else math.inf
         return int(max(1, min(2 * sampler.threads, window // 2)))
+
+    @cached_property
+    def _sampler_bytes(self) -> _SamplerBytes:
+        return _SamplerBytes(self._host_sampler)
 
     @property
     def _host_sampler(self) -> LayeredSampler | None:
@@ -515,12 +519,19 @@ def _nbytes(minibatch: Minibatch) -> int:
     return minibatch.nbytes
 
 
-def _sampler_bytes(sampler: LayeredSampler | None, waiting: int) -> int:
+class _SamplerBytes:
     """Memory of a sampler that makes a minibatch and `waiting` more in one call."""
-    if sampler is None:
-        return 0
-    _, first_minibatch = sampler.host_bytes()
-    return sampler.scratch_bytes(1 + waiting) + first_minibatch
+
+    def __init__(self, sampler: LayeredSampler | None) -> None:
+        self._sampler, self._least_bytes = sampler, 0
+
+    def __call__(self, waiting: int) -> int:
+        if self._sampler is None:
+            return 0
+        _, minibatches_bytes = self._sampler.host_bytes()
+        # A sampler holds least once it has sampled its first minibatch.
+        self._least_bytes = min(self._least_bytes or minibatches_bytes, minibatches_bytes)
+        return self._sampler.scratch_bytes(1 + waiting) + self._least_bytes
 
 
 def _brief(state: object) -> str:

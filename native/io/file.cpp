@@ -26,7 +26,7 @@ std::system_error error(int code, const std::string& text) { return {code, std::
 
 [[noreturn]] void refuse_direct(int fd, const std::string& path) {
   throw error(EINVAL, path + ": the " + file_system_name(fd) +
-                          " file system refuses direct I/O (O_DIRECT); open with direct=False, or move the "
+                          " file system refuses direct I/O (O_DIRECT); open with tuning=gids.Tuning(direct=False), or move the "
                           "file to a file system that has it, such as ext4 or xfs");
 }
 

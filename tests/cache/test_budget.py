@@ -84,14 +84,17 @@ def test_minibatches_that_wait_for_the_window_count_as_window() -> None:
     assert total(with_three) <= 8 << 20
 
 
-def test_the_sampler_gets_memory_if_there_is_room() -> None:
+def test_the_sampler_gets_its_memory() -> None:
     def source_bytes(waiting: int) -> int:
         return 100_000 * (1 + waiting)
 
     assert share(source_bytes=source_bytes, waiting_batches=2).purposes["sampler"] == 300_000
-    tight = share(memory_bytes=280_000, source_bytes=source_bytes)
-    assert 0 <= tight.purposes["sampler"] < 100_000
-    assert total(tight) <= 280_000
+    tight = share(memory_bytes=400_000, source_bytes=source_bytes, waiting_batches=2)
+    assert tight.purposes["sampler"] == 100_000
+    assert tight.sizes.waiting_batches == 0
+    assert total(tight) <= 400_000
+    with pytest.raises(MemoryBudgetError, match="sampler 100 kB"):
+        share(memory_bytes=280_000, source_bytes=source_bytes)
 
 
 def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:

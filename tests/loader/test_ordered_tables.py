@@ -182,11 +182,14 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
                     pass
     with Trace(tmp_path / "pages.trace") as trace:
         assert [trace.pages(i).tolist() for i in range(6)] == pages_by_minibatch(store, batches)
-    found = RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, ROWS)
-    assert found is not None
-    assert [rows.tolist() for rows in found()] == [list(dict.fromkeys(m[PAPERS].tolist())) for m in batches]
-    with pytest.raises(FormatError, match="from another dataset"):
-        RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, 7)
+    with RowTrace(tmp_path / "rows.trace") as trace:
+        found = trace.minibatches(PAPERS, ROWS)
+        assert found is not None
+        assert [rows.tolist() for rows in found()] == [
+            list(dict.fromkeys(m[PAPERS].tolist())) for m in batches
+        ]
+        with pytest.raises(FormatError, match="from another dataset"):
+            trace.minibatches(PAPERS, 7)
     with pytest.raises(FormatError, match="a trace of pages"):
         RowTrace(tmp_path / "pages.trace")
 
