@@ -24,6 +24,7 @@ _BLOCK_BYTES = 8 << 20  # longer than a line of MAX_LINE_CHARS may be
 _FAULT = "cannot be parsed as CSV"
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 """A whole number as an id: as it would be printed, so that equal numbers are equal text."""
+_LEAST = str(-(1 << 63))
 _MOST = str((1 << 63) - 1)
 _UNNAMED = "(unnamed)"
 _MAX_IDLE_LINES = 1_000_000  # before the names
@@ -113,9 +114,10 @@ class CsvTable(ArrowTable):
             with open_text(path) as file, contextlib.suppress(csv.Error):
                 lines, line = csv.reader(file, delimiter=_delimiter(path)), 1
                 for fields in lines:
-                    if fields and row < 0:
+                    is_row = bool(fields) or len(self._names) == 1
+                    if is_row and row < 0:
                         return f"{path}, line {line}"
-                    row -= bool(fields)
+                    row -= is_row
                     line = lines.line_num + 1
         finally:
             csv.field_size_limit(limit)
@@ -128,6 +130,7 @@ class CsvTable(ArrowTable):
         fits = compute.or_(
             compute.less(compute.utf8_length(digits), len(_MOST)), compute.less_equal(digits, _MOST)
         )
+        fits = compute.or_(fits, compute.equal(ids, _LEAST))
         return compute.and_(compute.match_substring_regex(ids, _WHOLE), fits)
 
     def _kinds(self) -> dict[str, str]:
@@ -212,7 +215,11 @@ class CsvTable(ArrowTable):
                     self._pa.csv.ReadOptions(
                         use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=line_count
                     ),
-                    self._pa.csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+                    self._pa.csv.ParseOptions(
+                        delimiter=_delimiter(file),
+                        newlines_in_values=True,
+                        ignore_empty_lines=len(names) > 1,  # else it is an empty field
+                    ),
                     self._pa.csv.ConvertOptions(
                         column_types=dict.fromkeys(names, self._pa.large_string()),
                         include_columns=list(columns),
