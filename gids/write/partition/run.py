@@ -283,7 +283,7 @@ def _report(whole: Manifest, manifests: Sequence[Manifest], counts: dict[str, An
     for part, manifest in enumerate(manifests):
         size_bytes = sum(map(array_bytes, manifest.arrays()))
         size_bytes += sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
-        rows, in_edges = (sum(held[part] for held in counts[of]) for of in ("nodes", "edges"))
+        rows, in_edges = (sum(held[part] for held in counts[kind]) for kind in ("nodes", "edges"))
         figures.append(PartFigures(rows, counts["seeds"][part], in_edges, size_bytes))
     edges = sum(r.count for r in whole.relations)
     assert manifests[0].part is not None
