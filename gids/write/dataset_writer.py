@@ -35,7 +35,7 @@ from gids.store.manifest import (
     position_dtype,
     table_entry,
 )
-from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, shard_paths, table_name, table_path
 from gids.store.quantize import check_scale
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
@@ -187,7 +187,7 @@ class DatasetWriter:
                 rows.shape,
                 dtype,
                 page_bytes=self._page_bytes if page_bytes is None else page_bytes,
-                shards=self._shard_paths(folder),
+                shards=shard_paths(folder, self._workplace.folders, self._shard_count),
                 checksums=f"tables/{folder}/checksum.bin",
                 scale=scale,
                 extra=extra,
@@ -231,10 +231,6 @@ class DatasetWriter:
         scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
         scattered.scatter(first_row, lambda n: self._workplace.save(scattering, n), self._sync_bytes)
         return scattered
-
-    def _shard_paths(self, folder: str) -> list[str]:
-        parents = [str(outside) for outside in self._workplace.folders] or ["tables"] * self._shard_count
-        return [f"{parent}/{folder}/shard-{i:02d}.bin" for i, parent in enumerate(parents)]
 
     def _write_pages(
         self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None

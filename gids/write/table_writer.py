@@ -26,7 +26,7 @@ from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import Manifest, TableEntry, dump_manifest, table_entry
-from gids.store.names import Relation, check_name, describe_type, table_name, table_path
+from gids.store.names import Relation, check_name, describe_type, shard_paths, table_name, table_path
 from gids.store.part import refuse_part
 from gids.store.table import Table
 from gids.write.files import check_space, sync_directory
@@ -340,8 +340,7 @@ class TableFolder:
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         self.directories = [main, *dict.fromkeys(parent / self.name for parent in outside)]
         self.checksums = f"{_TABLES}/{self.name}/checksum.bin"
-        folders = [str(p / self.name) for p in outside] or [f"{_TABLES}/{self.name}"] * max(1, len(like))
-        self.shards = tuple(f"{folder}/shard-{i:02d}.bin" for i, folder in enumerate(folders))
+        self.shards = shard_paths(self.name, outside, max(1, len(like)))
 
     def remove(self) -> None:
         """Remove the files, unless the manifest names them."""
