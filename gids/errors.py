@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 
 class StorageError(OSError):
@@ -26,6 +28,15 @@ class StorageError(OSError):
 
 class FormatError(ValueError):
     """A dataset, or a source to convert, does not have the expected layout."""
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put what a FormatError is about before its message."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{what}: {error}") from None
 
 
 class MissingError(KeyError):

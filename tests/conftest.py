@@ -206,3 +206,11 @@ def cuda_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Device], None]:
         monkeypatch.setattr(cuda, "open_device", lambda name="cuda": device)
 
     return patch
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """datasets.write_dataset's, unless a folder has its own."""
+    from datasets import write_dataset
+
+    return write_dataset(tmp_path / "mag.gids")

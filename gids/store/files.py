@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError, StorageError, naming
 from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.mapped_file import MappedArray
@@ -127,10 +127,8 @@ class Locator:
             elif any(self.root.glob("part-[0-9]*.gids")):
                 cure = "it is a directory of parts: open it with gids.distributed.open(), or one of its parts"
             raise FormatError(f"{self.root} has no {MANIFEST}; {cure}")
-        try:
+        with naming(str(path)):
             manifest = load_manifest(data)
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}") from None
         self._contents = manifest.contents()
         return manifest
 

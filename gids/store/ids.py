@@ -170,15 +170,12 @@ class NodeIds:
             equal = sorted_keys[at] == keys[queries]
             queries, at = queries[equal], at[equal]
             candidates = np.asarray(node_of[at], np.int64)
-            self._check_nodes(candidates)
+            if len(candidates) and not 0 <= candidates.min() <= candidates.max() < self._count:
+                raise FormatError(f"id_node of {self.ntype!r} is damaged: see `gids verify`")
             same = is_same(candidates, queries)
             nodes[queries[same]] = candidates[same]
             queries, at = queries[~same], at[~same] + 1
         return nodes
-
-    def _check_nodes(self, nodes: np.ndarray) -> None:
-        if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self._count:
-            raise FormatError(f"id_node of {self.ntype!r} is damaged: see `gids verify`")
 
     def _texts(self, nodes: np.ndarray) -> list[str]:
         offsets, data = self._arrays["id_offset"], self._arrays["id"]

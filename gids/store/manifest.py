@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.errors import FormatError
+from gids.errors import FormatError, naming
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES, dtype_name
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.ids import ID_ROLES
@@ -346,41 +346,34 @@ def position_dtype(row_count: int) -> str:
 
 def _check_nodes(nodes: NodesEntry, where: str, part: Part | None) -> None:
     _check_part(nodes, where, part, OWNER)
-    count = nodes.count
-    _check_ids(nodes, where)
+    count, stored = nodes.count, [role for role in ID_ROLES if role in nodes.arrays]
+    if stored and (missing := {"id", "id_key", "id_node"}.difference(stored)):
+        raise FormatError(f"{where} has only {', '.join(stored)}; ids need {', '.join(sorted(missing))} too")
+    expected: dict[str, tuple[str, int, *tuple[str, ...]]] = {  # what, length and types
+        "time": ("times", count, "int32", "int64"),
+        "id_offset": ("offsets of ids", count + 1, "int64"),
+        "id_key": ("keys of ids", count, "int64"),
+        "id_node": ("nodes of ids", count, position_dtype(count)),
+        **{role: (f"in {role}", count, heat_dtype(role)) for role in HEAT_ROLES.values()},
+    }
+    if "id_offset" not in stored:
+        expected["id"] = ("ids", count, "int64")
+    if part is not None:
+        expected[OWNER] = ("owners", count, owner_dtype(part.count))
     for role, entry in nodes.arrays.items():
-        if role in ID_ROLES:
-            continue
-        if role == "label":
+        if role in expected:
+            what, length, *dtypes = expected[role]
+            _expect_array(entry, where, what, (length,), *dtypes)
+        elif role == "label":
             if entry.dtype == "uint16":
                 raise FormatError(f"{where}.arrays.label.dtype is 'uint16', which only {OWNER} may have")
             _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
-        elif role == "time":
-            _expect_array(entry, where, "times", (count,), "int32", "int64")
+        elif role == "id":
+            _expect(len(entry.shape) == 1 and entry.dtype == "uint8", where, "uint8 text of ids", entry)
         elif role == OWNER:
-            if part is None:
-                raise FormatError(f"{where}.arrays has unknown {OWNER!r}, which only a part has")
-            _expect_array(entry, where, "owners", (count,), owner_dtype(part.count))
-        elif role in HEAT_ROLES.values():
-            _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
+            raise FormatError(f"{where}.arrays has unknown {OWNER!r}, which only a part has")
         else:
             _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
-
-
-def _check_ids(nodes: NodesEntry, where: str) -> None:
-    stored = {role: nodes.arrays[role] for role in ID_ROLES if role in nodes.arrays}
-    if not stored:
-        return
-    if missing := {"id", "id_key", "id_node"} - stored.keys():
-        raise FormatError(f"{where} has only {', '.join(stored)}; ids need {', '.join(sorted(missing))} too")
-    if "id_offset" in stored:
-        text = stored["id"]
-        _expect(len(text.shape) == 1 and text.dtype == "uint8", where, "uint8 text of ids", text)
-        _expect_array(stored["id_offset"], where, "offsets of ids", (nodes.count + 1,), "int64")
-    else:
-        _expect_array(stored["id"], where, "ids", (nodes.count,), "int64")
-    _expect_array(stored["id_key"], where, "keys of ids", (nodes.count,), "int64")
-    _expect_array(stored["id_node"], where, "nodes of ids", (nodes.count,), position_dtype(nodes.count))
 
 
 def _check_relation(
@@ -447,10 +440,8 @@ def _check_table(table: TableEntry, where: str, rows: Mapping[str | Relation, in
     if table.row_count != count:
         raise FormatError(f"{name} has {table.row_count} rows for {count} of {describe_type(table.type)}")
     layout = table.geometry
-    try:
+    with naming(name):
         page_bytes = table_page_bytes(layout.row_bytes, table.page_bytes)
-    except FormatError as error:
-        raise FormatError(f"{name}: {error}") from None
     if page_bytes != table.page_bytes:
         raise FormatError(f"{name}: rows of {layout.row_bytes} bytes in pages of {table.page_bytes}")
     _expect_array(table.checksums, where, "checksums", (layout.page_count,), "uint32")

@@ -7,6 +7,8 @@ so that a name cannot leave the dataset's directory or collide with another name
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from pathlib import Path
 
 from gids.errors import FormatError
 
@@ -61,6 +63,12 @@ def table_name(type_: str | Relation, key: str) -> str:
 def table_path(type_: str | Relation, key: str) -> str:
     """The path component of a table: `table_name`, encoded."""
     return encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+
+
+def shard_paths(folder: str, outside: Sequence[Path], count: int) -> tuple[str, ...]:
+    """The paths in a manifest of a table's shards: one in each directory outside, or else `count` inside."""
+    parents = list(map(str, outside)) or ["tables"] * count
+    return tuple(f"{parent}/{folder}/shard-{i:02d}.bin" for i, parent in enumerate(parents))
 
 
 def describe_type(type_: str | Relation) -> str:

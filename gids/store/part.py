@@ -214,14 +214,8 @@ def directory_faults(paths: Sequence[Path]) -> Iterator[str]:
                 yield f"the parts hold {total} {what} of {name}; there are {entry.count}"
 
 
-def _part_of(manifest: Manifest) -> tuple[int, str, str]:
-    part = manifest.part
-    assert part is not None
-    return part.count, part.of, part.method
-
-
 _SAME: dict[str, Callable[[Manifest], object]] = {
-    "the dataset that was partitioned": _part_of,
+    "the dataset that was partitioned": lambda m: m.part and (m.part.count, m.part.of, m.part.method),
     "their nodes": lambda m: [(n.type, n.count) for n in m.nodes],
     "their relations": lambda m: [(r.type, r.count, r.sorted_by) for r in m.relations],
     "the owners of nodes": lambda m: [n.arrays[OWNER].crc32c for n in m.nodes],

@@ -223,7 +223,9 @@ class Table:
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy one or more rows, as they are on disk, to uint8[bytes]."""
-        pages, slots = np.divmod(self._positions(rows), self.rows_per_page)
+        order = self.order
+        positions = rows if order is None else positions_of(rows, order)
+        pages, slots = np.divmod(positions, self.rows_per_page)
         shards, offsets = self.page_location(pages)
         in_shard = offsets // self.page_bytes
         target = out.view(f"V{self.row_bytes}")
@@ -254,7 +256,8 @@ class Table:
             if wrong := [n for n in order if not 0 <= n < count]:
                 raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
             starts = [n * rows_per_block for n in order]
-        return self._scanned(starts, rows_per_block, _bytes_of if stored else self.decode)
+        decode = (lambda data: torch.from_numpy(data.copy())) if stored else self.decode
+        return self._scanned(starts, rows_per_block, decode)
 
     def open_pages(self, *, check_crc: bool) -> PageReader:
         """The pages, read without the memory map. check_crc: compare each with its checksum. Close it."""
@@ -278,10 +281,6 @@ class Table:
             return
         with self.open_pages(check_crc=False) as reader:
             yield from read_ahead(lambda start: decode(reader.rows(start, rows_per_block)), starts)
-
-    def _positions(self, rows: np.ndarray) -> np.ndarray:
-        order = self.order
-        return rows if order is None else positions_of(rows, order)
 
     def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(ids, torch.Tensor):
@@ -320,7 +319,3 @@ class Table:
             mapped, descriptor = _core.map_file(fd, self._layout.shard_bytes(shard), os.fspath(file))
         strides = (self.page_bytes, self.row_bytes)
         return descriptor, np.ndarray(shape, f"V{self.row_bytes}", mapped, strides=strides)
-
-
-def _bytes_of(data: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(data.copy())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -91,9 +91,7 @@ def replay(
             planner.retire(t - planned)
         # At the start the loader's window fills gradually.
         while entered < min(batches, t + 1 + min(window, t)):
-            pages = trace.pages(entered, table)
-            if planner.enter(entered, pages) != len(pages):
-                raise _repeated(trace, entered)
+            _enter(planner, trace, entered, table)
             entered += 1
         hits, loads, bypasses = planner.plan(t)
         counts[t] = hits + loads + bypasses, hits, loads, bypasses
@@ -118,9 +116,7 @@ def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = 
     for event in trace.events.tolist():
         if event == ENTER:
             check()
-            pages = trace.pages(entered, table)
-            if planner.enter(entered, pages) != len(pages):
-                raise _repeated(trace, entered)
+            _enter(planner, trace, entered, table)
             entered += 1
         elif event == PLAN:
             hits, loads, bypasses = planner.plan(planned)
@@ -134,10 +130,11 @@ def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = 
     return Counts.of(counts, planner.stats()["evictions"])
 
 
-def _repeated(trace: Batches, batch: int) -> FormatError:
-    return FormatError(
-        f"{getattr(trace, 'path', 'trace')} has a page twice in minibatch {batch}: it is damaged"
-    )
+def _enter(planner: Any, trace: Batches, batch: int, table: int) -> None:
+    pages = trace.pages(batch, table)
+    if planner.enter(batch, pages) != len(pages):
+        name = getattr(trace, "path", "trace")
+        raise FormatError(f"{name} has a page twice in minibatch {batch}: it is damaged")
 
 
 Pages = npt.NDArray[np.int64]

@@ -24,6 +24,7 @@ import json
 import os
 import struct
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Trace(Closing):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._file = open(self.path, "rb")  # noqa: SIM115 - see close
+        weakref.finalize(self, self._file.close)  # if it is never closed
         try:
             self._read()
         except Exception as error:

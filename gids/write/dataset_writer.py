@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError, StorageError, naming
 from gids.store.array_checks import as_int64, checked_ids, checked_order, file_crc32c
 from gids.store.dtypes import TABLE_DTYPES, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
@@ -35,7 +35,7 @@ from gids.store.manifest import (
     position_dtype,
     table_entry,
 )
-from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, shard_paths, table_name, table_path
 from gids.store.quantize import check_scale
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.edges import EdgeSource, out_degrees
@@ -175,11 +175,11 @@ class DatasetWriter:
             self.add_nodes(type_, rows.shape[0])
         else:
             self._add_edges(type_, rows.shape[0])
-        try:
+        folder = table_path(type_, key)
+        with naming(f"table {name!r}"):
             if scale is not None:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
-            folder = table_path(type_, key)
             entry = table_entry(
                 kind,
                 type_,
@@ -187,26 +187,20 @@ class DatasetWriter:
                 rows.shape,
                 dtype,
                 page_bytes=self._page_bytes if page_bytes is None else page_bytes,
-                shards=self._shard_paths(folder),
+                shards=shard_paths(folder, self._workplace.folders, self._shard_count),
                 checksums=f"tables/{folder}/checksum.bin",
                 scale=scale,
                 extra=extra,
             )
-        except FormatError as error:
-            raise FormatError(f"table {name!r}: {error}") from None
-        try:
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
                 columns = self._write_column_scales(folder, rows, entry)
                 entry = replace(entry, scale=ScaleEntry(scale, columns))
+            item, size_bytes = f"table {folder}", entry.geometry.page_count * entry.page_bytes
             done = self._once(
-                f"table {folder}",
-                entry.geometry.page_count * entry.page_bytes,
-                lambda: self._write_pages(f"table {folder}", rows, dtype, entry, narrowing),
+                item, size_bytes, lambda: self._write_pages(item, rows, dtype, entry, narrowing)
             )
-        except FormatError as error:
-            raise FormatError(f"table {name!r}: {error}") from None
         self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=done["crc32c"])))
         return None if narrowing is None else (narrowing, Tally(done["rounding"]))
 
@@ -237,10 +231,6 @@ class DatasetWriter:
         scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
         scattered.scatter(first_row, lambda n: self._workplace.save(scattering, n), self._sync_bytes)
         return scattered
-
-    def _shard_paths(self, folder: str) -> list[str]:
-        parents = [str(outside) for outside in self._workplace.folders] or ["tables"] * self._shard_count
-        return [f"{parent}/{folder}/shard-{i:02d}.bin" for i, parent in enumerate(parents)]
 
     def _write_pages(
         self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
@@ -305,9 +295,7 @@ class DatasetWriter:
         if ids is not None and ids.shape != (edge_count,):
             raise FormatError(f"{describe_type(relation)} has {edge_count} edges but {ids.shape} edge ids")
 
-        def write(files: GraphWriter) -> dict[str, ArrayEntry]:
-            return files.write_in_edges(indptr, indices, ids)
-
+        write = lambda files: files.write_in_edges(indptr, indices, ids)  # noqa: E731
         self._add_graph(relation, edge_count, write, index_dtype=index_dtype, keep_ids=ids is not None)
 
     def write_edges(
@@ -407,11 +395,9 @@ class DatasetWriter:
         def work() -> dict[str, ArrayEntry]:
             sizes = {"num_src": self._counts[relation[0]], "num_dst": self._counts[relation[2]]}
             options.update(sizes, edge_count=edge_count, dedup=dedup, on_bytes=self._on_bytes)
-            try:
-                with GraphWriter(self._root, relation, **options) as files:
-                    return write(files)
-            except FormatError as error:
-                raise FormatError(f"relation {describe_type(relation)}: {error}") from None
+            what = naming(f"relation {describe_type(relation)}")
+            with what, GraphWriter(self._root, relation, **options) as files:
+                return write(files)
 
         written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
         arrays = self._add_edges(relation, written["indices"]["shape"][0])
@@ -437,10 +423,8 @@ class DatasetWriter:
             (as_int64(block, "a label", first) if is_class else block.to(dtype)).numpy()
             for first, block in blocks(labels, _PIECE_BYTES)
         )
-        try:
+        with naming(f"labels of {ntype!r}"):
             self._write_node_array(ntype, "label", dtype_name(dtype), labels.shape, pieces)
-        except FormatError as error:
-            raise FormatError(f"labels of {ntype!r}: {error}") from None
 
     def write_split(self, ntype: str, split: str, ids: Values) -> None:
         """Write the node ids, int[n], of a split: "train", "val" or "test"."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from gids.store.files import Locator, open_dataset, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry, dump_manifest
+from gids.store.names import shard_paths
 from gids.store.scan import PageReader
 from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
@@ -58,8 +59,10 @@ def restripe(
         workplace = Workplace(root, directories, None, overwrite=True)
         try:
             with unchanged_on_error(root, "restriping"):
+                names = [Path(t.checksums.path).parent.name for t in manifest.tables]
                 tables = [
-                    dataclasses.replace(t, shards=_shards(t, workplace.folders)) for t in manifest.tables
+                    dataclasses.replace(table, shards=shard_paths(name, workplace.folders, 1))
+                    for table, name in zip(manifest.tables, names, strict=True)
                 ]
                 data = dump_manifest(dataclasses.replace(manifest, tables=tuple(tables)))
                 targets = directories or [root.parent]
@@ -83,13 +86,6 @@ def _is_striped_over(table: TableEntry, directories: Sequence[Path]) -> bool:
     if not directories:
         return len(table.shards) == 1 and not Path(table.shards[0]).is_absolute()
     return [Path(s).parents[2] for s in table.shards if Path(s).is_absolute()] == list(directories)
-
-
-def _shards(table: TableEntry, folders: Sequence[Path]) -> tuple[str, ...]:
-    """The paths of a table's new shards. folders: outside the dataset, if there are any."""
-    folder = Path(table.checksums.path).parent
-    parents = [outside / folder.name for outside in folders] or [folder]
-    return tuple(f"{parent}/shard-{i:02d}.bin" for i, parent in enumerate(parents))
 
 
 def _copy_pages(

@@ -57,7 +57,12 @@ def community_order(graphs: Sequence[InEdges], weights: np.ndarray) -> np.ndarra
     """
     count = len(weights)
     labels, sizes = find_communities(graphs, count, _COMMUNITY_ROWS)
-    starts = _rank_communities(sizes)
+    # The size of each label becomes the rank of its community. Small communities share the last rank.
+    large = np.flatnonzero(sizes >= _LEAST_ROWS)
+    large = large[np.argsort(-sizes[large].astype(np.int64), kind="stable")]
+    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(sizes[large], dtype=np.uint64)])
+    sizes[:] = len(large)
+    sizes[large] = np.arange(len(large), dtype=np.uint32)
     nodes = np.empty(count, np.uint32)
     _core.by_weight(np.ascontiguousarray(weights, np.uint32), nodes)
     order = np.empty(count, position_dtype(count))
@@ -83,19 +88,6 @@ def find_communities(
     for indptr, indices in graphs:
         _core.adopt_lone(indptr, indices, labels, sizes, most_rows)
     return labels, sizes
-
-
-def _rank_communities(sizes: np.ndarray) -> np.ndarray:
-    """Replace the size of each label by the rank of its community. Small communities share the last rank.
-
-    Returns the start of each rank, uint64[ranks].
-    """
-    large = np.flatnonzero(sizes >= _LEAST_ROWS)
-    large = large[np.argsort(-sizes[large].astype(np.int64), kind="stable")]
-    ends = np.cumsum(sizes[large], dtype=np.uint64)
-    sizes[:] = len(large)
-    sizes[large] = np.arange(len(large), dtype=np.uint32)
-    return np.concatenate([np.zeros(1, np.uint64), ends])
 
 
 def co_read_order(

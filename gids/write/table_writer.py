@@ -26,7 +26,7 @@ from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import Manifest, TableEntry, dump_manifest, table_entry
-from gids.store.names import Relation, check_name, describe_type, table_name, table_path
+from gids.store.names import Relation, check_name, describe_type, shard_paths, table_name, table_path
 from gids.store.part import refuse_part
 from gids.store.table import Table
 from gids.write.files import check_space, sync_directory
@@ -261,7 +261,8 @@ class TableWriter:
 
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
-        if not self._folder.is_in_dataset or not all(map(is_open_at, self._sink.fds, self._shards)):
+        fds, paths = (self._folder.fd, *self._sink.fds), (self._folder.directories[0], *self._shards)
+        if not all(map(is_open_at, fds, paths)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
@@ -320,7 +321,7 @@ class TableFolder:
     directories. Removes the folders of killed writers. Raises FormatError for a directory that is
     not allowed, OSError.
 
-    Attributes: name; shards, checksums (paths as in a manifest); directories (of all files).
+    Attributes: name; fd; shards, checksums (paths as in a manifest); directories (of all files).
     """
 
     def __init__(self, root: Path, manifest: Manifest, locate: Locator, stem: str) -> None:
@@ -335,17 +336,11 @@ class TableFolder:
         main.mkdir(parents=True)
         for parent in (main.parent, root):  # leftovers are found by this folder
             sync_directory(parent)
-        self._fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self.fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
         self.directories = [main, *dict.fromkeys(parent / self.name for parent in outside)]
         self.checksums = f"{_TABLES}/{self.name}/checksum.bin"
-        folders = [str(p / self.name) for p in outside] or [f"{_TABLES}/{self.name}"] * max(1, len(like))
-        self.shards = tuple(f"{folder}/shard-{i:02d}.bin" for i, folder in enumerate(folders))
-
-    @property
-    def is_in_dataset(self) -> bool:
-        """Whether the folder is still in the dataset; False if the whole dataset was replaced."""
-        return is_open_at(self._fd, self.directories[0])
+        self.shards = shard_paths(self.name, outside, max(1, len(like)))
 
     def remove(self) -> None:
         """Remove the files, unless the manifest names them."""
@@ -356,7 +351,7 @@ class TableFolder:
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:

@@ -96,13 +96,11 @@ class Workplace:
             self._journal.close()
             raise
         try:
-            self._prepare(stripe_dirs, key)
-        except OSError as error:
-            explained = self.explain_full(error, self.path.name)
+            with self._explaining(self.path.name):
+                self._prepare(stripe_dirs, key)
+        except OSError:
             self.close(discard=not self.has_progress)
-            if explained is None:
-                raise
-            raise explained from error
+            raise
 
     def _settle(self) -> None:
         """Finish or undo the publication of a killed writer."""
@@ -301,13 +299,11 @@ def finish_published(path: Path, key: Mapping[str, Any], *, but: Collection[str]
         if record is None or not is_published(partial, record):
             return False
         clean_up(partial, path, record)
-        is_equal = journal.resumed or _without(journal.key, but) == _without(json.loads(json.dumps(key)), but)
+        keys = (journal.key or {}, json.loads(json.dumps(key)))
+        before, now = ({n: v for n, v in k.items() if n not in but} for k in keys)
+        is_equal = journal.resumed or before == now
         remove_tree(partial, last=_JOURNAL)
     return is_equal and bool(manifests_crc32c(path) == record["manifest"])
-
-
-def _without(key: Any, names: Collection[str]) -> Any:
-    return {name: value for name, value in (key or {}).items() if name not in names}
 
 
 def restore(path: str | os.PathLike[str]) -> None:

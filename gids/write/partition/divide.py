@@ -24,7 +24,7 @@ from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, array_bytes, map_array
 from gids.store.geometry import div_ceil
 from gids.store.manifest import ArrayEntry, Manifest, Part, RelationEntry, ScaleEntry, TableEntry, array_entry
-from gids.store.names import encode_path, table_path
+from gids.store.names import encode_path, shard_paths, table_path
 from gids.store.part import part_name
 from gids.store.rows import read_range
 from gids.store.scan import read_ahead
@@ -328,7 +328,7 @@ def divide_table(division: Division, entry: TableEntry, held: Sequence[int]) -> 
     for rows in held:
         pages = div_ceil(rows, entry.geometry.rows_per_page)
         sums = ArrayEntry(f"{folder}/checksum.bin", "uint32", (pages,), 0)
-        shards = (f"{folder}/shard-00.bin",)
+        shards = shard_paths(table_path(entry.type, entry.key), [], 1)
         written.append(replace(entry, row_count=rows, shards=shards, checksums=sums, order=None))
     columns = entry.scale.columns if entry.scale is not None else None
     if columns is not None:
