@@ -166,7 +166,8 @@ class Comparison:
         Raises FreshProcessError with advice if gids fails.
         """
         config = replace(config, headroom_bytes=self.headroom_bytes)
-        ours, options = config.side == "gids", {"limited": self._limited, "timeout_s": timeout_s}
+        ours = config.side == "gids"
+        options: dict[str, Any] = {"limited": self._limited, "timeout_s": timeout_s}
         try:
             try:
                 result = run_side(config, **options)

@@ -33,7 +33,7 @@ def cut_shares(
 
     def owners(ntype: str, ids: np.ndarray, count: int) -> np.ndarray:
         if positions is not None:
-            return positions[ids].astype(np.int64) * count // len(positions)
+            return np.asarray(positions[ids].astype(np.int64) * count // len(positions))
         by_range = method == "range"
         return (RangeOwners(count, store.num_nodes(ntype)) if by_range else HashOwners(count)).of(ids)
 
