@@ -5,8 +5,8 @@
     python bench/convert.py edges     # 5, 10, 20 and 50 million edges, 256 MB
     python bench/convert.py features --small
 
-Each conversion runs in a fresh process, with the source out of the page cache, and is verified, which is not
-timed.
+Each conversion runs in a fresh process, with the source out of the page cache, and is verified in this one,
+which is not timed.
 
 features: baselines are `dd` of the same file in pieces of 8 MiB, with and without the page cache (O_DIRECT),
 alternating with gids. Each side ends with fsync of its output. gids writes checksums of every page.
@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from harness import Figures, alternate, make_parser
 
+from gids.cli import main as gids_command
 from gids.io import drop_page_cache
 from gids.sizes import parse_bytes
 
@@ -55,25 +56,20 @@ sys.exit(status)
 """
 
 
-def gids(*args: str | Path) -> tuple[int, float]:
-    """Run a gids command in a fresh process; (peak bytes, seconds after Python's start)."""
-    command = [sys.executable, "-P", "-c", COMMAND, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"gids {args[0]} failed: {done.stderr}")
-    peak_bytes, seconds = done.stdout.rpartition("peak")[2].split()
-    return int(peak_bytes), float(seconds)
-
-
 def convert(source: Path, path: Path, *options: str | Path) -> tuple[float, int, float]:
-    """Convert and verify: (seconds, peak bytes, seconds after Python's start)."""
+    """Convert in a fresh process, and verify: (seconds, peak bytes, seconds after Python's start)."""
     for file in [source] if source.is_file() else source.iterdir():
         drop_page_cache(file)
+    command = [sys.executable, "-P", "-c", COMMAND, "convert", source, path, "--quiet", *options]
     begun = time.perf_counter()
-    peak_bytes, own_seconds = gids("convert", source, path, "--quiet", *options)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     seconds = time.perf_counter() - begun
-    gids("verify", path, "--quiet")
-    return seconds, peak_bytes, own_seconds
+    if done.returncode:
+        raise SystemExit(f"gids convert failed: {done.stderr}")
+    if gids_command(["verify", str(path), "--quiet"]) != 0:
+        raise SystemExit("the dataset has faults")
+    peak_bytes, own_seconds = done.stdout.rpartition("peak")[2].split()
+    return seconds, int(peak_bytes), float(own_seconds)
 
 
 def features(args: argparse.Namespace, figures: Figures) -> None:
@@ -131,7 +127,7 @@ def edges(args: argparse.Namespace, figures: Figures) -> None:
     memory = args.memory or 256_000_000
     options = ["--memory", str(memory), "--workers", args.workers, *(f"--{o}" for o in args.options)]
     rows = []
-    for count in map(int, [2e5, 4e5] if args.small else args.edges):
+    for count in map(int, [2e5] if args.small else args.edges):
         with tempfile.TemporaryDirectory(dir=args.dir) as name:
             source = Path(name) / "source"
             write_edges(source, count)

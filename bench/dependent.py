@@ -36,6 +36,7 @@ from harness import Figures, integers, make_parser
 from learning import Task, hard
 
 from gids import _core
+from gids.bench.arguments import kappas
 from gids.bench.plot import Curve, plot_curves
 from gids.sampler import Labor, LocalityBias, Neighbor, RandomWalk, Sampler, Topology
 from gids.store import Graph
@@ -228,30 +229,17 @@ def main() -> None:
     add("--doublings", type=int, default=11, help="work: number of batch sizes, each twice the one before")
     add("--steps", type=int, help="minibatches (default: 32; learning: 300)")
     add("--every", type=int, default=20, help="learning: minibatches between points (default: 20)")
-    add(
-        "--kappas",
-        type=lambda text: [float(k) for k in text.split(",")],
-        default=[1, 4, 16, 64, 256, math.inf],
-    )
+    add("--kappas", type=kappas, default=[1, 4, 16, 64, 256, math.inf])
     add("--ranks", type=integers, default=[1, 2, 4, 8])
-    add(
-        "--cache",
-        type=float,
-        default=0.02,
-        help="misses: share of the nodes in a rank's cache (default: 0.02)",
-    )
+    add("--cache", type=float, default=0.02, help="misses: share of the nodes in a cache (default: 0.02)")
     args = parser.parse_args()
-    args.batch_size = args.batch_size or (256 if args.question in ("learning", "locality") else 64)
-    args.steps = args.steps or (300 if args.question in ("learning", "locality") else 32)
+    learns = args.question in ("learning", "locality")
+    args.batch_size = args.batch_size or (256 if learns else 64)
+    args.steps = args.steps or (300 if learns else 32)
     if args.small:
-        args.log2_nodes, args.nodes, args.doublings, args.kappas, args.every = (
-            11,
-            1000,
-            3,
-            [1, 16, math.inf],
-            2,
-        )
-        args.batch_size, args.steps, args.ranks, args.fanouts = 16, 4, [1, 2], [3, 3]
+        args.log2_nodes, args.nodes, args.doublings, args.every = 11, 1000, 3, 2
+        args.kappas, args.ranks, args.fanouts = [1, 16, math.inf], [1, 2], [3, 3]
+        args.batch_size, args.steps = 16, 4
     torch.set_num_threads(1)
     questions[args.question](args, Figures(args))
 

@@ -98,13 +98,9 @@ class OwnersOf:
     def community(self) -> npt.NDArray[np.integer]:
         """The position of each node in the order of `gids convert --order community`."""
         if self._order is None:
-            degrees = out_degrees(self._graph)
+            degrees = np.bincount(self._graph.indices, minlength=self._graph.num_src).astype(np.uint32)
             self._order = community_order([(self._graph.indptr, self._graph.indices)], degrees)
         return self._order
-
-
-def out_degrees(graph: Graph) -> npt.NDArray[np.uint32]:
-    return np.bincount(graph.indices, minlength=graph.num_src).astype(np.uint32)
 
 
 def seed_order(graph: Graph, seed: int) -> Ids:

@@ -25,6 +25,7 @@ import torch
 from report import number
 
 import gids.io
+from gids.bench.arguments import integers as integers
 from gids.measure.isolation import run_fresh
 from gids.measure.machine import this_machine, versions
 from gids.measure.memory_group import MemoryGroup
@@ -77,11 +78,6 @@ def make_parser(description: str | None, *options: str) -> argparse.ArgumentPars
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE, after each one")
     parser.add_argument("--small", action="store_true", help="small size for tests")
     return parser
-
-
-def integers(text: str) -> list[int]:
-    """An argument such as `1,2,3`."""
-    return [int(part) for part in text.split(",")]
 
 
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:

@@ -32,6 +32,7 @@ from graphs import make_dataset
 from harness import Figures, disk_rates, integers, make_parser, run_limited
 
 import gids.io
+from gids.bench.arguments import words
 from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import FreshProcessError
@@ -140,10 +141,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.nodes, args.degree, args.fanouts = 150_000, 8.0, [5, 5]
         args.batches, args.peer_batches = 16, 2
     return args
-
-
-def words(text: str) -> list[str]:
-    return text.split(",")
 
 
 def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:

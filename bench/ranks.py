@@ -28,11 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -72,9 +74,12 @@ class Exchanges:
         self.seconds = 0.0
         self._depth = 0
 
-    def watch(self) -> None:
-        for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
-            setattr(Group, name, self._timed(getattr(Group, name)))
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
+                stack.enter_context(patch.object(Group, name, self._timed(getattr(Group, name))))
+            yield
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -191,9 +196,9 @@ def serve(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     exchanges, rows = Exchanges(), []
-    unwatched = {name: getattr(Group, name) for name in vars(Group)}
-    exchanges.watch()
-    try:
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        stack.enter_context(exchanges.watched())
         for case in cases:
             if rank == 0:
                 for path in Path(folder).rglob("*.feat*"):
@@ -201,10 +206,6 @@ def serve(
                         drop_page_cache(path)
             dist.barrier()
             rows.append(train(rank, case, args, folder, exchanges))
-    finally:
-        for name in ("exchange", "most", "wait_for", "start_rows", "start_most"):
-            setattr(Group, name, unwatched[name])
-        dist.destroy_process_group()
     return rows
 
 

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 LIMIT_BYTES = 10_000_000
+BUILD_FOLDER = "build/pack"  # is kept, so that the next build compiles only what changed
 FOLDER = "gids-gpu-check"
 NEEDED = {  # distribution -> module that shows that it is installed
     "nanobind-backend": "nanobind_backend",
@@ -54,8 +55,8 @@ def pack(root: Path, archive: Path, commit: str) -> int:
 
 
 def _build(root: Path, wheels: Path) -> None:
-    """The wheel of gids. The build folder is kept, so that the next one compiles only what changed."""
-    options = ["--no-deps", f"-Cbuild-dir={root / 'build/pack'}", "-w", str(wheels)]
+    """The wheel of gids."""
+    options = ["--no-deps", f"-Cbuild-dir={root / BUILD_FOLDER}", "-w", str(wheels)]
     probe = "import nanobind, scikit_build_core"
     if subprocess.run([sys.executable, "-P", "-c", probe], capture_output=True).returncode == 0:
         options.append("--no-build-isolation")
