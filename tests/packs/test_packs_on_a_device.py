@@ -218,6 +218,26 @@ def test_minibatches_that_are_sampled_on_the_device(
 
 
 @pytest.mark.slow
+def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=900_000)
+    for stop, first, second in ((1, "cuda", "cuda"), (7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
+        with open_source(path) as source:
+            loader = open_loader(source, device=first)
+            epoch = iter(loader)
+            for _ in range(stop):
+                next(epoch)
+            state = loader.state_dict()
+            epoch.close()
+        with open_source(path) as source:
+            resumed = open_loader(source, device=second)
+            resumed.load_state_dict(state)
+            for a, b in zip(expected[stop:], resumed, strict=True):
+                assert_same(a, b)
+
+
+@pytest.mark.slow
 def test_both_memories_hold(path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Any) -> None:
     """Training lags, so that outputs are held as long as possible."""
     monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
