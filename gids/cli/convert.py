@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench.arguments import checked, integers
-from gids.cli.arguments import (
-    add_help,
-    add_memory,
-    add_quiet,
-    add_workers,
-    resumable,
-)
+from gids.cli.arguments import add_help, add_memory, add_quiet, add_workers, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -28,6 +22,10 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore
 
 _MOST_NAMES = 3
+_CHOICES = ("table", "shape", "labels", "num_nodes")
+"""Fields of Choices with the value of the option of the same name; below, those of Options."""
+_CHANGES = ("reverse_edges", "self_loops", "sort_neighbors", "dedup", "split", "split_column", "seed")
+_OPTIONS = (*_CHANGES, "page_bytes", "index_dtype", "workers", "overwrite")
 
 parse_shape = checked(integers, lambda _: True, "a list of integers such as 1000000,128")
 
@@ -234,38 +232,25 @@ def run(args: argparse.Namespace) -> int:
     casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(path)
     choices = Choices(
-        table=args.table,
         dtype=casts.pop("", None) if is_raw else None,
-        shape=args.shape,
-        labels=args.labels,
-        num_nodes=args.num_nodes,
         skip=tuple(args.skip),
         allow_dirs=tuple(args.allow_dir),
         load_graphs=load_graphs,
         others=tuple(others),
+        **{name: getattr(args, name) for name in _CHOICES},
         **table_choices(args),
         memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
     )
     options = Options(
-        page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),
         dtypes=casts,
         scales=_casts(args.scale),
         order=order or None,
         read_rows=read_rows,
-        index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
         times=not args.no_times,
-        reverse_edges=args.reverse_edges,
-        self_loops=args.self_loops,
-        sort_neighbors=args.sort_neighbors,
-        dedup=args.dedup,
-        split=args.split,
-        split_column=args.split_column,
-        seed=args.seed,
-        workers=args.workers,
         memory_bytes=args.memory,
-        overwrite=args.overwrite,
+        **{name: getattr(args, name) for name in _OPTIONS},
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
         convert(
@@ -275,16 +260,10 @@ def run(args: argparse.Namespace) -> int:
             options,
             key={
                 "--from": reader.name,
-                "--table": args.table,
-                "--shape": args.shape,
                 "--dtype of raw data": choices.dtype,
-                "--labels": args.labels,
-                "--num-nodes": args.num_nodes,
                 "--skip": args.skip,
-                "--id-column": choices.id_column,
-                "--src-column": choices.src_column,
-                "--dst-column": choices.dst_column,
-                "--drop-unknown": choices.drop_unknown,
+                **{f"--{n.replace('_', '-')}": getattr(args, n) for n in _CHOICES},
+                **{f"--{n.replace('_', '-')}": value for n, value in table_choices(args).items()},
             },
             say=(lambda _: None) if args.quiet else progress.say,
             warn=progress.say,

@@ -78,7 +78,7 @@ class ArrowTable:
             if self.types and types != self.types:
                 raise FormatError(f"{file} has different columns than {files[0]}")
             if any(not 0 <= count <= MAX_ROWS for count in rows):
-                raise FormatError(f"{file} gives {rows} rows; a part has 0 to {MAX_ROWS}")
+                raise FormatError(f"{file} gives {shown(rows)} rows; a part has 0 to {MAX_ROWS}")
             self.types = types
             self._file_starts.append(sum(counts))
             self._chunks += [(file, group) for group in groups]

@@ -153,7 +153,9 @@ def convert(
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         conversion.check()
         on_total(conversion.work_bytes())
-        writer.expect_bytes(check_space(conversion.needed(), conversion.written()))
+        partial = writer.scratch.parent  # it and the folders of shards may have a part of the dataset already
+        written = {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+        writer.expect_bytes(check_space(conversion.needed(), written))
         masks_to_splits(source, options.split_column)  # reads the masks
         conversion.write()
         if _fingerprint(files) != fingerprint:
@@ -396,11 +398,6 @@ class _Conversion:
             if self._scale(table) == "column":
                 total += layout.row_count * layout.row_bytes
         return total
-
-    def written(self) -> set[Path]:
-        """The directories that may have a part of the dataset already."""
-        partial = self.writer.scratch.parent
-        return {partial} | {folder for folder in self.writer.folders if not folder.is_relative_to(partial)}
 
     def needed(self) -> Iterator[tuple[Path, int]]:
         """(directory, bytes) that the conversion needs."""

@@ -57,12 +57,11 @@ def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> Fi
     """
     target = _target(path, scratch)
     try:
-        kind = dtype or torch.int64
-        return FileRows(target, _parse(path, target, _numpy_type(kind)), kind)
+        return _parsed_rows(path, target, dtype or torch.int64)
     except _Fractions:
         if dtype is not None:
             raise
-    return FileRows(target, _parse(path, target, np.dtype(np.float32)), torch.float32)
+    return _parsed_rows(path, target, torch.float32)
 
 
 def read_columns(path: Path, scratch: Path) -> list[Rows]:
@@ -110,8 +109,8 @@ def _target(path: Path, scratch: Path) -> Path:
     return scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
 
 
-def _numpy_type(dtype: torch.dtype) -> np.dtype[np.generic]:
-    return np.dtype(str(dtype).removeprefix("torch."))
+def _parsed_rows(path: Path, target: Path, dtype: torch.dtype) -> FileRows:
+    return FileRows(target, _parse(path, target, np.dtype(str(dtype).removeprefix("torch."))), dtype)
 
 
 def _parse(
@@ -160,10 +159,9 @@ def _numbers(
             f"{path}, lines from {first} on: {message_of(error)}"
         ) from None
     parts = [values[name] for name in values.dtype.names] if values.dtype.names else [values]
-    if any(np.isinf(part).any() for part in parts if part.dtype.kind == "f"):  # also for 1e400
-        fault = _fault(path, first, lines, dtype, floats)
-        if fault is not None:
-            raise fault
+    is_infinite = any(np.isinf(part).any() for part in parts if part.dtype.kind == "f")  # also for 1e400
+    if is_infinite and (fault := _fault(path, first, lines, dtype, floats)) is not None:
+        raise fault
     return values.view(dtype).reshape(len(values), -1) if floats else values
 
 

@@ -176,17 +176,17 @@ def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def _homogeneous(
-    path: Path, draw: Draw, *options: str, weight: str = "weight", **changes: Values | None
+    path: Path, draw: Draw, *options: str, weight_key: str = "weight", **changes: Values | None
 ) -> Written:
-    """changes: other tables, by key; weight: the key of the table of weights, "": none."""
-    tables = {"_N.feat": draw.feat} | ({f"_N._E._N.{weight}": draw.weight} if weight else {})
+    """changes: other tables, by key; weight_key: that of the table of weights, "": none."""
+    tables = {"_N.feat": draw.feat} | ({f"_N._E._N.{weight_key}": draw.weight} if weight_key else {})
     tables |= {f"_N._E._N.{key}" if key != "feat" else "_N.feat": values for key, values in changes.items()}
     return Written(path, options, tables, {HOMOGENEOUS: draw.edges}, {"_N": draw.labels})
 
 
 def _matrix(path: Path, draw: Draw) -> Written:
     """A source with an adjacency matrix. Its values are no table if all are 1."""
-    return _homogeneous(path, draw, weight="" if (draw.weight.array == 1).all() else "weight")
+    return _homogeneous(path, draw, weight_key="" if (draw.weight.array == 1).all() else "weight")
 
 
 # ---- one function for each form of source ----
@@ -260,7 +260,7 @@ def pyg(root: Path, draw: Draw) -> Written:
         },
         root / "d.pt",
     )
-    return _homogeneous(root / "d.pt", draw, weight="edge_weight")
+    return _homogeneous(root / "d.pt", draw, weight_key="edge_weight")
 
 
 def _pyg_matrix(key: str, layout: str) -> Callable[[Path, Draw], Written]:
@@ -328,7 +328,7 @@ def csv_edges(root: Path, draw: Draw) -> Written:
         ids = Values(np.arange(len(draw.weight.array)), "int64")
         upper = str.upper if header == "quoted names" else str
         more = {upper("w"): weight, upper("eid"): ids}
-    return _homogeneous(root / "s", draw, "--from", "edges", weight="", **more)
+    return _homogeneous(root / "s", draw, "--from", "edges", weight_key="", **more)
 
 
 def _column(values: Values) -> Any:
@@ -358,7 +358,7 @@ def parquet(root: Path, draw: Draw) -> Written:
         "w": _column(draw.weight),
     }
     pq.write_table(pa.table(ends), root / "s/edges.parquet", row_group_size=5)
-    return _homogeneous(root / "s", draw, weight="w", feat=feat)
+    return _homogeneous(root / "s", draw, weight_key="w", feat=feat)
 
 
 def matlab(root: Path, draw: Draw) -> Written:
@@ -440,7 +440,7 @@ def ogb_text(root: Path, draw: Draw) -> Written:
     write("num-node-list", [draw.node_count])
     write("num-edge-list", [draw.edges.shape[1]])
     write("node-label", draw.labels)
-    return _homogeneous(root / "s", draw, weight="", feat=_as_text(feat, "float32"))
+    return _homogeneous(root / "s", draw, weight_key="", feat=_as_text(feat, "float32"))
 
 
 class DglGraph:

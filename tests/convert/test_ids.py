@@ -273,31 +273,31 @@ def test_a_node_without_an_id_is_refused_with_its_place(tmp_path, capsys, suffix
 def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
     nodes = write_csv(tmp_path / "s/nodes.csv", id=[5, 6], node_id=["a", "b"], x=[1.5, 2.5])
     edges = write_csv(tmp_path / "s/edges.csv", who=["a", "b"], target=["b", "b"], whom=["a", "a"])
-    target = tmp_path / "a.gids"
-
-    def error(*arguments):
-        assert main(["convert", str(nodes), str(edges), str(target), *arguments]) == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    assert "has the columns id and node_id: choose the ids with --id-column" in error()
-    assert "--id-column: '_N' nodes have no column 'name'; they have 'id', 'node_id', 'x'" in error(
-        "--id-column", "name"
+    command, chosen = (
+        ["convert", "--quiet", str(nodes), str(edges), str(tmp_path / "a.gids")],
+        "--id-column=node_id",
     )
-    chosen = ("--id-column", "node_id")
-    assert "exactly one must be named src" in error(*chosen)
-    assert "or choose columns with --src-column and --dst-column" in error(*chosen)
-    assert "exactly one must be named 'x'; or choose columns" in error(*chosen, "--src-column", "x")
-    assert (
-        main(["convert", "--quiet", str(nodes), str(edges), str(target), *chosen, "--src-column", "who"]) == 0
-    )
-    store = FeatureStore(target)
+    for message, *arguments in (
+        ("has the columns id and node_id: choose the ids with --id-column",),
+        ("--id-column: '_N' nodes have no column 'name'; they have 'id', 'node_id', 'x'", "--id-column=name"),
+        ("exactly one must be named src", chosen),
+        ("exactly one must be named 'x'; or choose columns with --src-column", chosen, "--src-column=x"),
+        ("no table of nodes is called 'paper'; there is '_N'; --id-column doi is", "--id-column=paper=doi"),
+        ("no relation is called 'b'; there is '_N._E._N'; --src-column c", chosen, "--src-column=b=c"),
+        ("--dst-column b=c: no relation is called 'b'", chosen, "--dst-column=b=c"),
+    ):
+        assert main([*command, *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*command, chosen, "--src-column", "who"]) == 0
+    store = FeatureStore(tmp_path / "a.gids")
     assert store.ids()[:] == ["a", "b"]
     assert store.table("_N.id").read_rows([0, 1]).tolist() == [5, 6]
     assert store.graph().indices.tolist() == [0, 1]
     assert np.diff(store.graph().indptr).tolist() == [0, 2]
-    arguments = [*chosen, "--src-column", "_N._E._N=who", "--dst-column", "whom", "--overwrite"]
-    assert main(["convert", "--quiet", str(nodes), str(edges), str(target), *arguments]) == 0
-    assert np.diff(FeatureStore(target).graph().indptr).tolist() == [2, 0]
+    assert (
+        main([*command, chosen, "--src-column", "_N._E._N=who", "--dst-column", "whom", "--overwrite"]) == 0
+    )
+    assert np.diff(FeatureStore(tmp_path / "a.gids").graph().indptr).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -511,28 +511,27 @@ def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
     edges = write_csv(tmp_path / "cites.csv", src=["a"], dst=["b"])
     target = str(tmp_path / "a.gids")
 
-    def error(*arguments):
-        with contextlib.suppress(SystemExit):
-            assert main(["convert", *map(str, arguments)]) == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    assert "together with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST" in error(
-        edges, target
-    )
-    assert "give all paths before the options" in error(nodes, edges, "--id-column", "id", target)
-    assert "several SRC has no effect: " in error(nodes, edges, target, "--from", "ogb")
-    assert "no source at" in error(nodes, tmp_path / "none.csv", target)
-    assert "are both the table 'nodes': rename one" in error(nodes, nodes, target)
+    more = write_csv(tmp_path / "likes.csv", src=["a"], dst=["b"])
     write_csv(tmp_path / "s/nodes.csv", id=["a", "b"], x=[1, 2])
     write_parquet(tmp_path / "s/nodes.parquet", id=["a", "b"], x=[1, 2])
-    assert "nodes.csv and " in error(tmp_path / "s", target)
-    assert "are both the table 'nodes': keep one" in error(tmp_path / "s", target)
     (tmp_path / "none").mkdir()
-    assert "is no table: give .parquet" in error(nodes, tmp_path / "none", target)
-    more = write_csv(tmp_path / "likes.csv", src=["a"], dst=["b"])
-    assert "cites.csv: the name of a relation must be SOURCE.RELATION.DESTINATION" in error(
-        nodes, edges, more, target
-    )
+    for message, *arguments in (
+        ("with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST", edges, target),
+        ("give all paths before the options", nodes, edges, "--id-column", "id", target),
+        ("several SRC has no effect: ", nodes, edges, target, "--from", "ogb"),
+        ("no source at", nodes, tmp_path / "none.csv", target),
+        ("are both the table 'nodes': rename one", nodes, nodes, target),
+        (
+            f"nodes.csv and {tmp_path}/s/nodes.parquet are both the table 'nodes': keep",
+            tmp_path / "s",
+            target,
+        ),
+        ("is no table: give .parquet", nodes, tmp_path / "none", target),
+        ("cites.csv: the name of a relation must be SOURCE.RELATION.DEST", nodes, edges, more, target),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert main(["convert", *map(str, arguments)]) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_tables_without_rows(tmp_path):
@@ -558,6 +557,11 @@ def test_tables_without_rows(tmp_path):
         ("nodes/paper.csv", ["nodes.csv"]),
         ("nodes.csv", ["edges/_N.cites._N.csv"]),
         ("edges.parquet", ["feat.npy"]),
+        (
+            "edges.csv",
+            ["nodes/paper/feat.npy"],
+        ),  # read with the arrays beside it: there are no tables of nodes
+        ("edges.csv", ["edges/_N._E._N/w.npy", "nodes/paper/feat.bin"]),
     ],
 )
 def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys, table, others):
@@ -569,30 +573,17 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
     WRITERS[suffix](source / table, id=[0], src=[0], dst=[0])
     for other in others:
         (source / other).parent.mkdir(parents=True, exist_ok=True)
-        if other.endswith(".npy"):
-            np.save(source / other, np.zeros(1))
-        else:
+        if other.endswith(".csv"):
             write_csv(source / other, id=["b"])
-    error = refused(capsys, source, tmp_path / "a.gids")
-    assert f"{', '.join(map(repr, others))} would be left out" in error
+        else:
+            np.zeros(1).tofile(source / other)
+    for arguments in [()] + [("--from", "edges")] * (table == "edges.csv"):
+        error = refused(capsys, source, tmp_path / "a.gids", *arguments)
+        assert f"{', '.join(map(repr, others))} would be left out" in error
     (source / "README.txt").write_text("text")
     for other in others:
         (source / other).unlink()
     convert(source, tmp_path / "a.gids")
-
-
-@pytest.mark.parametrize("data", ["nodes/paper/feat.npy", "nodes/paper/feat.bin", "edges/_N._E._N/w.npy"])
-def test_data_in_folders_beside_an_edge_list_is_never_dropped(tmp_path, capsys, data):
-    """There are no tables of nodes, so the edge list is read with the arrays beside it."""
-    source = tmp_path / "s"
-    write_csv(source / "edges.csv", src=[0], dst=[1])
-    np.save(source / "feat.npy", np.zeros((2, 3)))
-    (source / data).parent.mkdir(parents=True)
-    (source / data).write_bytes((source / "feat.npy").read_bytes())
-    for arguments in ((), ("--from", "edges")):
-        assert f"'{data}' would be left out" in refused(capsys, source, tmp_path / "a.gids", *arguments)
-    (source / data).unlink()
-    assert convert(source, tmp_path / "a.gids").num_edges() == 1
 
 
 def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
@@ -603,21 +594,6 @@ def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
     save(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
     save(tmp_path / "t", feat=np.zeros((2, 3)))
     assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
-
-
-def test_a_column_of_an_unknown_type_or_relation_is_refused(tmp_path, capsys):
-    paper = write_csv(tmp_path / "paper.csv", doi=["d0", "d1"], id=[1, 0])
-    cites = write_csv(tmp_path / "cites.csv", src=[0], dst=[0], other=[1])
-    for option, message in (
-        ("--id-column=paper=doi", "no table of nodes is called 'paper'; there is '_N'; --id-column doi is"),
-        (
-            "--src-column=cites=other",
-            "no relation is called 'cites'; there is '_N._E._N'; --src-column other",
-        ),
-        ("--dst-column=cites=other", "--dst-column cites=other: no relation is called 'cites'"),
-    ):
-        assert main(["convert", str(paper), str(cites), str(tmp_path / "a.gids"), option]) == 2
-        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["007", "0x10", "zzz", "", "1.0"])

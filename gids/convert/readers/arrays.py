@@ -13,7 +13,17 @@ from urllib.parse import unquote
 from gids.convert.array_files import SourceArray, is_npy, open_npy, open_npz, open_raw
 from gids.convert.edges import add_weights, edge_rows
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import LABELS, InEdges, Source, dotted_relation, folders_in, numbers, row_count
+from gids.convert.source import (
+    IDS,
+    LABELS,
+    MASKS,
+    InEdges,
+    Source,
+    dotted_relation,
+    folders_in,
+    numbers,
+    row_count,
+)
 from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
 from gids.convert.untrusted import open_zip, starts_with
 from gids.errors import FormatError
@@ -131,7 +141,9 @@ class NamedArrays:
             self._source.add_nodes(ntype, numbers(count, 1, what)[0], what)
         if (labels := self.take(*LABELS)) is not None:
             self._source.add_labels(ntype, labels, self.describe("label"))
-        for name, rows in self.rest():
+        order = [*IDS, *MASKS]  # of what is written to a dataset
+        rest = sorted(self.rest(), key=lambda named: order.index(named[0]) if named[0] in order else -1)
+        for name, rows in rest:
             self._source.add_free_array(ntype, name, rows, self.describe(name))
 
     def read_sparse_features(self, ntype: str) -> None:

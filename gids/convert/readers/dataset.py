@@ -128,7 +128,8 @@ class _StoredRows:
     def read(self, start: int, count: int) -> np.ndarray:
         """Rows start … start + count: uint8[count, row_bytes]. Raises StorageError for a damaged page."""
         if self._table.order is None:
-            return self._read_extent(start, count)
+            with PageReader(self._layout, self._table.shards, self._sums, self._table.name) as pages:
+                return pages.rows(start, count)
         out = np.empty((count, self._layout.row_bytes), np.uint8)
         step = max(1, _BLOCK_BYTES // self._layout.page_bytes)
         for first in range(0, count, step):
@@ -136,30 +137,20 @@ class _StoredRows:
             part[:] = self._gather(np.arange(start + first, start + first + len(part)))
         return out
 
-    def _read_extent(self, start: int, count: int) -> np.ndarray:
-        with PageReader(self._layout, self._table.shards, self._sums, self._table.name) as pages:
-            return pages.rows(start, count)
-
     def _gather(self, ids: np.ndarray) -> np.ndarray:
         order = self._table.order
         assert order is not None
         wanted, slots = np.divmod(positions_of(ids, order), self._layout.rows_per_page)
         numbers, index = np.unique(wanted, return_inverse=True)
         pages = self._pages.read_stored(numbers)
-        self._check(numbers, pages)
-        return self._rows_in(pages)[index * self._layout.rows_per_page + slots]
-
-    def _rows_in(self, pages: np.ndarray) -> np.ndarray:
-        used = self._layout.rows_per_page * self._layout.row_bytes
-        return pages[:, :used].reshape(-1, self._layout.row_bytes)
-
-    def _check(self, numbers: np.ndarray, pages: np.ndarray) -> None:
         wrong = np.flatnonzero(_core.crc32c(pages) != self._sums[numbers])
         if len(wrong):
             page = int(numbers[wrong[0]])
             shard, offset = self._layout.page_location(page)
             what = f"page {page} of {self._table.name!r} fails its CRC32C: see `gids verify`"
             raise StorageError(errno.EBADMSG, what, self._table.shards[shard], int(offset))
+        rows = pages[:, : self._layout.rows_per_page * self._layout.row_bytes]
+        return rows.reshape(-1, self._layout.row_bytes)[index * self._layout.rows_per_page + slots]
 
 
 def _files(path: Path) -> list[Path]:

@@ -108,7 +108,7 @@ def _add_attributes(values: np.ndarray, source: Source) -> None:
     is_matrix = isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim == 2
     if not is_matrix or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
         raise FormatError(
-            f"local_info is {_described(values)}; it must be numbers with a row per node and 2 columns"
+            f"local_info is {_described(values)}; it must have a row per node and 2 columns of numbers"
         )
     gender = normalised(ArrayRows(values[:, _GENDER].copy()), are_classes=True)
     source.labels[NODE] = derived(gender, lambda classes, _: classes.clamp(min=0) - 1, torch.int64)

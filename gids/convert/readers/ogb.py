@@ -31,21 +31,16 @@ _MIRRORED = ("ogbn_products", "ogbn_proteins", "products", "proteinfunc")  # OGB
 
 
 def _recognises(path: Path) -> bool:
-    raw = path / "raw"
-    return any((raw / name).is_file() for name in ("data.npz", "edge.csv.gz", "triplet-type-list.csv.gz"))
+    return any((path / "raw" / name).is_file() for name in _FORMS)
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source()
     raw = path / "raw"
-    if (raw / "triplet-type-list.csv.gz").is_file():
-        _read_types(raw, scratch, source)
-    elif (raw / "data.npz").is_file():
-        _read_binary(raw, scratch, source)
-    elif (raw / "edge.csv.gz").is_file():
-        _read_text(raw, scratch, source)
-    else:
-        raise FormatError(f"{path} has neither raw/data.npz nor raw/edge.csv.gz, so it is not an OGB dataset")
+    read = next((read for name, read in _FORMS.items() if (raw / name).is_file()), None)
+    if read is None:
+        raise FormatError(f"{path} is not an OGB dataset: raw/ has none of {', '.join(_FORMS)}")
+    read(raw, scratch, source)
     _read_splits(path / "split", scratch, source)
     find_times(source, ("year", "time"))  # node_year, edge_year, edge_time
     if path.name.startswith(_MIRRORED):
@@ -194,6 +189,7 @@ def _check_count(count: int, expected: int, what: str, where: str) -> None:
         raise FormatError(f"{what} has {count} edges, but {where} gives {expected}")
 
 
+_FORMS = {"triplet-type-list.csv.gz": _read_types, "data.npz": _read_binary, "edge.csv.gz": _read_text}
 _LAYOUT = """\
 raw/data.npz and raw/node-label.npz (not unpacked), or raw/*.csv.gz, or raw/relations/ for several types;
 split/NAME/*.csv.gz or split_dict.pt. node_feat: table feat; node_year: table year, and the times of

@@ -6,6 +6,7 @@ Does not need torch_geometric: torch_file loads its objects as records of their 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,10 +254,7 @@ class _Graph:
         """
         source = self.source
         num_src, num_dst = source.ends(relation).values()
-
-        def rows(values: torch.Tensor) -> Rows:
-            return mapped_rows(values, self._path)
-
+        rows = partial(mapped_rows, path=self._path)
         if matrix.layout == torch.sparse_coo:
             lines, columns = (rows(positions) for positions in matrix._indices())
             pair = (columns, lines) if key == "adj_t" else (lines, columns)
