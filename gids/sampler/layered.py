@@ -132,7 +132,9 @@ class LayeredSampler(ABC):
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.drawn_by is not None:
-            return topology.drawn_by.sample_layer(self, seeds, layer, seed=seed, epoch=epoch, step=step)
+            numbers = {"seed": seed, "epoch": epoch, "step": step}
+            drawn: Minibatch = topology.drawn_by.sample_layer(self, seeds, layer, **numbers)
+            return drawn
         return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
 
     def sample_bulk(
