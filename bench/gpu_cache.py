@@ -43,16 +43,16 @@ def gather(bench: Bench) -> None:
 
 def _gather(bench: Bench, cache: DeviceFeatureCache, rows: torch.Tensor, name: str, bar: float) -> None:
     device, stream = bench.device, cache.stream
-    counters = cache._counters.of(THROUGH, TABLE)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
     with device.use(stream):
         ids = order.to(device.torch_device)
         source = rows.view(torch.float32).to(device.torch_device)
-        out = torch.empty_like(source)
+        plan = cache._new_plan(THROUGH, TABLE, ids)
+        out = plan.out
         left = device.empty((len(ids),), torch.int64)
     works = {
         # the kernel alone, as a step launches it once its pages are there
-        "gather": lambda: cache._kernels.gather_lines(cache._states[TABLE], counters, None, ids, out, left),
+        "gather": lambda: cache._kernels.gather_lines(plan, left),
         "copy": lambda: out.copy_(source),
         "index_select": lambda: torch.index_select(source, 0, ids, out=out),
     }

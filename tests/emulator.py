@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +32,8 @@ from gids.cuda.device import (
     COPY_PRIORITY,
     Argument,
     Device,
-    Event,
+    HeldStream,
     Mapping,
-    Stream,
     as_word,
     check_grid,
     check_host_range,
@@ -237,17 +237,15 @@ def _now() -> bool:
     return True
 
 
-class EmulatedStream:
+class EmulatedStream(HeldStream):
     """A stream that does all work when it is enqueued. Batches hold it.
 
     entries, waits: settable; how often the host entered the driver to enqueue something on it, and to wait
-    for it. batches: number of those that are open. flushes: how often what was held was enqueued.
+    for it.
     """
 
     entries = 0
     waits = 0
-    batches = 0
-    flushes = 0
 
     def __init__(self) -> None:
         self.held: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
@@ -271,12 +269,10 @@ class EmulatedStream:
     def enqueue(self, work: Callable[[], object], may_run: Callable[[], bool]) -> None:
         work()
 
-    def wait_stream(self, stream: Stream) -> None:
-        assert isinstance(stream, EmulatedStream)
+    def wait_stream(self, stream: EmulatedStream) -> None:
         self.wait_event(stream.record_event())
 
-    def wait_event(self, event: Event) -> None:
-        assert isinstance(event, EmulatedEvent)
+    def wait_event(self, event: EmulatedEvent) -> None:
         event.enqueue()
         self.put(lambda: None, lambda: event.passed)
 
@@ -319,10 +315,16 @@ class EmulatedDevice(Device):
         self.mapped: dict[int, int] = {}
         self.launches: list[str] = []
         self._seed = seed
-        self._default = EmulatedStream()
+        self._default = self._of_torch()
         self._here = threading.local()
         self._capturer: int | None = None
         self._broken = ""
+
+    def _of_torch(self) -> EmulatedStream:
+        """torch's default stream."""
+        stream = EmulatedStream()
+        stream.of_torch = True
+        return stream
 
     @property
     def _stream(self) -> EmulatedStream:
@@ -335,9 +337,8 @@ class EmulatedDevice(Device):
         self._here.stream = stream
 
     def launch(
-        self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
+        self, stream: EmulatedStream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
     ) -> None:
-        assert isinstance(stream, EmulatedStream)
         check_grid(kernel, blocks, threads)
         values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
         built = _builder().unit(unit)
@@ -348,36 +349,20 @@ class EmulatedDevice(Device):
         self._seed += 1
         # Memory that torch allocated by itself is not poisoned when it is released: it is kept for the work.
         kept = [arg for arg in args if isinstance(arg, torch.Tensor) and not self.memory.owns(arg)]
-        stream.put(partial(_run_kernel, run, self._seed, self.limit_s, kept))
+        stream.put(partial(_keeping, kept, run, self._seed, self.limit_s))
         self.note_written(stream, built.writes(kernel, args))
 
-    @contextlib.contextmanager
-    def batch(self, stream: Stream, *, hold: bool = False) -> Iterator[None]:
-        assert isinstance(stream, EmulatedStream)
-        if stream is self._default:
-            yield
-            return
-        stream.batches += 1
-        try:
-            yield
-        finally:
-            stream.batches -= 1
-            if not (hold or stream.batches):
-                stream.flush()
-
-    def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
-        assert isinstance(stream, EmulatedStream)
+    def fill(self, stream: EmulatedStream, tensor: torch.Tensor, byte: int) -> None:
         self.check_order("fill", stream, [tensor])
         kept = None if self.memory.owns(tensor) else tensor
-        stream.put(partial(_fill, tensor.data_ptr(), byte, tensor.nbytes, kept))
+        stream.put(partial(_keeping, kept, ctypes.memset, tensor.data_ptr(), byte, tensor.nbytes))
         self.note_written(stream, [tensor])
 
-    def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
-        assert isinstance(stream, EmulatedStream)
+    def copy(self, stream: EmulatedStream, to: torch.Tensor, source: torch.Tensor) -> None:
         assert to.nbytes == source.nbytes
         self.check_order("copy", stream, [to, source])
         kept = [tensor for tensor in (to, source) if not self.memory.owns(tensor)]
-        stream.put(partial(_copy, to.data_ptr(), source.data_ptr(), to.nbytes, kept))
+        stream.put(partial(_keeping, kept, ctypes.memmove, to.data_ptr(), source.data_ptr(), to.nbytes))
         self.note_written(stream, [to])
 
     def check_order(self, what: str, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
@@ -398,8 +383,7 @@ class EmulatedDevice(Device):
         return self._stream
 
     @contextlib.contextmanager
-    def use(self, stream: Stream) -> Iterator[None]:
-        assert isinstance(stream, EmulatedStream)
+    def use(self, stream: EmulatedStream) -> Iterator[None]:
         if not stream.batches:
             stream.flush()  # torch's work comes after it
         before, self._stream = self._stream, stream
@@ -417,8 +401,7 @@ class EmulatedDevice(Device):
         self.mapped[address] = nbytes
         return Mapping(address, memory, partial(self.mapped.pop, address, None))
 
-    def wait_value(self, stream: Stream, address: int, value: int) -> bool:
-        assert isinstance(stream, EmulatedStream)
+    def wait_value(self, stream: EmulatedStream, address: int, value: int) -> bool:
         if not self.can_wait_value:
             return False
         self.check_mapped("wait_value", address)
@@ -431,8 +414,7 @@ class EmulatedDevice(Device):
         if not any(start <= address and end <= start + size for start, size in self.mapped.items()):
             raise RuntimeError(f"{what} at {address:#x}, which is not in mapped host memory")
 
-    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
-        assert isinstance(stream, EmulatedStream)
+    def copy_from_host(self, stream: EmulatedStream, to: torch.Tensor, address: int) -> None:
         self.check_mapped(f"copy of {to.nbytes} bytes", address, to.nbytes)
         self.launches.append("copy_from_host")
         self.check_order("copy_from_host", stream, [to])
@@ -444,9 +426,7 @@ class EmulatedDevice(Device):
         self.copy(self._stream, copy, tensor)
         return copy, self._stream.record_event()
 
-    def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
-        assert isinstance(from_stream, EmulatedStream)
-        assert isinstance(to_stream, EmulatedStream)
+    def hand_over(self, tensor: torch.Tensor, from_stream: EmulatedStream, to_stream: EmulatedStream) -> None:
         self.memory.hand_over(tensor, to_stream)
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -512,8 +492,9 @@ class EmulatedDevice(Device):
         return self.memory.kept_bytes + self.memory.waiting_bytes
 
 
-def _copy(to: int, source: int, nbytes: int, kept: object) -> None:
-    ctypes.memmove(to, source, nbytes)
+def _keeping(kept: object, work: Callable[..., object], *args: Any) -> None:
+    """kept: alive until the work is done."""
+    work(*args)
 
 
 def _await_word(address: int, value: int, limit_s: float) -> None:
@@ -522,16 +503,6 @@ def _await_word(address: int, value: int, limit_s: float) -> None:
         if time.monotonic() > end:
             raise RuntimeError(f"the word at {address:#x} is {word.value} after {limit_s} s, not {value}")
         time.sleep(2e-5)
-
-
-def _fill(to: int, byte: int, nbytes: int, kept: object) -> None:
-    ctypes.memset(to, byte, nbytes)
-
-
-def _run_kernel(
-    run: Callable[[int, float], None], seed: int, limit_s: float, kept: list[torch.Tensor]
-) -> None:
-    run(seed, limit_s)
 
 
 def _allocate(nbytes: int, zeroed: int) -> int | None:

@@ -6,7 +6,5 @@ import pytest
 
 from gids import _core
 
-URING = pytest.param(
-    "uring",
-    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
-)
+needs_uring = pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}")
+URING = pytest.param("uring", marks=needs_uring)

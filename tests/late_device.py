@@ -128,6 +128,8 @@ class LateStream(EmulatedStream):
 class CpuStream(EmulatedStream):
     """torch's: work there is done when it is enqueued, after what it waits for."""
 
+    of_torch = True
+
     def __init__(self, device: LateDevice) -> None:
         super().__init__()
         self._device = device
@@ -156,7 +158,6 @@ class LateDevice(EmulatedDevice):
 
     def __init__(self, seed: int, *, lazy: float | None = None, **options: Any) -> None:
         super().__init__(seed, **{"limit_s": 20.0} | options)
-        self._default: EmulatedStream = CpuStream(self)
         self.seen: Clock = {}
         self._written: dict[int, Clock] = {}  # what each tensor on the device must wait for, by its memory
         self._streams: list[LateStream] = []
@@ -168,6 +169,9 @@ class LateDevice(EmulatedDevice):
         self._working = threading.RLock()
         self._checks = _InOrder(self, self._default)
         self._checks.__enter__()
+
+    def _of_torch(self) -> EmulatedStream:
+        return CpuStream(self)
 
     def new_stream(self, priority: int = COPY_PRIORITY) -> LateStream:
         self._streams.append(LateStream(self))
@@ -202,14 +206,8 @@ class LateDevice(EmulatedDevice):
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, EmulatedStream)
-        if not stream.batches:
-            stream.flush()  # torch's work comes after it
-        before, self._stream = self._stream, stream
-        try:
-            with _InOrder(self, stream):
-                yield
-        finally:
-            self._stream = before
+        with super().use(stream), _InOrder(self, stream):
+            yield
 
     def check_order(self, what: str, stream: EmulatedStream, tensors: Sequence[torch.Tensor]) -> None:
         assert isinstance(stream, LateStream | CpuStream)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.store import Table
 
 GROWTH = 1.25
 """Memory is reserved for minibatches larger than the first by this factor."""
@@ -156,21 +159,8 @@ _NARROW_PAGES = 1 << 32
 _MEMORY_PAGE = 4096
 
 
-class TableShape(Protocol):
-    """The properties of a table that the budget uses."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def page_bytes(self) -> int: ...
-    @property
-    def page_count(self) -> int: ...
-    @property
-    def order(self) -> npt.NDArray[Any] | None: ...
-
-
 def longest_read_bytes(
-    tables: Iterable[TableShape], *, memory_bytes: int | None = None, queue_depth: int = 0
+    tables: Iterable[Table], *, memory_bytes: int | None = None, queue_depth: int = 0
 ) -> int:
     """The max_read_bytes of a cache's engine. The bounce pool is this size times the queue depth.
 
@@ -182,14 +172,12 @@ def longest_read_bytes(
     return max([merged, *(t.page_bytes for t in tables)])
 
 
-def bounce_pool_bytes(
-    tables: Iterable[TableShape], queue_depth: int, *, memory_bytes: int | None = None
-) -> int:
+def bounce_pool_bytes(tables: Iterable[Table], queue_depth: int, *, memory_bytes: int | None = None) -> int:
     """Bytes of the bounce pool of that engine, before it is opened."""
     return queue_depth * longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
 
 
-def row_orders(tables: Iterable[TableShape]) -> dict[str, int]:
+def row_orders(tables: Iterable[Table]) -> dict[str, int]:
     """The memory of orders that were read to compare their checksums. Others are mapped, and take none."""
     orders = [t.order for t in tables if t.order is not None and not isinstance(t.order, np.memmap)]
     return {"row orders": sum(order.nbytes for order in orders)} if orders else {}
@@ -204,15 +192,36 @@ class Budget(ABC):
     None: no limit). Tables share the lines in proportion to their bytes on disk.
     """
 
-    tables: Sequence[TableShape]
+    tables: Sequence[Table]
     output_row_bytes: Mapping[str, int]
     bounce_bytes: int
     memory_bytes: int
     cache_bytes: int | None
 
-    @abstractmethod
     def share(self, sizes: Sizes) -> MemoryPlan:
-        """Give every purpose its bytes; the rest becomes cache lines."""
+        """Give every purpose its bytes; the rest becomes cache lines.
+
+        sizes: of minibatches like the first one, with the preferred window and planned minibatches. More
+        minibatches are planned while their outputs are small beside the whole. If the lines would get too
+        little, the ways to hold minibatches are tried in order: reserve less room for larger minibatches; on
+        the host, give outputs when minibatches are gathered; plan fewer minibatches. Each uses the longest
+        window that pays.
+
+        Raises MemoryBudgetError, which lists the sum, if none of them fits.
+        """
+        roomy, *rest = sizes.growths
+        least = sizes.with_planned(sizes.least_planned_batches)
+        ways = self._ways(self._more_planned(sizes.grown(roomy)), sizes, least, rest or [roomy])
+        if (best := best_plan(ways)) is not None:
+            return best
+        raise self._too_little(least.shortened(0).grown(sizes.growths[-1]))
+
+    @abstractmethod
+    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
+        """The ways to try. least: with the fewest planned minibatches. tight: growths."""
+
+    @abstractmethod
+    def _too_little(self, smallest: Sizes) -> MemoryBudgetError: ...
 
     def _output_bytes(self, sizes: Sizes) -> int:
         """Bytes of one minibatch's rows, in whole memory pages."""
@@ -272,37 +281,19 @@ class HostBudget(Budget):
             **row_orders(tables),
         }
 
-    def share(self, sizes: Sizes) -> MemoryPlan:
-        """Give every purpose its bytes; the rest becomes cache lines.
-
-        sizes: of minibatches like the first one, with the preferred window and planned minibatches. More
-        minibatches are planned while their outputs are small beside the whole. If the lines would get too
-        little, these measures are tried in order: reserve less room for larger minibatches; give outputs
-        when minibatches are gathered; plan fewer minibatches. Each uses the longest window that pays.
-
-        Raises MemoryBudgetError, which lists the sum, if none of them fits.
-        """
-        roomy, *rest = sizes.growths
-        tight = rest or [roomy]
-        least = sizes.with_planned(sizes.least_planned_batches)
-        ways = [
-            Way(self._more_planned(sizes.grown(roomy)), self._early, least_lines=1),
-            Way(sizes.grown(tight[0]), self._early),
-            Way(sizes.grown(tight[0]), self._late),
-            *(Way(least.grown(growth), self._late) for growth in tight),
-            Way(least.grown(tight[-1]), self._early),
+    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
+        early, late = (partial(self._plan, late_outputs=late) for late in (False, True))
+        return [
+            Way(roomy, early, least_lines=1),
+            Way(sizes.grown(tight[0]), early),
+            Way(sizes.grown(tight[0]), late),
+            *(Way(least.grown(growth), late) for growth in tight),
+            Way(least.grown(tight[-1]), early),
         ]
-        if (best := best_plan(ways)) is not None:
-            return best
-        smallest = least.shortened(0).grown(tight[-1])
+
+    def _too_little(self, smallest: Sizes) -> MemoryBudgetError:
         needs = (self.needed(smallest, late_outputs=late) for late in (False, True))
-        raise too_little(self.memory_bytes, min(needs, key=_sum))
-
-    def _early(self, sizes: Sizes) -> MemoryPlan | None:
-        return self._plan(sizes, late_outputs=False)
-
-    def _late(self, sizes: Sizes) -> MemoryPlan | None:
-        return self._plan(sizes, late_outputs=True)
+        return too_little(self.memory_bytes, min(needs, key=_sum), "memory")
 
     def _plan(self, sizes: Sizes, *, late_outputs: bool) -> MemoryPlan | None:
         purposes = self.needed(sizes, late_outputs=late_outputs)
@@ -321,7 +312,7 @@ class HostBudget(Budget):
         return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines), late_outputs)
 
 
-def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str = "memory") -> MemoryBudgetError:
+def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str) -> MemoryBudgetError:
     """The error for minibatches that do not fit.
 
     purposes: the least bytes that they need. option: the argument of gids.open() for this memory.

@@ -14,7 +14,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from gids.cuda.device import (
     Argument,
     Device,
     Event,
+    HeldStream,
     Mapping,
     Stream,
     as_word,
@@ -45,11 +46,11 @@ _lock = threading.Lock()
 _open: dict[int, CudaDevice] = {}
 
 
-class _Kernel:
+class _Kernel(NamedTuple):
     """A loaded kernel. sizes: bytes of its parameters, or None if the driver does not report them."""
 
-    def __init__(self, handle: int, sizes: list[int] | None) -> None:
-        self.handle, self.sizes = handle, sizes
+    handle: int
+    sizes: list[int] | None
 
 
 class CudaEvent:
@@ -84,17 +85,13 @@ class CudaEvent:
         self._device._put(stream, _WAIT_EVENT, self.cuda_event, kept=[self])
 
 
-class CudaStream:
-    """A stream of new_stream(), with the commands that a batch holds. external: the same stream for torch.
-
-    batches: number of batches that are open. flushes: how often what was held was enqueued.
-    """
+class CudaStream(HeldStream):
+    """A stream of new_stream(), with the commands that a batch holds. external: the same stream for torch."""
 
     def __init__(self, device: CudaDevice, handle: int) -> None:
         made: Any = torch.cuda.ExternalStream  # has no annotations
         self.external: torch.cuda.Stream = made(handle, device=device.torch_device)
         self.cuda_stream, self._device = handle, device
-        self.batches = self.flushes = 0
         self._words: array[int] = array("Q")
         self._kept: list[object] = []
         self._flushing = threading.RLock()
@@ -107,7 +104,6 @@ class CudaStream:
             self.flush()
 
     def flush(self) -> None:
-        """Enqueue what is held, in the order in which it was added."""
         if self._words:
             with self._flushing:
                 kept, self._kept = self._kept, []
@@ -142,12 +138,8 @@ class _Memory:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         address = device.allocate_bytes(nbytes)
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 2,
-        }
+        data = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+        self.__cuda_array_interface__ = data
         end = weakref.finalize(self, in_process, os.getpid(), partial(device.undo, "cuMemFree_v2", address))
         end.atexit = False  # the driver releases everything then
 
@@ -176,15 +168,11 @@ class CudaDevice(Device):
         parts = (libcuda.PCI_DOMAIN, libcuda.PCI_BUS, libcuda.PCI_DEVICE)
         pci = (driver.attribute(handle.value, part) for part in parts)
         self.numa_node = numa_node("{:04x}:{:02x}:{:02x}.0".format(*pci))
-        self._target = compiler.target(
-            (
-                driver.attribute(handle.value, libcuda.CAPABILITY_MAJOR),
-                driver.attribute(handle.value, libcuda.CAPABILITY_MINOR),
-            )
-        )
-        self._can_wait = driver.has("cuStreamWaitValue64_v2") and bool(
-            driver.attribute(handle.value, libcuda.CAN_WAIT_64_BITS)
-        )
+        capability = (libcuda.CAPABILITY_MAJOR, libcuda.CAPABILITY_MINOR)
+        major, minor = (driver.attribute(handle.value, part) for part in capability)
+        self._target = compiler.target((major, minor))
+        can_wait = driver.attribute(handle.value, libcuda.CAN_WAIT_64_BITS)
+        self._can_wait = bool(can_wait) and driver.has("cuStreamWaitValue64_v2")
         self._can_map_read_only = bool(driver.attribute(handle.value, libcuda.READ_ONLY_HOST_REGISTER))
 
     def launch(
@@ -202,19 +190,6 @@ class CudaDevice(Device):
         bits = [word for word, _ in words]
         self._put(stream, _LAUNCH, loaded.handle, blocks, threads, len(bits), *bits, kept=tensors)
 
-    @contextlib.contextmanager
-    def batch(self, stream: Stream, *, hold: bool = False) -> Iterator[None]:
-        if not isinstance(stream, CudaStream):
-            yield
-            return
-        stream.batches += 1
-        try:
-            yield
-        finally:
-            stream.batches -= 1
-            if not (hold or stream.batches):
-                stream.flush()
-
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:
         if tensor.nbytes:
             self._put(stream, _FILL, tensor.data_ptr(), byte, tensor.nbytes, kept=[tensor])
@@ -229,7 +204,7 @@ class CudaDevice(Device):
         if isinstance(stream, CudaStream):
             stream.put(words, kept)
         else:
-            self.enqueue(_handle(stream), array("Q", words))
+            self.enqueue(cast("Any", stream).cuda_stream, array("Q", words))
 
     def enqueue(self, stream: int, words: array[int]) -> None:
         """Enqueue commands on a stream of this handle."""
@@ -248,7 +223,7 @@ class CudaDevice(Device):
         try:
             handle = idle.pop()
         except IndexError:
-            handle = self._create_stream(priority)
+            handle = self._create("cuStreamCreateWithPriority", libcuda.STREAM_NON_BLOCKING, priority)
         stream = CudaStream(self, handle)
         self._own_streams[handle] = stream
         # Never destroyed, because torch's allocator remembers it; the next owner gets its cached memory too.
@@ -265,18 +240,13 @@ class CudaDevice(Device):
         try:
             return self.idle_events.pop()
         except IndexError:
-            made = ctypes.c_void_p()
-            with self.in_context():
-                self.driver.call("cuEventCreate", ctypes.byref(made), libcuda.EVENT_DISABLE_TIMING)
-            assert made.value is not None
-            return made.value
+            return self._create("cuEventCreate", libcuda.EVENT_DISABLE_TIMING)
 
-    def _create_stream(self, priority: int) -> int:
+    def _create(self, function: str, *options: int) -> int:
+        """A new handle of the driver's."""
         made = ctypes.c_void_p()
         with self.in_context():
-            self.driver.call(
-                "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
-            )
+            self.driver.call(function, ctypes.byref(made), *options)
         assert made.value is not None
         return made.value
 
@@ -444,11 +414,6 @@ def _of_torch(stream: Any) -> Any:
     return stream.external if isinstance(stream, CudaStream) else stream
 
 
-def _handle(stream: Any) -> int:
-    handle: int = stream.cuda_stream
-    return handle
-
-
 def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
     what = f"CUDA cannot pin {nbytes} bytes of host memory at {address:#x}"
     if error.status == libcuda.ALREADY_REGISTERED:
@@ -477,7 +442,7 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
             compiler = open_compiler(installed_sources(), cupy)
             _check_driver(driver, compiler.version, "CuPy compiles with")
             _check_target(driver, index, compiler)
-            _start_torch()
+            cast("Callable[[], None]", torch.cuda.init)()
             library = Libcuda(load)
             library.call("cuInit", 0)
             _open[index] = CudaDevice(index, library, compiler)
@@ -504,11 +469,6 @@ def _torch_toolkit() -> tuple[int, int]:
         )
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
-
-
-def _start_torch() -> None:
-    start: Callable[[], None] = torch.cuda.init
-    start()
 
 
 def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:

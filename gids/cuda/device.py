@@ -12,8 +12,8 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Protocol, Self, overload
 
@@ -57,6 +57,21 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Block until the work so far is done."""
+
+
+class HeldStream(ABC):
+    """A stream of new_stream(), whose work batches hold; or torch's own, which they do not.
+
+    batches: number of those that are open. flushes: how often what was held was enqueued.
+    """
+
+    of_torch = False
+    batches = 0
+    flushes = 0
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Enqueue what is held, in the order in which it was added."""
 
 
 class MadeOn(dict[str, torch.Tensor]):
@@ -153,8 +168,8 @@ class Device(ABC):
         argument, KeyError for a kernel that the unit does not have.
         """
 
-    @abstractmethod
-    def batch(self, stream: Stream, *, hold: bool = False) -> AbstractContextManager[object]:
+    @contextmanager
+    def batch(self, stream: Stream, *, hold: bool = False) -> Iterator[None]:
         """A context: what is enqueued on a stream of new_stream() is enqueued at its end, by one native call.
 
         That call does not hold the GIL. hold: wait for the next work outside of a batch, the end of a batch
@@ -162,6 +177,16 @@ class Device(ABC):
         held, torch may allocate on this stream, but not work on it. On torch's own streams a batch does
         nothing.
         """
+        if not isinstance(stream, HeldStream) or stream.of_torch:
+            yield
+            return
+        stream.batches += 1
+        try:
+            yield
+        finally:
+            stream.batches -= 1
+            if not (hold or stream.batches):
+                stream.flush()
 
     @abstractmethod
     def fill(self, stream: Stream, tensor: torch.Tensor, byte: int) -> None:

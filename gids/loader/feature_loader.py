@@ -24,7 +24,7 @@ import torch
 from gids import _core, cuda
 from gids.cache import page_heat
 from gids.cache.budget import Sizes, longest_read_bytes, row_orders
-from gids.cache.device.state import check_policies
+from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
@@ -189,7 +189,7 @@ class FeatureLoader(Closing):
 
     def _on_device(self) -> DevicePlacement:
         options = self._options
-        check_policies(options.policy, options.host_policy)
+        check_policy(options.policy)
         if options.memory is not None and options.memory < options.staging:
             raise ValueError(
                 f"staging={options.staging} is more than memory={options.memory}, which must hold it: lower "

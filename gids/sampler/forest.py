@@ -113,11 +113,11 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
     return Given(ids, batch, Trees(per_type(topology, ids), per_type(topology, batch), tags, of_trees), times)
 
 
-def per_type(topology: Topology, lists: list[torch.Tensor]) -> PerType:
-    """As minibatches give it: one tensor, or a dictionary of those that are not empty."""
+def per_type(topology: Topology, lists: list[torch.Tensor], *, empty: bool = False) -> PerType:
+    """As minibatches have it: one tensor, or a dictionary. empty: also of types whose tensor is empty."""
     if topology.homogeneous:
         return lists[0]
-    return {t: values for t, values in zip(topology.node_types, lists, strict=True) if len(values)}
+    return {t: values for t, values in zip(topology.node_types, lists, strict=True) if empty or len(values)}
 
 
 def _own_times(topology: Topology, ntype: int, nodes: torch.Tensor) -> torch.Tensor:

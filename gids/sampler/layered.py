@@ -54,7 +54,8 @@ class LayeredSampler(ABC):
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
         name = self._numbers_are
         layers: list[Fanout] = [dict(sorted(n.items())) if isinstance(n, Mapping) else n for n in per_layer]
-        if not layers or not all(_is_number(f, self._least) for layer in layers for f in _values(layer)):
+        numbers = [f for n in layers for f in (n.values() if isinstance(n, Mapping) else [n])]
+        if not layers or not all(_is_number(f, self._least) for f in numbers):
             every = ", -1 for all neighbors" if self._least < 0 else ""
             raise ValueError(
                 f"{name}={layers}: give one number per layer, 1 or more{every}, or a dictionary of such "
@@ -131,7 +132,9 @@ class LayeredSampler(ABC):
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         if topology.drawn_by is not None:
-            return topology.drawn_by.sample_layer(self, seeds, layer, seed=seed, epoch=epoch, step=step)
+            numbers = {"seed": seed, "epoch": epoch, "step": step}
+            drawn: Minibatch = topology.drawn_by.sample_layer(self, seeds, layer, **numbers)
+            return drawn
         return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
 
     def sample_bulk(
@@ -233,14 +236,13 @@ class LayeredSampler(ABC):
         """The minibatch of layers that were drawn and assembled. checked: the seeds, where the nodes are."""
         nodes, blocks, batch = layers
         by_type = partial(per_type, topology)
-        minibatch = Minibatch(by_type(checked.ids), _every(topology, nodes), [], epoch, step)
+        minibatch = Minibatch(by_type(checked.ids), by_type(nodes, empty=True), [], epoch, step)
+        of_layers = list(reversed(blocks))
         if topology.homogeneous:
-            minibatch.blocks = [layer[0] for layer in reversed(blocks)]
+            minibatch.blocks = [layer[0] for layer in of_layers]
         else:
-            minibatch.blocks = [
-                dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)
-            ]
-        minibatch.batch = _every(topology, batch) if batch else None
+            minibatch.blocks = [dict(zip(topology.relations, layer, strict=False)) for layer in of_layers]
+        minibatch.batch = by_type(batch, empty=True) if batch else None
         minibatch.times = None if checked.times is None else by_type(checked.times)
         return minibatch
 
@@ -411,10 +413,6 @@ class LayeredSampler(ABC):
         ]
 
 
-def _every(topology: Topology, lists: list[torch.Tensor]) -> PerType:
-    return lists[0] if topology.homogeneous else dict(zip(topology.node_types, lists, strict=True))
-
-
 def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
     """By node type."""
     by_type = topology.seeds_by_type(seeds)
@@ -466,10 +464,6 @@ def check_dependency(batch_dependency: float, nested: bool) -> Dependency:
 def array_digest(array: np.ndarray) -> str:
     """A short text that identifies a large array."""
     return f"{len(array)} ({hashlib.blake2b(array.data, digest_size=8).hexdigest()})"
-
-
-def _values(layer: Fanout) -> list[int]:
-    return list(layer.values()) if isinstance(layer, Mapping) else [layer]
 
 
 def _is_number(value: object, least: int) -> bool:

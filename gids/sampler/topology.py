@@ -36,18 +36,6 @@ class Sampler(Protocol):
     ) -> Minibatch: ...
 
 
-class LayerDrawing(Protocol):
-    """Draws layers for a topology whose edges are not here, but with other processes."""
-
-    def sample_layer(
-        self, sampler: Any, seeds: Any, layer: int, *, seed: int, epoch: int, step: int
-    ) -> Minibatch:
-        """As LayeredSampler.sample_layer."""
-
-    def of_copies(self, copies: Topology) -> LayerDrawing:
-        """The same for a topology with the same relations between types of other names."""
-
-
 class Topology:
     """The graphs to sample from: one or several relations, all on the CPU or all pinned for one device.
 
@@ -56,7 +44,8 @@ class Topology:
     node type.
 
     Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
-    and node_counts, in order of first mention; drawn_by: draws layers if the edges are not here, else None.
+    and node_counts, in order of first mention; drawn_by: gids.distributed.sampling, which
+    draws layers with other processes, if the edges are not here; else None.
 
     Raises TypeError and ValueError for inconsistent graphs.
     """
@@ -104,7 +93,7 @@ class Topology:
                 f"{describe_type(self.relations[0])} leads from one node type to another: pass [graph], "
                 "and seeds by node type"
             )
-        self.drawn_by: LayerDrawing | None = None
+        self.drawn_by: Any = None
         self._times: dict[By, list[tuple[np.ndarray, bool] | None]] = {}
         self.node_types = list(counts)
         self.node_counts = list(counts.values())

@@ -3,19 +3,94 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table
 
+from gids.cache import FeatureCache
+from gids.cache.device import DeviceFeatureCache
+from gids.cuda import Device
 from gids.errors import StorageError
+from gids.io import Engine, open_engine
 from gids.loader.readers import Cache
 
 Batch = dict[str, torch.Tensor]
+Trace = list[npt.NDArray[np.int64]]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+POLICIES = ["lookahead", "window-pin", "random", "static"]
+"""Of both caches."""
+
+
+class Make(ExitStack):
+    """make(tables, lines, **options): a cache on a device, or in host memory, closed twice with its engine.
+
+    options: of the cache, beside these defaults. host_lines: further lines, in the host memory below a
+    device's. kind, depth: of the engine. engine: of the cache made last.
+    """
+
+    engine: Engine
+
+    def __init__(self, device: Device | None = None, **defaults: Any) -> None:
+        super().__init__()
+        self._device, self._defaults = device, {"heats": {}} | defaults
+
+    def __call__(
+        self,
+        tables: RawTable | list[RawTable],
+        lines: int,
+        host_lines: int = 0,
+        *,
+        kind: str = "auto",
+        depth: int = 64,
+        **options: Any,
+    ) -> Any:
+        tables = [tables] if isinstance(tables, RawTable) else tables
+        paths = [p for t in tables for p in t.shard_paths]
+        longest = max(t.page_bytes for t in tables)
+        self.engine = self.enter_context(open_engine(paths, kind, depth=depth, max_read_bytes=longest))
+        options = self._defaults | options
+        cache: Any
+        if self._device is None:
+            options["lines"] = {t.name: lines + host_lines for t in tables}
+            cache = FeatureCache(self.engine, tables, **options)  # type: ignore[arg-type]
+        else:
+            options = {"staging_bytes": 1 << 20} | options
+            options |= {"lines": {t.name: lines for t in tables}}
+            options |= {"host_lines": {t.name: host_lines for t in tables}}
+            cache = DeviceFeatureCache(self._device, self.engine, tables, **options)  # type: ignore[arg-type]
+        self.callback(cache.close)
+        self.callback(cache.close)
+        return cache
+
+
+def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
+    """Minibatches with repeated and skewed pages."""
+    return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
+
+
+def in_order(
+    trace: Trace,
+    window: int,
+    planned: int,
+    enter: Callable[[int, npt.NDArray[np.int64]], object],
+    retire: Callable[[int], object],
+) -> Iterator[tuple[int, int]]:
+    """The loader's order of calls. Yields each step that is to be planned, and the number of entered ones."""
+    entered = 0
+    for t in range(len(trace)):
+        if t >= planned:
+            retire(t - planned)
+        while entered < min(len(trace), t + 1 + window):
+            enter(entered, trace[entered])
+            entered += 1
+        yield t, entered
 
 
 def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

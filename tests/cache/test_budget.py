@@ -1,16 +1,18 @@
-"""HostBudget: how memory is shared out."""
+"""HostBudget and DeviceBudget: how memory is shared out."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gids.cache import budget
 from gids.cache.budget import GROWTHS, MemoryPlan, Sizes
+from gids.cache.device import DeviceBudget, check_device_memory
 from gids.errors import MemoryBudgetError
 
 
@@ -35,39 +37,46 @@ SIZES = Sizes(
 )
 
 
+both_budgets = pytest.mark.parametrize("on", ["host", "device"])
+
+
 def share(
     table: Shape = Shape(),
     sizes: Sizes = SIZES,
     *,
+    on: str = "host",
     memory_bytes: int = 8 << 20,
     cache_bytes: int | None = None,
-    **changed: object,
+    host_cache_bytes: int = 0,
+    output_row_bytes: int | None = None,
+    **changed: Any,
 ) -> MemoryPlan:
-    host = budget.HostBudget(
-        tables=[table],
-        output_row_bytes={table.name: table.row_bytes},
-        bounce_bytes=4096,
-        memory_bytes=memory_bytes,
-        cache_bytes=cache_bytes,
-    )
-    return host.share(replace(sizes, **changed))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes, "bounce_bytes": 4096}
+    options |= {"tables": [table], "output_row_bytes": {table.name: output_row_bytes or table.row_bytes}}
+    sizes = replace(sizes, **changed)
+    if on == "host":
+        return budget.HostBudget(**options).share(sizes)
+    return DeviceBudget(**options, host_cache_bytes=host_cache_bytes).share(sizes)
 
 
 def total(plan: MemoryPlan) -> int:
     return sum(plan.purposes.values())
 
 
-def test_the_rest_of_the_memory_becomes_lines() -> None:
-    plan = share()
+@both_budgets
+def test_the_rest_of_the_memory_becomes_lines(on: str) -> None:
+    plan = share(on=on)
     assert 0 < plan.lines["paper.feat"] < Shape.page_count
     assert total(plan) <= 8 << 20
     assert total(plan) > (8 << 20) - 2 * (4096 + 16)
 
 
-def test_lines_are_limited_by_pages_and_by_cache_bytes() -> None:
-    assert share(memory_bytes=1 << 30).lines["paper.feat"] == Shape.page_count
-    assert share(cache_bytes=0).lines["paper.feat"] == 0
-    assert share(cache_bytes=10 * (4096 + 16)).lines["paper.feat"] == 10
+@both_budgets
+def test_lines_are_limited_by_pages_and_by_cache_bytes(on: str) -> None:
+    assert share(on=on, memory_bytes=1 << 30).lines["paper.feat"] == Shape.page_count
+    assert share(on=on, cache_bytes=0).lines["paper.feat"] == 0
+    line_bytes = 4096 + {"host": 16, "device": 8}[on]
+    assert share(on=on, cache_bytes=10 * line_bytes).lines["paper.feat"] == 10
 
 
 def test_there_is_one_output_per_planned_minibatch_and_one_for_the_consumer() -> None:
@@ -100,7 +109,7 @@ def test_the_sampler_gets_its_memory() -> None:
 def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
     """2500 lines hold six minibatches of 400 pages. See the tables of docs/performance.md."""
     table = Shape(page_count=100_000)
-    wide: dict[str, object] = {
+    wide: dict[str, Any] = {
         "rows": {"paper.feat": 400},
         "page_bytes": 400 * 4096,
         "minibatch_bytes": 100_000,
@@ -116,7 +125,7 @@ def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
 
 
 def test_a_window_is_kept_if_a_shorter_one_would_not_add_lines() -> None:
-    much: dict[str, object] = {"window_batches": 16, "minibatch_bytes": 1 << 20}
+    much: dict[str, Any] = {"window_batches": 16, "minibatch_bytes": 1 << 20}
     assert share(memory_bytes=1 << 30, **much).sizes.window_batches == 16  # the whole table is in lines
     assert share(memory_bytes=1 << 28, cache_bytes=5000, **much).sizes.window_batches == 16
     assert share(memory_bytes=20 << 20, **much).sizes.window_batches < 16
@@ -124,7 +133,7 @@ def test_a_window_is_kept_if_a_shorter_one_would_not_add_lines() -> None:
 
 def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
     """Three outputs of 400 kB, or two."""
-    large: dict[str, object] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
+    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
     roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
     assert (roomy.late_outputs, scarce.late_outputs, starved.late_outputs) == (False, False, True)
     assert roomy.purposes["outputs"] > scarce.purposes["outputs"] > starved.purposes["outputs"]
@@ -132,30 +141,33 @@ def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
 
 
 def test_a_fixed_number_of_planned_minibatches_stays() -> None:
-    large: dict[str, object] = {"rows": {"paper.feat": 400}, "planned_batches": 4, "most_planned_batches": 4}
+    large: dict[str, Any] = {"rows": {"paper.feat": 400}, "planned_batches": 4, "most_planned_batches": 4}
     for least in (1, 4):
         plans = [share(memory_bytes=n, least_planned_batches=least, **large) for n in (1_400_000, 8 << 20)]
         assert [p.sizes.planned_batches for p in plans] == [4, 4]
-    less: dict[str, object] = {"memory_bytes": 920_000, "minibatch_bytes": 10_000, **large}
-    assert share(least_planned_batches=1, **less).sizes.planned_batches == 1  # type: ignore[arg-type]
+    less: dict[str, Any] = {"memory_bytes": 920_000, "minibatch_bytes": 10_000, **large}
+    assert share(least_planned_batches=1, **less).sizes.planned_batches == 1
     with pytest.raises(MemoryBudgetError):
-        share(least_planned_batches=4, **less)  # type: ignore[arg-type]
+        share(least_planned_batches=4, **less)
 
 
-def test_more_minibatches_are_planned_if_their_outputs_are_small() -> None:
-    assert share(most_planned_batches=8).sizes.planned_batches == 3
-    assert share(most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
+@both_budgets
+def test_more_minibatches_are_planned_if_their_outputs_are_small(on: str) -> None:
+    assert share(on=on, most_planned_batches=8).sizes.planned_batches == 3
+    assert share(on=on, most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
 
 
-def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough() -> None:
+@both_budgets
+def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: str) -> None:
+    option = {"host": "memory", "device": "device_memory"}[on]
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
-        share(memory_bytes=100_000)
-    found = re.search(r"Give (?:device_)?memory=([\d_]+) or more", str(caught.value))
+        share(on=on, memory_bytes=100_000)
+    found = re.search(rf"Give {option}=([\d_]+) or more", str(caught.value))
     assert found is not None
     enough = int(found[1])
-    assert total(share(memory_bytes=enough)) <= enough
+    assert total(share(on=on, memory_bytes=enough)) <= enough
     with pytest.raises(MemoryBudgetError):
-        share(memory_bytes=int(0.93 * enough))
+        share(on=on, memory_bytes=int((0.93 if on == "host" else 0.5) * enough))
 
 
 def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
@@ -286,3 +298,40 @@ def test_the_lowest_limit_of_the_control_groups_counts(
 
 def test_available_bytes_is_positive_here() -> None:
     assert budget.available_bytes() > 1 << 20
+
+
+# --- on a device ---
+
+
+def test_outputs_count_in_their_own_dtype() -> None:
+    narrow = share(on="device", output_row_bytes=512)
+    assert narrow.purposes["outputs"] * 2 == share(on="device").purposes["outputs"]
+
+
+def test_the_host_tier_holds_what_the_device_does_not() -> None:
+    plan = share(on="device", host_cache_bytes=100 * 4096)
+    assert plan.host_lines["paper.feat"] == 100
+    assert plan.purposes["line owners"] == 8 * (plan.lines["paper.feat"] + 100)
+    assert total(plan) <= 8 << 20
+    whole = share(on="device", memory_bytes=1 << 30, host_cache_bytes=1 << 30)
+    assert (whole.lines["paper.feat"], whole.host_lines["paper.feat"]) == (Shape.page_count, 0)
+
+
+def test_with_few_lines_the_window_is_shorter_and_fewer_minibatches_are_planned() -> None:
+    """Minibatches of 500 pages, whose outputs take 500 kB each."""
+    large: dict[str, Any] = {"rows": {"paper.feat": 500}, "page_bytes": 500 * 4096, "window_batches": 16}
+    large |= {"planned_batches": 3, "most_planned_batches": 3, "minibatch_bytes": 0}
+    plans = [share(on="device", memory_bytes=n, **large) for n in range(2_900_000, 12_000_000, 100_000)]
+    for plan, memory_bytes in zip(plans, range(2_900_000, 12_000_000, 100_000), strict=True):
+        assert total(plan) <= memory_bytes
+        window, lines = plan.sizes.window_batches, plan.purposes["lines"]
+        assert window <= 1 or window * 500 * 4096 <= 3 * lines
+    assert plans[0].sizes.planned_batches == 1
+    assert [p.sizes.planned_batches for p in plans] == sorted(p.sizes.planned_batches for p in plans)
+    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 8)
+
+
+def test_asking_for_more_than_free_memory_reports_what_is_free() -> None:
+    check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
+    with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 kB free"):
+        check_device_memory({"cache_bytes": 4096}, free_bytes=1024, device="cuda:0")

@@ -1,7 +1,8 @@
 """The contract of both caches with the loader: the Cache protocol of gids/loader/readers.py.
 
 Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
-and on the cache in device memory, emulated and on a GPU where there is one.
+and on the cache in device memory, emulated and on a GPU where there is one; if slow tests run, also with the
+other ways of a page to its row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pytest
 import torch
 from cache_runs import (
     FLOATS,
+    POLICIES,
+    Make,
     check,
     check_cancel,
     check_fault,
@@ -33,79 +36,37 @@ from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids import _core
-from gids.cache import FeatureCache
-from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
 from gids.errors import StorageError
-from gids.io import Engine, open_engine
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.readers import CacheReader
 
-Cache = FeatureCache | DeviceFeatureCache
-POLICIES = ["lookahead", "window-pin", "random", "static"]
 
-
-class Make:
-    """make(tables, lines, **options): a cache, closed at the end. engine: of the cache made last.
-
-    host_lines: further lines, in the host memory below a device's.
-    """
-
-    engine: Engine
-
-    def __init__(self, device: Device | None, late_outputs: bool) -> None:
-        self._device, self._late_outputs = device, late_outputs
-        self._opened: list[tuple[Cache, Engine]] = []
-
-    def __call__(
-        self,
-        tables: RawTable | list[RawTable],
-        lines: int,
-        host_lines: int = 0,
-        depth: int = 64,
-        **options: Any,
-    ) -> Cache:
-        tables = [tables] if isinstance(tables, RawTable) else tables
-        paths = [p for t in tables for p in t.shard_paths]
-        self.engine = open_engine(paths, depth=depth, max_read_bytes=max(t.page_bytes for t in tables))
-        options["heats"] = {}
-        if self._device is None:
-            lines += host_lines
-        else:
-            options |= {"staging_bytes": 1 << 20, "host_lines": {t.name: host_lines for t in tables}}
-        options["lines"] = {t.name: lines for t in tables}
-        cache: Cache
-        if self._device is None:
-            cache = FeatureCache(self.engine, tables, threads=2, late_outputs=self._late_outputs, **options)  # type: ignore[arg-type]
-        else:
-            cache = DeviceFeatureCache(self._device, self.engine, tables, **options)  # type: ignore[arg-type]
-        self._opened.append((cache, self.engine))
-        return cache
-
-    def close(self) -> None:
-        for cache, engine in self._opened:
-            cache.close()
-            cache.close()
-            engine.close()
-
-
-@pytest.fixture(params=["host", "host-late", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        *("host", "host-late", "emulated"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("emulated-warp", "emulated-copy")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     device: Device | None = None
-    if request.param == "cuda":
+    kind, _, how = request.param.partition("-")
+    if kind == "cuda":
         device = request.getfixturevalue("gpu")
-    elif request.param == "emulated":
+    elif kind == "emulated":
         seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
         print(f"emulator seed {seed}")
         device = emulator.EmulatedDevice(seed)
-    made = Make(device, late_outputs=request.param == "host-late")
-    yield made
-    made.close()
+    options: dict[str, Any] = {"threads": 2, "late_outputs": how == "late"} if device is None else {}
+    options |= {"warp": {"wait": "warp"}, "copy": {"transfer": "copy"}}.get(how, {})
+    with Make(device, **options) as made:
+        yield made
     if isinstance(device, emulator.EmulatedDevice):
         assert not device.mapped, "host memory is still mapped"
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("lines", [0, 1, 40, 1000])
 def test_rows_equal_the_source_for_every_policy_and_size(
@@ -128,7 +89,7 @@ def test_rows_stay_right_for_every_window_and_however_long_they_are_kept(
         assert same_bits(got[table.name], table.rows[ids[table.name]])
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("dim", "dtype", "page_bytes"),
     [
@@ -156,7 +117,7 @@ def test_rows_equal_the_source_for_every_geometry(
         assert stats["bypasses"] > 0 if lines == 0 else stats["loads"] > 0
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("scale", ["row", "column"])
 @pytest.mark.parametrize(("dim", "page_bytes"), [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)])
@@ -175,7 +136,7 @@ def test_int8_rows_are_widened_as_numpy_does(
         assert same_bits(through[table.name], wanted.rows)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(33)
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("dim", [128, 7])
@@ -224,6 +185,8 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     cache = make(table, lines)
     make.engine.inject_faults(table.faults(7, errno.EIO))
     check_fault(cache, table, batches, 7)
+    stats = cache.stats()[table.name]
+    assert "host_lines" not in stats or stats["failures"] > 0, "of a device"
     # The line of the failed page is in use again, and so is the page once the disk recovers.
     make.engine.inject_faults([])
     check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)

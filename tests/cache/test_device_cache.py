@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,57 +11,26 @@ import pytest
 import torch
 from cache_runs import (
     FLOATS,
+    POLICIES,
+    Make,
     check,
-    check_cancel,
-    check_fault,
     make_rows,
     random_batches,
     rows_of,
     run,
-    several_tables,
 )
 from datasets import same_bits
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
-from gids.cache.device import DeviceFeatureCache
+from gids import _core
 from gids.cuda.device import Argument, Device, Stream
-from gids.io import Engine, open_engine
-
-POLICIES = ["lookahead", "window-pin", "random", "static"]
-Make = Callable[..., DeviceFeatureCache]
 
 
 @pytest.fixture
 def make(device: Device) -> Iterator[Make]:
-    """make(tables, lines, **options): a cache, closed at the end."""
-    opened: list[tuple[DeviceFeatureCache, Engine]] = []
-
-    def build(
-        tables: RawTable | list[RawTable], lines: int, host_lines: int = 0, **options: object
-    ) -> DeviceFeatureCache:
-        tables = [tables] if isinstance(tables, RawTable) else tables
-        engine = open_engine(
-            [p for t in tables for p in t.shard_paths],
-            depth=64,
-            max_read_bytes=max(t.page_bytes for t in tables),
-        )
-        options = {"staging_bytes": 1 << 20, "heats": {}} | options
-        cache = DeviceFeatureCache(
-            device,
-            engine,
-            tables,  # type: ignore[arg-type]
-            lines={t.name: lines for t in tables},
-            host_lines={t.name: host_lines for t in tables},
-            **options,  # type: ignore[arg-type]
-        )
-        opened.append((cache, engine))
-        return cache
-
-    yield build
-    for cache, engine in opened:
-        cache.close()
-        engine.close()
+    with Make(device) as made:
+        yield made
 
 
 @pytest.mark.few(3)
@@ -196,11 +165,6 @@ def test_a_device_that_cannot_wait_for_a_word_polls(
     check(make(table, 60, staging_bytes=64 * 512), [table], batches, 5, 3)
 
 
-def test_several_tables_share_one_queue_with_wait_warp(tmp_path: Path, make: Make) -> None:
-    tables, batches = several_tables(tmp_path, np.random.default_rng(5), 12)
-    check(make(tables, 25, 5, staging_bytes=64 * 3072, wait="warp"), tables, batches, 4, 3)
-
-
 def test_both_waits_give_the_same_rows_and_counters(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 50), page_bytes=512)
     batches = random_batches(np.random.default_rng(9), table, 10, 300)
@@ -230,34 +194,7 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(
         assert a[table.name].device == device.torch_device
 
 
-@pytest.mark.parametrize("options", [{"wait": "warp"}, {"transfer": "copy"}], ids=str)
-@pytest.mark.parametrize("lines", [0, 16])
-def test_a_failed_read_is_an_error_of_the_minibatches_that_need_it(
-    tmp_path: Path, make: Make, lines: int, options: dict[str, str]
-) -> None:
-    """As in the contract, with the other ways of a page to its row."""
-    table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
-    batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
-    cache = make(table, lines, **options)
-    cache._host._engine.inject_faults(table.faults(7, errno.EIO))
-    check_fault(cache, table, batches, 7)
-    assert cache.stats()[table.name]["failures"] > 0
-    cache._host._engine.inject_faults([])
-    check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
-
-
-def test_a_read_that_fails_once_is_read_again_and_counted(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache = make(table, 64, output_dtype=torch.float16)
-    cache._host._engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
-    got = rows_of(cache, table, torch.arange(8))
-    assert torch.allclose(got, table.rows[:8].half(), equal_nan=True)
-    assert cache.stats()[table.name]["failures"] == 1
-
-
 def test_a_hot_page_with_a_wrong_checksum_is_not_preloaded(tmp_path: Path, make: Make) -> None:
-    from gids import _core
-
     table = write_raw_table(tmp_path, make_rows(32, 1024))
     pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
     sums = _core.crc32c(pages)
@@ -318,31 +255,22 @@ def test_steps_out_of_order_are_refused(tmp_path: Path, make: Make) -> None:
         cache.gather(0)
 
 
-def test_a_cancelled_stream_with_wait_warp_leaves_no_mark_and_loses_no_line(
-    tmp_path: Path, make: Make
-) -> None:
-    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    check_cancel(make(table, 80, staging_bytes=64 * 512, wait="warp"), table)
-
-
 def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, make: Make) -> None:
     rng = np.random.default_rng(11)
     table = write_raw_table(tmp_path, make_rows(300, 100), page_bytes=4096)
     cache = make(table, 12)
     for batch in run(cache, random_batches(rng, table, 3, 200), 2, 2):
         assert batch
-    reads = cache._host._engine.stats()["reads"]
+    reads = make.engine.stats()["reads"]
     for ids in (torch.arange(300), torch.tensor([7, 7, 299])):
         _, error = cache.read_through({table.name: ids})
         assert error is None
-    assert cache._host._engine.stats()["reads"] - reads < 2 * table.page_count
+    assert make.engine.stats()["reads"] - reads < 2 * table.page_count
 
 
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])
 @pytest.mark.parametrize("crc", [False, True])
 def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, host_policy: str, crc: bool) -> None:
-    from gids import _core
-
     rng = np.random.default_rng(3)
     table = write_raw_table(tmp_path, make_rows(200, 128), page_bytes=512, shards=3)
     if crc:

@@ -17,7 +17,7 @@ import late_device
 import numpy as np
 import pytest
 import torch
-from cache_runs import loading, marked
+from cache_runs import Make, loading, marked, run
 from late_device import LateDevice, LateEvent, LateStream
 from raw_table import RawTable, write_raw_table
 
@@ -26,7 +26,6 @@ from gids.cache.device.kernels import CacheKernels
 from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.device.state import MissPool
 from gids.cuda import MadeOn
-from gids.io import open_engine
 
 
 @pytest.fixture
@@ -35,20 +34,10 @@ def table(tmp_path: Path) -> RawTable:
 
 
 @contextmanager
-def opened(device: LateDevice, table: RawTable, **options: object) -> Iterator[DeviceFeatureCache]:
+def opened(device: LateDevice, table: RawTable, **options: Any) -> Iterator[DeviceFeatureCache]:
     """A cache of 50 lines. It is closed after the body, then the device."""
-    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
-        cache = DeviceFeatureCache(
-            device,
-            engine,
-            [table],  # type: ignore[list-item]
-            lines={table.name: 50},
-            heats={},
-            staging_bytes=64 * 512,
-            **options,  # type: ignore[arg-type]
-        )
-        yield cache
-        cache.close()
+    with Make(device, staging_bytes=64 * 512) as make:
+        yield make(table, 50, **options)
     device.close()
 
 
@@ -58,7 +47,7 @@ def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFea
     print(f"emulator seed {seed}")
     device = LateDevice(seed)
     wait, transfer = request.param
-    with opened(device, table, host_lines={table.name: 20}, wait=wait, transfer=transfer) as made:
+    with opened(device, table, host_lines=20, wait=wait, transfer=transfer) as made:
         yield made
 
 
@@ -73,19 +62,9 @@ def batches_of(table: RawTable, count: int, seed: int) -> list[dict[str, torch.T
 def test_rows_are_complete_when_gather_returns(
     cache: DeviceFeatureCache, table: RawTable, planned: int
 ) -> None:
-    batches, kept, entered, ahead = batches_of(table, 15, planned), [], 0, 0
-    for t in range(len(batches)):
-        while ahead < min(len(batches), t + planned):
-            while entered < min(len(batches), ahead + 5):
-                cache.enter(entered, batches[entered])
-                entered += 1
-            cache.plan(ahead)
-            ahead += 1
-        features, error = cache.gather(t)
-        assert error is None
-        assert torch.equal(features[table.name], table.rows[batches[t][table.name]])
+    batches, kept = batches_of(table, 15, planned), []
+    for t, features in enumerate(run(cache, batches, 4, planned)):
         kept.append(features[table.name])
-        cache.retire(t)
         if t % 4 == 0:
             through, error = cache.read_through(batches[-1])
             assert error is None

@@ -7,10 +7,12 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cache_runs import Make
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
@@ -18,7 +20,6 @@ from gids.cache.device import DeviceFeatureCache
 from gids.cache.device.state import miss_bytes
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError, StorageError
-from gids.io import open_engine
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.readers import CacheReader, ThroughReader
 
@@ -31,21 +32,14 @@ def table(tmp_path: Path) -> RawTable:
 
 
 @pytest.fixture
-def cache(device: Device, table: RawTable) -> Iterator[DeviceFeatureCache]:
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        made = make(device, table, engine)
+def make(device: Device) -> Iterator[Make]:
+    with Make(device, staging_bytes=32 * 4096) as made:
         yield made
-        made.close()
-        made.close()
 
 
-def make(device: Device, table: RawTable, engine: object, **options: object) -> DeviceFeatureCache:
-    return DeviceFeatureCache(
-        device,
-        engine,  # type: ignore[arg-type]
-        [table],  # type: ignore[list-item]
-        **{"lines": {table.name: 12}, "heats": {}, "staging_bytes": 32 * 4096} | options,  # type: ignore[arg-type]
-    )
+@pytest.fixture
+def cache(make: Make, table: RawTable) -> DeviceFeatureCache:
+    return make(table, 12)  # type: ignore[no-any-return]
 
 
 def batches_of(table: RawTable, count: int, seed: int = 0) -> list[Batch]:
@@ -116,76 +110,61 @@ def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, 
     assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
 
 
-def test_device_memory_is_lines_page_words_window_and_a_constant(
-    device: Device, table: RawTable, tmp_path: Path
-) -> None:
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = make(device, table, engine, host_lines={table.name: 7})
-        memory = cache.memory()
-        assert memory["lines"] == 12 * 4096
-        assert memory["page tables"] == 8 * table.page_count
-        assert memory["line owners"] == 8 * (12 + 7)
-        assert memory["window"] == memory["outputs"] == 0
-        assert memory["host lines"] == 7 * 4096
-        assert memory["staging"] >= 32 * 4096
-        assert memory["queue"] + memory["scratch"] < 1 << 16
-        ids = {table.name: torch.arange(300)}
-        for step in range(5):
-            cache.enter(step, ids)
-        assert cache.memory()["window"] == 5 * 300 * 8
-        cache.plan(0)
-        assert cache.memory()["outputs"] == 300 * 400
-        for step in range(5):
-            if step:
-                cache.plan(step)
-            cache.gather(step)
-            cache.retire(step)
-        after = cache.memory()
-        # Room for all pages, which 300 rows may miss, for one minibatch, as no other one is read.
-        assert after["scratch"] - memory["scratch"] == miss_bytes(table.page_count)
-        assert after["window"] == after["outputs"] == 0
-        for name in ("lines", "page tables", "line owners", "queue", "host lines", "staging"):
-            assert after[name] == memory[name]
-        cache.close()
+def test_device_memory_is_lines_page_words_window_and_a_constant(make: Make, table: RawTable) -> None:
+    cache = make(table, 12, 7)
+    memory = cache.memory()
+    assert memory["lines"] == 12 * 4096
+    assert memory["page tables"] == 8 * table.page_count
+    assert memory["line owners"] == 8 * (12 + 7)
+    assert memory["window"] == memory["outputs"] == 0
+    assert memory["host lines"] == 7 * 4096
+    assert memory["staging"] >= 32 * 4096
+    assert memory["queue"] + memory["scratch"] < 1 << 16
+    ids = {table.name: torch.arange(300)}
+    for step in range(5):
+        cache.enter(step, ids)
+    assert cache.memory()["window"] == 5 * 300 * 8
+    cache.plan(0)
+    assert cache.memory()["outputs"] == 300 * 400
+    for step in range(5):
+        if step:
+            cache.plan(step)
+        cache.gather(step)
+        cache.retire(step)
+    after = cache.memory()
+    # Room for all pages, which 300 rows may miss, for one minibatch, as no other one is read.
+    assert after["scratch"] - memory["scratch"] == miss_bytes(table.page_count)
+    assert after["window"] == after["outputs"] == 0
+    for name in ("lines", "page tables", "line owners", "queue", "host lines", "staging"):
+        assert after[name] == memory[name]
 
 
 def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
-    device: Device, table: RawTable
+    make: Make, device: Device, table: RawTable
 ) -> None:
     free, _ = device.memory_info()
     lines = free // 4096 + 1
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        with pytest.raises(MemoryBudgetError, match=r"lines .* \+ page tables .* free") as caught:
-            make(device, table, engine, lines={table.name: lines})
-        assert f"{lines * 4096 + 8 * table.page_count + 8 * lines} bytes" in str(caught.value)
+    with pytest.raises(MemoryBudgetError, match=r"lines .* \+ page tables .* free") as caught:
+        make(table, lines)
+    assert f"{lines * 4096 + 8 * table.page_count + 8 * lines} bytes" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"policy": "lru"}, "device='cpu' only"),
-        ({"policy": "mru"}, "policy must be one of lookahead, window-pin, random, static"),
-        ({"host_policy": "random"}, "host_policy must be one of lookahead, static"),
-        (
-            {"output_dtype": torch.float64},
-            r"dtype must be one of float32, float16, bfloat16.*\(got torch.float64\)",
-        ),
-        ({"lines": {"_N.feat": -1}}, "got -1 and 0"),
-        ({"lines": {"_N.feat": 1}, "host_lines": {"_N.feat": (1 << 30) - 1}}, "must be 0 to 1073741823"),
-        ({"wait": "poll"}, "'stream' or 'warp'"),
+        ({"lines": -1}, "got -1 and 0"),
+        ({"lines": 1, "host_lines": (1 << 30) - 1}, "must be 0 to 1073741823"),
     ],
 )
-def test_wrong_options_are_refused(
-    device: Device, table: RawTable, options: dict[str, object], text: str
-) -> None:
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        with pytest.raises(ValueError, match=text):
-            make(device, table, engine, **options)
+def test_wrong_options_are_refused(make: Make, table: RawTable, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make(table, **{"lines": 12} | options)
 
 
 def test_a_dropped_cache_ends_its_queue_and_unmaps(device: Device, table: RawTable) -> None:
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = make(device, table, engine, host_lines={table.name: 3})
+    with Make(device, staging_bytes=32 * 4096) as make:
+        cache = make(table, 12, 3)
+        make.pop_all()  # which closes it
         stream = windowed(cache, batches_of(table, 8), 3, 2)
         next(stream)
         queue, gone = cache._queue, weakref.ref(cache)
@@ -197,20 +176,18 @@ def test_a_dropped_cache_ends_its_queue_and_unmaps(device: Device, table: RawTab
 
 
 def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
-    device: Device, table: RawTable
+    make: Make, table: RawTable
 ) -> None:
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = make(device, table, engine, lines={table.name: 30})
-        stream = windowed(cache, batches_of(table, 8), 3, 3)
-        next(stream)
-        cache._queue.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            list(stream)
-        words = cache.page_words(table.name)
-        assert not np.any(words & np.uint64(0xFFFFFF))
-        assert not np.any(words >> np.uint64(62) == 1)
-        cache.audit()
-        cache.close()
+    cache = make(table, 30)
+    stream = windowed(cache, batches_of(table, 8), 3, 3)
+    next(stream)
+    cache._queue.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(stream)
+    words = cache.page_words(table.name)
+    assert not np.any(words & np.uint64(0xFFFFFF))
+    assert not np.any(words >> np.uint64(62) == 1)
+    cache.audit()
 
 
 class SlowReader:
@@ -235,47 +212,35 @@ class SlowReader:
             )
 
 
-def test_preloading_reads_runs_of_pages_as_extents(device: Device, tmp_path: Path) -> None:
+def test_preloading_reads_runs_of_pages_as_extents(make: Make, tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, torch.randn(300, 128), page_bytes=512, shards=2)
     heat = np.zeros(300, np.uint8)
     heat[20:60] = 5
     heat[[0, 100, 102, 299]] = 9
-    with open_engine(table.shard_paths) as engine:
-        reader = SlowReader(table.shard_paths)
-        cache = make(device, table, engine, lines={table.name: 60}, heats={table.name: heat}, reader=reader)
-        assert sorted(reader.extents) == [
-            (0, 0, 512),
-            (0, 10 * 512, 20 * 512),
-            (0, 50 * 512, 2 * 512),
-            (1, 10 * 512, 20 * 512),
-            (1, 149 * 512, 512),
-        ]
+    hot = np.flatnonzero(heat)
+    for failing, hits in ((-1, len(hot)), (1, 0)):
+        reader = SlowReader(table.shard_paths, failing)
+        cache = make(table, 60, heats={table.name: heat}, reader=reader)
+        if failing < 0:
+            assert sorted(reader.extents) == [
+                (0, 0, 512),
+                (0, 10 * 512, 20 * 512),
+                (0, 50 * 512, 2 * 512),
+                (1, 10 * 512, 20 * 512),
+                (1, 149 * 512, 512),
+            ]
+        assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(62)) == hits
         cache.audit()
-        hot = np.flatnonzero(heat)
         for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
             assert torch.equal(features[table.name].cpu(), table.rows[hot])
-        assert cache.stats()[table.name]["hits"] == len(hot)
-        cache.close()
-
-        cache = make(
-            device,
-            table,
-            engine,
-            lines={table.name: 60},
-            heats={table.name: heat},
-            reader=SlowReader(table.shard_paths, failing=1),
-        )
-        assert not np.any(cache.page_words(table.name) >> np.uint64(62))
-        for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
-            assert torch.equal(features[table.name].cpu(), table.rows[hot])
-        cache.close()
+        assert cache.stats()[table.name]["hits"] == hits
 
 
 def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:
     device = EmulatedDevice()
     device.empty(123_456, torch.uint8)  # which torch keeps, for whoever uses torch
-    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
-        cache = make(device, table, engine, transfer="copy")
+    with Make(device, staging_bytes=32 * 4096) as make:
+        cache = make(table, 12, transfer="copy")
         for _batch, _features in windowed(cache, batches_of(table, 3), 2, 2):
             pass
         del _features

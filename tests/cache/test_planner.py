@@ -1,23 +1,23 @@
-"""The planner against the obvious model, on random traces."""
+"""The planners, on the host and in device memory, against the obvious model, on random traces."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from cache_runs import Make, Trace, in_order, random_trace, run
 from model import Model
+from raw_table import RawTable, write_raw_table
 
 from gids import _core
+from gids.cache.device import DeviceFeatureCache
+from gids.cuda.device import Device
 
 LIST_POLICIES = ["lookahead", "lru", "static"]
 ALL_POLICIES = [*LIST_POLICIES, "random", "window-pin", "pinned"]
-
-Trace = list[npt.NDArray[np.int64]]
-
-
-def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and skewed pages."""
-    return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
 
 
 def resident_pages(planner: _core.Planner) -> set[int]:
@@ -40,16 +40,17 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(policy: str, seed: 
 
     planner = _core.Planner(pages, lines, policy, 0, heat, keep)
     model = Model(lines, policy, heat, keep)
-    entered = 0
-    for t in range(len(trace)):
-        if t >= planned:
-            planner.retire(t - planned)
-            model.retire(t - planned)
-            planner.audit()
-        while entered < min(len(trace), t + 1 + window):
-            assert planner.enter(entered, trace[entered]) == len(set(trace[entered].tolist()))
-            model.enter(entered, trace[entered])
-            entered += 1
+
+    def enter(step: int, batch: npt.NDArray[np.int64]) -> None:
+        assert planner.enter(step, batch) == len(set(batch.tolist()))
+        model.enter(step, batch)
+
+    def retire(step: int) -> None:
+        planner.retire(step)
+        model.retire(step)
+        planner.audit()
+
+    for t, _ in in_order(trace, window, planned, enter, retire):
         planner.audit()
         hits, loads, bypasses = planner.plan(t)
         model_hits, keep, pinned = model.plan(t)
@@ -68,21 +69,10 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
     heat = rng.integers(0, 8, pages).astype(np.uint8)
     planner = _core.Planner(pages, lines, policy, seed, heat)
     hottest = set(np.argsort(-heat.astype(int), kind="stable")[: int(0.4 * lines)].tolist())
-    entered = 0
-    for t in range(len(trace)):
-        if t >= planned:
-            planner.retire(t - planned)
-        while entered < min(len(trace), t + 1 + window):
-            planner.enter(entered, trace[entered])
-            entered += 1
-        before = resident_pages(planner)
-        needed = (
-            trace[max(0, t - planned + 1) : t + 1]
-            if policy != "window-pin"
-            else trace[max(0, t - planned + 1) : entered]
-        )
-        pages_needed = set(np.concatenate(needed).tolist()) | (hottest if policy == "pinned" else set())
-        protected = before & pages_needed
+    for t, entered in in_order(trace, window, planned, planner.enter, planner.retire):
+        needed = trace[max(0, t - planned + 1) : entered if policy == "window-pin" else t + 1]
+        wanted = set(np.concatenate(needed).tolist()) | (hottest if policy == "pinned" else set())
+        protected = resident_pages(planner) & wanted
         planner.plan(t)
         assert protected <= resident_pages(planner)
         planner.audit()
@@ -124,14 +114,6 @@ def test_pinned_pages_are_always_hits_once_they_were_read() -> None:
         read |= set(pages.tolist())
         planner.retire(step)
     assert hottest <= read
-
-
-def test_25_live_minibatches_are_refused() -> None:
-    planner = _core.Planner(10, 4)
-    for step in range(24):
-        planner.enter(step, np.array([1], np.int64))
-    with pytest.raises(RuntimeError, match="24"):
-        planner.enter(24, np.array([1], np.int64))
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 1 << 40, -(1 << 62)])
@@ -183,3 +165,128 @@ def test_a_table_of_more_than_2_to_the_32_pages_is_planned_like_a_small_one() ->
         small.retire(t)
     assert planner.stats() == small.stats()
     assert planner.stats()["hits"] > 0
+
+
+# --- in device memory ---
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> RawTable:
+    """One short row per page, as only metadata matters."""
+    rows = torch.arange(20_000, dtype=torch.int64).repeat_interleave(64).view(-1, 64)
+    return write_raw_table(tmp_path_factory.mktemp("plan"), rows, page_bytes=512)
+
+
+@pytest.fixture
+def make(device: Device) -> Iterator[Make]:
+    with Make(device, preload_hottest=False) as made:
+        yield made
+
+
+def held_pages(cache: DeviceFeatureCache, table: RawTable) -> set[int]:
+    return set(np.flatnonzero(cache.page_words(table.name) >> np.uint64(62)).tolist())
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", ["lookahead", "static"])
+def test_plan_on_a_device_keeps_as_many_pages_of_each_worth_as_the_model(
+    table: RawTable, make: Make, policy: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    pages = int(rng.integers(5, 400))
+    lines, host_lines = int(rng.integers(0, pages + 3)), int(rng.integers(0, 2)) * int(rng.integers(0, 50))
+    planned = int(rng.integers(1, 5))
+    window = int(rng.integers(0, 24 - planned + 1))
+    heat = np.zeros(table.page_count, np.uint8)
+    heat[:pages] = rng.integers(0, 4 if seed % 2 else 256, pages)
+    trace = random_trace(rng, pages, 25, int(rng.integers(1, pages + 1)))
+    print(f"pages {pages}, lines {lines} + {host_lines}, window {window}, planned {planned}")
+
+    cache = make(table, lines, host_lines, policy=policy, heats={table.name: heat})
+    model = Model(lines + host_lines, policy, heat)
+    hits = 0
+
+    def enter(step: int, pages: npt.NDArray[np.int64]) -> None:
+        cache.enter(step, {table.name: torch.from_numpy(pages)})
+        model.enter(step, pages)
+
+    def retire(step: int) -> None:
+        _, error = cache.gather(step)
+        assert error is None
+        cache.retire(step)
+        model.retire(step)
+
+    for t, _ in in_order(trace, window, planned, enter, retire):
+        cache.plan(t)
+        model_hits, keep, pinned = model.plan(t)
+        hits += model_hits
+        model.check(t, held_pages(cache, table), keep, pinned)
+        cache.audit()
+    for t in range(max(0, len(trace) - planned), len(trace)):
+        retire(t)
+    stats = cache.stats()[table.name]
+    assert stats["steps"] == len(trace)
+    assert stats["hits"] == hits
+    assert stats["pages"] == sum(len(set(batch.tolist())) for batch in trace)
+    assert stats["misses"] == stats["loads"] + stats["bypasses"] == stats["pages"] - stats["hits"]
+    assert stats["loads"] - stats["evictions"] == len(held_pages(cache, table))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("policy", ["random", "window-pin"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_victims_on_a_device_are_never_pages_that_are_needed(
+    table: RawTable, make: Make, policy: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    pages, lines, planned, window = 200, int(rng.integers(1, 120)), 2, 6
+    trace = random_trace(rng, pages, 25, 60)
+    cache = make(table, lines, policy=policy)
+
+    def enter(step: int, pages: npt.NDArray[np.int64]) -> None:
+        cache.enter(step, {table.name: torch.from_numpy(pages)})
+
+    def retire(step: int) -> None:
+        cache.gather(step)
+        cache.retire(step)
+
+    for t, entered in in_order(trace, window, planned, enter, retire):
+        before = held_pages(cache, table)
+        end = t + 1 if policy == "random" else entered
+        needed = before & set(np.concatenate(trace[max(0, t - planned + 1) : end]).tolist())
+        cache.plan(t)
+        after = held_pages(cache, table)
+        assert needed <= after
+        # Every missing page gets a line while some line may be replaced.
+        missing = set(trace[t].tolist()) - before
+        assert len(after - before) == min(len(missing), lines - len(needed))
+        cache.audit()
+
+
+def host_hits(
+    pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int
+) -> int:
+    planner = _core.Planner(pages, lines, "lookahead", 0, heat)
+    return sum(planner.plan(t)[0] for t, _ in in_order(trace, window, planned, planner.enter, planner.retire))
+
+
+@pytest.mark.slow
+def test_a_bounded_scan_hits_as_often_as_the_host_planner(table: RawTable, make: Make) -> None:
+    rng = np.random.default_rng(12)
+    pages, batch = table.page_count, 1500
+    visits = (1 + np.arange(pages)) ** -0.7
+    of = rng.permutation(pages)
+    trace = [of[np.unique(rng.choice(pages, batch, p=visits / visits.sum()))] for _ in range(60)]
+    heat = np.zeros(pages, np.uint8)
+    heat[of] = (np.log2(visits) - np.log2(visits[-1])) * 10
+    lines = 5 * batch  # more than a scan sees
+    cache = make(table, lines, heats={table.name: heat})
+    for _ in run(cache, [{table.name: torch.from_numpy(batch)} for batch in trace], 16, 2):
+        pass
+    stats = cache.stats()[table.name]
+    total = sum(len(batch) for batch in trace)
+    assert stats["pages"] == total
+    host = host_hits(pages, lines, heat, trace, 16, 2)
+    print(f"hits: device {stats['hits'] / total:.4f}, host {host / total:.4f}")
+    assert stats["hits"] >= 0.99 * host

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_io_open import threads
+from engines import needs_uring
+from test_io_open import threads_since
 
 import gids
 from gids import _core
@@ -98,17 +99,14 @@ def test_uring_has_a_ring_per_disk_or_per_400000_reads_per_s(
     assert ring_count(paths, reads_per_s=reads_per_s) == rings
     if reason := _core.why_no_uring():
         pytest.skip(f"no io_uring: {reason}")
-    before = threads().keys()
+    count = threads_since()
     with gids.io.open_engine(paths, "uring", direct=False, reads_per_s=reads_per_s):
-        assert sum(name == "gids-uring" for id, name in threads().items() if id not in before) == rings
+        assert count("gids-uring") == rings
 
 
 def test_an_engine_has_256_requests_in_flight_per_disk(on: Callable[[str, str], Path]) -> None:
-    paths = [
-        on("one", "259:1"),
-        on("other", "259:2"),
-        on("array", "253:0"),
-    ]  # partitions of one, an array of two
+    partitions = [on("one", "259:1"), on("other", "259:2")]
+    paths = [*partitions, on("array", "253:0")]  # of two disks
     assert [gids.io.queue_depth(paths[:n], "uring") for n in (0, 1, 2, 3)] == [256, 256, 256, 768]
     assert gids.io.queue_depth(paths, "threads") == 256, "each request takes a thread"
     if reason := _core.why_no_uring():
@@ -118,11 +116,10 @@ def test_an_engine_has_256_requests_in_flight_per_disk(on: Callable[[str, str], 
             assert engine.depth == expected
 
 
+@needs_uring
 def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
     on: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if reason := _core.why_no_uring():
-        pytest.skip(f"no io_uring: {reason}")
     path = tmp_path / "one.gids"
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", torch.zeros(1000, 100))
@@ -136,10 +133,9 @@ def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
             assert loader.engine.depth == 9
 
 
+@needs_uring
 def test_given_threads_win_over_disks(on: Callable[[str, str], Path]) -> None:
-    if reason := _core.why_no_uring():
-        pytest.skip(f"no io_uring: {reason}")
     paths = [on("one", "259:0"), on("other", "259:3")]
-    before = threads().keys()
+    count = threads_since()
     with gids.io.open_engine(paths, "uring", direct=False, threads=1, reads_per_s=1e6):
-        assert sum(name == "gids-uring" for id, name in threads().items() if id not in before) == 1
+        assert count("gids-uring") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,20 +192,11 @@ def test_merging_and_splitting_keep_the_bytes() -> None:
 class Paced(ExtentReader):
     """A reader that forwards to another one and advances a clock, or fails."""
 
-    def __init__(
-        self,
-        name: str,
-        reader: PinnedExtentReader,
-        seconds: float,
-        clock: list[float],
-        error: StorageError | None = None,
-    ) -> None:
-        self.label, self.reads, self.closed = name, 0, 0
-        self._reader, self._seconds, self._clock, self._error = reader, seconds, clock, error
+    name = ""
 
-    @property
-    def name(self) -> str:
-        return self.label
+    def __init__(self, name: str, reader: Any, seconds: float, clock: list[float], error: Any = None) -> None:
+        self.name, self.reads, self.closed = name, 0, 0  # type: ignore[misc]
+        self._reader, self._seconds, self._clock, self._error = reader, seconds, clock, error
 
     def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
         if self._error:
@@ -218,110 +209,92 @@ class Paced(ExtentReader):
         self.closed += 1
 
 
-@pytest.mark.parametrize("faster", [0, 1])
+@pytest.mark.parametrize("outcome", ["the first", "the second", "an error"])
 def test_the_faster_of_two_readers_is_kept(
     device: Device,
     reader: PinnedExtentReader,
     contents: list[np.ndarray],
-    shards: list[Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    faster: int,
+    outcome: str,
 ) -> None:
     monkeypatch.setattr(module, "_TRIAL_BYTES", 4 * PAGE)
     clock = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    both = [Paced(name, reader, 1.0 if i == faster else 2.0, clock) for i, name in enumerate(["a", "b"])]
-    chooser = FasterReader(device, shards, *both)
-    out = blank(device, 40 * PAGE)
+    error = StorageError(errno.EIO, "cuFile fails", "shard", 0) if outcome == "an error" else None
+    first = Paced("a", reader, 2.0 if outcome == "the second" else 1.0, clock)
+    second = Paced("b", reader, 2.0 if outcome == "the first" else 1.0, clock, error)
+    chooser = FasterReader(device, ["shard"] * 4, first, second)
+    out, kept = blank(device, 40 * PAGE), "b" if outcome == "the second" else "a"
     assert chooser.name == "a or b, not yet measured"
     read(chooser, columns([(0, 0, PAGE, 0)]), out)
-    assert [r.reads for r in both] == [1, 0], "one page is too little to measure"
+    assert (first.reads, second.reads) == (1, 0), "one page is too little to measure"
     with caplog.at_level(logging.INFO, "gids"):
         for size in (5, 9, 40):  # a trial is four pages: one, then two, then the last and the rest
             read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(size)]), out)
     assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
-    assert chooser.name == "ab"[faster]
-    assert len(caplog.records) == 1
-    assert f"reading extents with {'ab'[faster]}" in caplog.text
+    assert chooser.name == kept
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"reading extents with {kept}: ")
+    assert ("cuFile fails" in said) == (error is not None)
     chooser.close()
-    assert [r.closed for r in both] == [1, 1]
+    assert (first.closed, second.closed) == (1, 1)
 
 
-def test_a_second_reader_that_fails_is_dropped(
+Open = Callable[..., ExtentReader]
+
+
+@pytest.fixture
+def open_reader(
     device: Device,
-    reader: PinnedExtentReader,
-    contents: list[np.ndarray],
+    engine: Engine,
     shards: list[Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(module, "_TRIAL_BYTES", 4 * PAGE)
-    broken = Paced("broken", reader, 1.0, [0.0], StorageError(errno.EIO, "cuFile fails", shards[0], 0))
-    chooser = FasterReader(device, shards, Paced("a", reader, 1.0, [0.0]), broken)
-    out = blank(device, 40 * PAGE)
-    with caplog.at_level(logging.INFO, "gids"):
-        read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(40)]), out)
-    assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
-    assert (chooser.name, broken.closed) == ("a", 1)
-    assert "cuFile fails" in caplog.text
+) -> Open:
+    """open_reader(probe, obstacle, files=4, **options): where kvikio's probe and why_no_gds() say this."""
+    caplog.set_level(logging.INFO, "gids")
+    monkeypatch.setattr(module, "_logged", set())
+
+    def opened(probe: KvikioProbe, obstacle: str = "", files: int = 4, **options: Any) -> ExtentReader:
+        monkeypatch.setattr(module.kvikio_probe, "why_no_gds", lambda: obstacle)
+        monkeypatch.setattr(module.kvikio_probe, "probe_kvikio", lambda path, index: probe)
+        return open_extent_reader(device, engine, shards[:files], **options)
+
+    return opened
 
 
 @pytest.mark.parametrize(("kind", "tried"), [("auto", False), ("auto", True), ("pinned", False)])
 def test_without_gds_extents_go_through_pinned_memory(
-    device: Device,
-    engine: Engine,
-    shards: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    tried: bool,
+    open_reader: Open, engine: Engine, caplog: pytest.LogCaptureFixture, kind: str, tried: bool
 ) -> None:
-    monkeypatch.setattr(module, "_logged", set())
-    probes = []
     probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
-    monkeypatch.setattr("gids.io.device.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
-    monkeypatch.setattr(
-        "gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe
-    )
-    with caplog.at_level(logging.INFO, "gids"):
-        for _ in range(2):
-            opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
-            assert opened.name == f"{engine.name}+pinned"
-            opened.close()
+    for _ in range(2):
+        # A probe that says nothing must not be asked.
+        opened = open_reader(*((probe, "") if tried else (None, probe.reason)), kind=kind)
+        assert opened.name == f"{engine.name}+pinned"
+        opened.close()
     said = [f"reading extents with {engine.name}+pinned: nvidia-fs is not loaded"]
     assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
-    assert len(probes) == (2 if tried else 0)
+
+
+NONE = KvikioProbe(None, False, False, "kvikio is not installed")
+BROKEN = KvikioProbe("26.10", False, False, "no driver")
 
 
 @pytest.mark.parametrize(
-    ("probe", "error", "message"),
+    ("probe", "kind", "error", "message"),
     [
-        (KvikioProbe(None, False, False, "kvikio is not installed"), ImportError, "pip install kvikio-cu13"),
-        (
-            KvikioProbe("26.10", False, False, "no driver"),
-            OSError,
-            "kvikio 26.10 does not work here: no driver",
-        ),
+        (NONE, "kvikio", ImportError, "pip install kvikio-cu13"),
+        (BROKEN, "kvikio", OSError, "kvikio 26.10 does not work here: no driver"),
+        (NONE, "gds", ValueError, r"'auto', 'kvikio' or 'pinned' \(got 'gds'\)"),
     ],
 )
-def test_missing_kvikio_is_an_error_if_asked_for(
-    device: Device,
-    engine: Engine,
-    shards: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    probe: KvikioProbe,
-    error: type[Exception],
-    message: str,
+def test_a_kind_that_is_not_there_is_an_error(
+    open_reader: Open, probe: KvikioProbe, kind: str, error: type[Exception], message: str
 ) -> None:
-    monkeypatch.setattr("gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probe)
     with pytest.raises(error, match=message):
-        open_extent_reader(device, engine, shards, kind="kvikio")
-
-
-def test_an_unknown_kind_is_refused(device: Device, engine: Engine, shards: list[Path]) -> None:
-    with pytest.raises(ValueError, match=r"'auto', 'kvikio' or 'pinned' \(got 'gds'\)"):
-        open_extent_reader(device, engine, shards, kind="gds")  # type: ignore[arg-type]
+        open_reader(probe, kind=kind)
 
 
 def test_staging_that_fails_to_be_mapped_leaves_nothing(
@@ -344,37 +317,22 @@ class NoKvikio:
 
     def __init__(self, device: Device, paths: list[Path], *, gds: bool, small: PinnedExtentReader) -> None:
         assert gds
-        self.small, self.closed = small, False
+        self.close = small.close
         if len(paths) > 1:
             small.close()
             raise StorageError(errno.EIO, "kvikio cannot open it", paths[1])
 
-    def close(self) -> None:
-        self.closed = True
-        self.small.close()
-
 
 def test_with_gds_both_readers_are_opened_and_a_refused_file_is_reported(
-    device: Device,
-    engine: Engine,
-    shards: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    open_reader: Open, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gids.io.device.kvikio_probe.why_no_gds", lambda: "")
-    probe = KvikioProbe("26.10.0", True, True, "")
-    monkeypatch.setattr("gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probe)
-    monkeypatch.setattr("gids.io.device.extents.KvikioReader", NoKvikio)
-    both = open_extent_reader(device, engine, shards[:1])
-    assert both.name == f"{engine.name}+pinned or kvikio (GDS), not yet measured"
-    both.close()
-    only = open_extent_reader(device, engine, shards[:1], kind="kvikio")
-    assert only.name == "kvikio (GDS)"
-    only.close()
-    with caplog.at_level(logging.INFO, "gids"):
-        pinned = open_extent_reader(device, engine, shards)
-    assert pinned.name == f"{engine.name}+pinned"
+    monkeypatch.setattr(module, "KvikioReader", NoKvikio)
+    probe, pinned = KvikioProbe("26.10.0", True, True, ""), f"{engine.name}+pinned"
+    both = f"{pinned} or kvikio (GDS), not yet measured"
+    for files, kind, name in ((1, "auto", both), (1, "kvikio", "kvikio (GDS)"), (4, "auto", pinned)):
+        opened = open_reader(probe, files=files, kind=kind)
+        assert opened.name == name
+        opened.close()
     assert "kvikio cannot open it" in caplog.text
-    pinned.close()
     with pytest.raises(StorageError, match="kvikio cannot open it"):
-        open_extent_reader(device, engine, shards, kind="kvikio")
+        open_reader(probe, kind="kvikio")

@@ -27,9 +27,15 @@ PAGE = 4096
 ROOT = Path(__file__).parents[2]
 
 
-def python(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def python(script: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
+
+
+def run(command: list[str]) -> str:
+    """What a child writes to stdout."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def threads() -> dict[int, str]:
@@ -39,6 +45,12 @@ def threads() -> dict[int, str]:
         with contextlib.suppress(OSError):  # it ended meanwhile
             names[int(task.name)] = (task / "comm").read_text().strip()
     return names
+
+
+def threads_since() -> Callable[[str], int]:
+    """count(name): the threads of this name that started since."""
+    before = threads().keys()
+    return lambda name: sum(each == name for id, each in threads().items() if id not in before)
 
 
 def wait_until(found: Callable[[], bool]) -> None:
@@ -150,10 +162,9 @@ def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind
 
 @pytest.mark.parametrize("depth", [3, 50])
 def test_the_threads_engine_has_a_reader_per_request_in_flight(shards: list[Path], depth: int) -> None:
-    before = threads().keys()
+    count = threads_since()
     with gids.io.open_engine(shards, "threads", depth=depth, direct=False) as engine:
-        assert engine.depth == depth
-        assert sum(name == "gids-threads" for id, name in threads().items() if id not in before) == depth
+        assert engine.depth == count("gids-threads") == depth
 
 
 def cpu_time_ns(thread: int) -> int:
@@ -217,7 +228,8 @@ def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path
             print(error)
         print(gids.io.probe(sys.argv[1]))
     """
-    done = python(script, *shards, before=(str(deny),))
+    command = [str(deny), *python(script, *shards)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode == 126:
         pytest.skip("this system does not let a process filter its own system calls")
     assert done.returncode == 0, done.stderr
@@ -263,9 +275,9 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
         assert read().tolist() == [0]
         engine.close()
     """
-    done = python(script, kind, *shards)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("the I/O engine was opened before a fork: open a new one in this process\n")
+    assert run(python(script, kind, *shards)).endswith(
+        "the I/O engine was opened before a fork: open a new one in this process\n"
+    )
 
 
 @pytest.mark.slow
@@ -288,15 +300,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
             print("interrupted", engine.stats()["reads"] < count, engine.stats()["errors"] == 0)
         assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
     """
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        textwrap.dedent(script),
-        str(ROOT / "tests"),
-        kind,
-        *map(str, shards),
-    ]
+    command = python(script, ROOT / "tests", kind, *shards)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     status, output, errors = interrupted(process)
     assert status == 0, errors
@@ -333,9 +337,7 @@ def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list
         with gids.io.open_engine([path], "threads", direct=False) as engine:
             print(engine.name)
     """
-    done = python(script, what, shards[0])
-    assert done.returncode == 0, done.stderr
-    message, name = done.stdout.splitlines()[-2:]
+    message, name = run(python(script, what, shards[0])).splitlines()[-2:]
     assert "cannot start the thread gids-" in message
     assert "ask for fewer threads" in message
     assert name == "threads"

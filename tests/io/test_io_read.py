@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -174,3 +176,130 @@ def test_threads_share_the_depth(shards: list[Path], kind: str, threads: int, me
         )
         assert not errors.any()
         assert 1 <= engine.stats()["depth_max"] <= engine.depth
+
+
+# --- errors of single reads: they belong to those reads ---
+
+
+Memory = Callable[..., np.ndarray]
+PAGE = 4096
+FILES = np.zeros(16, np.uint32)
+OFFSETS = np.arange(16) * PAGE
+
+
+@pytest.mark.parametrize("max_merge_bytes", [0, 131072])
+def test_an_injected_error_is_returned_once_by_the_read_of_its_byte(
+    shards: list[Path], contents: list[np.ndarray], kind: str, max_merge_bytes: int, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind, max_merge_bytes=max_merge_bytes) as engine:
+        engine.inject_faults([(0, 5 * PAGE + 100, errno.EIO, 1), (1, 0, errno.EIO, 9)])
+        out = memory(16, PAGE)
+        errors = engine.read(FILES, OFFSETS, PAGE, out)
+        assert errors.tolist() == [errno.EIO if i == 5 else 0 for i in range(16)]
+        good = errors == 0
+        assert np.array_equal(out[good], contents[0][: 16 * PAGE].reshape(16, PAGE)[good])
+        assert engine.stats()["errors"] == 1
+        assert not engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE)).any()
+        engine.inject_faults([(0, 0, errno.EIO, 1)])
+        engine.inject_faults([])
+        assert not engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE)).any()
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.EINTR])
+def test_eagain_and_eintr_are_retried_up_to_a_bound(
+    shards: list[Path], contents: list[np.ndarray], kind: str, error: int, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind) as engine:
+        engine.inject_faults([(0, 0, error, 5)])
+        out = memory(16, PAGE)
+        assert not engine.read(FILES, OFFSETS, PAGE, out).any()
+        assert np.array_equal(out.reshape(-1), contents[0][: 16 * PAGE])
+        assert engine.stats()["retries"] == 5
+        engine.inject_faults([(0, 0, error, 10**6)])
+        errors = engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE))
+        assert errors.tolist() == [error] + [0] * 15
+
+
+def test_a_device_error_is_returned(kind: str, memory: Memory) -> None:
+    if kind == "mmap":
+        pytest.skip("a failed page fault is a signal: the mmap engine cannot deliver it")
+    with gids.io.open_engine(["/proc/self/mem"], kind, direct=False) as engine:  # EIO at address 0
+        for _ in range(2):
+            assert (engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE)) == errno.EIO).all()
+        held = np.arange(512, dtype=np.int64)
+        out = memory(1, PAGE)
+        errors = engine.read(FILES[:1], np.array([held.ctypes.data]), PAGE, out)
+        assert errors.tolist() == [0]
+        assert np.array_equal(out.view(np.int64)[0], held)
+
+
+def test_reads_that_always_fail_are_tried_a_bounded_number_of_times(
+    shards: list[Path], kind: str, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind, depth=1) as engine:
+        engine.inject_faults([(0, i * PAGE, errno.EIO, 10**6) for i in range(16)])
+        for _ in range(20):
+            assert (engine.read(FILES, OFFSETS, PAGE, memory(16, PAGE)) == errno.EIO).all()
+        stats = engine.stats()
+        assert stats["requests"] <= 20 * (1 + 16), "merged, then each alone"
+
+
+# --- a file on a device with 4096-byte blocks: smaller reads read each enclosing block once ---
+
+
+BLOCK, ROW, ROWS = 4096, 512, 700
+
+
+def call(*command: object) -> str:
+    return subprocess.run(
+        [str(c) for c in command], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def coarse_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file on an ext4 file system in a loop device with blocks of 4096 B. Needs root."""
+    if shutil.which("losetup") is None or shutil.which("mkfs.ext4") is None:
+        pytest.skip("no losetup and mkfs.ext4")
+    folder = tmp_path_factory.mktemp("coarse")
+    image, mount = folder / "image", folder / "mount"
+    mount.mkdir()
+    image.write_bytes(b"")
+    with image.open("r+b") as f:
+        f.truncate(32 << 20)
+    try:
+        device = call("losetup", "--find", "--show", "--sector-size", BLOCK, image)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no loop device: {error.stderr.strip()}")
+    try:
+        call("mkfs.ext4", "-q", "-b", BLOCK, device)
+        try:
+            call("mount", device, mount)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no mount: {error.stderr.strip()}")
+        try:
+            file = mount / "shard.bin"
+            np.random.default_rng(5).integers(0, 256, ROWS * ROW, dtype=np.uint8).tofile(file)
+            yield file
+        finally:
+            call("umount", mount)
+    finally:
+        call("losetup", "--detach", device)
+
+
+def test_rows_smaller_than_a_block_read_the_enclosing_blocks(
+    coarse_file: Path, kind: str, memory: Callable[..., np.ndarray]
+) -> None:
+    rows = np.fromfile(coarse_file, dtype=np.uint8).reshape(ROWS, ROW)
+    files = np.zeros(ROWS, np.uint32)
+    with gids.io.open_engine([coarse_file], kind, max_read_bytes=ROW) as engine:
+        assert engine.alignment == (1 if kind == "mmap" else BLOCK)
+        out = memory(ROWS, ROW, ROW)
+        assert not engine.read(files, np.arange(ROWS) * ROW, ROW, out).any()
+        assert np.array_equal(out, rows)
+        if kind != "mmap":
+            assert engine.stats()["bytes_read"] == -(-ROWS * ROW // BLOCK) * BLOCK
+        some = np.random.default_rng(6).integers(0, ROWS, 300)
+        out = memory(300, ROW)
+        assert not engine.read(files[:300], some * ROW, ROW, out).any()
+        assert np.array_equal(out, rows[some])

@@ -526,7 +526,7 @@ class Count final : public Batch {
 };
 
 void test_a_large_batch_is_read_while_it_is_sorted(const std::string& kind) {
-  constexpr u64 kReads = 200'000;
+  constexpr u64 kReads = 100'000;
   // Buffered: so many direct reads would wait for the disk, and nothing else, for most of a minute.
   const auto engine = open(kind, {.depth = 16, .threads = kind == "uring" ? 1u : 2u, .direct = false});
   const auto batch = std::make_shared<Count>();
@@ -540,11 +540,11 @@ void test_a_large_batch_is_read_while_it_is_sorted(const std::string& kind) {
   wait(*batch);
   CHECK_EQUAL(batch->all.load(), kReads);
   CHECK_EQUAL(batch->equal.load(), kReads);
-  batch->reads.resize(20'000);
+  batch->reads.resize(10'000);
   std::shuffle(batch->reads.begin(), batch->reads.end(), random);
   engine->submit(batch);  // and again, with a close amid it
   engine->close();
-  CHECK_EQUAL(batch->all.load(), kReads + 20'000);
+  CHECK_EQUAL(batch->all.load(), kReads + 10'000);
 }
 
 void test_bad_submissions_are_refused_and_read_nothing(const std::string& kind) {

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,12 +130,19 @@ def stated_registers() -> dict[str, int]:
     return {f"gids_{kernel}": most for most, kernels in REGISTERS.items() for kernel in kernels.split()}
 
 
+@pytest.fixture(scope="module")
+def usages(nvrtc: Nvrtc, program: str) -> Iterator[dict[int, Future[dict[str, Usage]]]]:
+    """By architecture, compiled at the same time."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield {arch: pool.submit(nvrtc.usage, program, arch) for arch in MEASURED}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", MEASURED)
 def test_kernels_use_the_registers_that_are_stated_and_spill_none(
-    nvrtc: Nvrtc, program: str, arch: int
+    usages: dict[int, Future[dict[str, Usage]]], arch: int
 ) -> None:
-    used, stated = nvrtc.usage(program, arch), stated_registers()
+    used, stated = usages[arch].result(), stated_registers()
     print(used)
     assert used.keys() == stated.keys()
     for kernel, usage in used.items():

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-from sampling_model import MASK, layer_key, words
+from sampling_model import MASK, Draw, Node, Taken, layer_key, words
 
 from gids.store import Graph
-
-
-@dataclass
-class LaborBlock:
-    indptr: list[int] = field(default_factory=lambda: [0])
-    indices: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    num_src: int = 0
 
 
 def philox2(counter: int, key: int) -> int:
@@ -83,48 +73,29 @@ def choose(
     return [(e, 1 / p[e]) for e in range(d) if r[e] <= p[e]]
 
 
-def sample(
+def labor(
     graphs: Sequence[Graph],
-    seeds: dict[str, list[int]],
-    fanouts: Sequence[Sequence[int]],
     numbers: tuple[int, int, int],
     *,
     times: int,
     fixed_count: bool,
     layer_dependency: bool,
-) -> tuple[dict[str, list[int]], list[list[LaborBlock]]]:
-    """(nodes by type, blocks by layer and relation); layers and their fanouts go from the seeds on."""
+) -> Draw:
+    """How Labor draws."""
     types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
-    nodes = {t: list(seeds.get(t, [])) for t in types}
-    local: dict[str, dict[int, int]] = {t: {} for t in types}
-    for t in types:
-        for at, node in enumerate(nodes[t]):
-            local[t].setdefault(node, at)
-    layers = []
-    for layer, layer_fanouts in enumerate(fanouts):
-        frontier = {t: list(nodes[t]) for t in types}
-        blocks = []
-        for graph, k in zip(graphs, layer_fanouts, strict=True):
-            src, _, dst = graph.relation
-            key = layer_key(*numbers, 0 if layer_dependency else layer, types.index(src))
-            ranges = [(int(graph.indptr[v]), int(graph.indptr[v + 1])) for v in frontier[dst]]
-            neighbors = [graph.indices[begin:end].tolist() for begin, end in ranges]
-            pi = probabilities(neighbors, k, times if k > 0 else 0)
-            block = LaborBlock()
-            for (begin, _), of_node in zip(ranges, neighbors, strict=True):
-                for e, weight in choose(of_node, pi, k, key, fixed_count, times == 0 or k < 1):
-                    if of_node[e] not in local[src]:
-                        local[src][of_node[e]] = len(nodes[src])
-                        nodes[src].append(of_node[e])
-                    block.indices.append(local[src][of_node[e]])
-                    block.positions.append(begin + e)
-                    block.weights.append(weight)
-                block.indptr.append(len(block.indices))
-            blocks.append(block)
-        for graph, block in zip(graphs, blocks, strict=True):
-            block.num_src = len(nodes[graph.relation[0]])
-        layers.append(blocks)
-    return nodes, layers
+
+    def draw(graph: Graph, relation: int, layer: int, k: int, nodes: list[Node]) -> Taken:
+        key = layer_key(*numbers, 0 if layer_dependency else layer, types.index(graph.relation[0]))
+        begins = [int(graph.indptr[node]) for _, node in nodes]
+        neighbors = [graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist() for _, v in nodes]
+        pi = probabilities(neighbors, k, times if k > 0 else 0)
+        plain = times == 0 or k < 1
+        return [
+            [(begin + e, weight) for e, weight in choose(of_node, pi, k, key, fixed_count, plain)]
+            for begin, of_node in zip(begins, neighbors, strict=True)
+        ]
+
+    return draw
 
 
 # Examples of docs/internals/sampling-methods.md: the fanout, the sources of each destination, and the

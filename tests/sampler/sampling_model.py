@@ -1,11 +1,24 @@
-"""The obvious model of neighbor sampling: random numbers, choice and numbering, one node at a time."""
+"""The obvious model of sampling: random numbers, choice and numbering, one node at a time.
+
+A node is a pair (tree, id); all are in tree 0 if a minibatch has no trees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
+from gids.sampler import Minibatch
 from gids.store import Graph
+
+Node = tuple[int, int]
+Taken = list[list[tuple[int, float]]]
+"""Of each node: the positions of its edges, and their weights."""
+Draw = Callable[[Graph, int, int, int, list[Node]], Taken]
+"""(graph, number of its relation, layer, fanout, nodes) -> what they take. Layer 0 is the seeds' layer."""
 
 MASK = (1 << 32) - 1
 
@@ -47,49 +60,94 @@ def choose(degree: int, fanout: int, key: int, node: int) -> list[int]:
     return chosen
 
 
+def uniform(numbers: tuple[int, int, int]) -> Draw:
+    """How Neighbor draws, of these numbers: seed, epoch, step."""
+
+    def draw(graph: Graph, relation: int, layer: int, fanout: int, nodes: list[Node]) -> Taken:
+        key, taken = layer_key(*numbers, layer, relation), []
+        for _, node in nodes:
+            begin, end = int(graph.indptr[node]), int(graph.indptr[node + 1])
+            taken.append([(begin + i, 1.0) for i in choose(end - begin, fanout, key, node)])
+        return taken
+
+    return draw
+
+
 @dataclass
 class ModelBlock:
-    indptr: list[int]
-    indices: list[int]
-    positions: list[int]
-    num_src: int
+    indptr: list[int] = field(default_factory=lambda: [0])
+    indices: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    num_src: int = 0
+
+
+class Model:
+    """nodes: by type. layers: blocks by layer, the seeds' first, and relation."""
+
+    def __init__(self, graphs: Sequence[Graph], seeds: dict[str, list[Node]]) -> None:
+        self.graphs, self.layers = graphs, list[list[ModelBlock]]()
+        self.types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
+        self.nodes = {t: list(seeds.get(t, [])) for t in self.types}
+        self._local: dict[str, dict[Node, int]] = {t: {} for t in self.types}
+        for t in self.types:
+            for at, node in enumerate(self.nodes[t]):
+                self._local[t].setdefault(node, at)
+
+    def add_layer(self, take: Callable[[Graph, int, list[Node]], Taken], *, new_nodes: bool = True) -> None:
+        """take(graph, relation, nodes). Without new nodes, edges from others are left out."""
+        before = {t: list(nodes) for t, nodes in self.nodes.items()}
+        blocks = []
+        for r, graph in enumerate(self.graphs):
+            src, _, dst = graph.relation
+            block, nodes, local = ModelBlock(), self.nodes[src], self._local[src]
+            for (tree, _), taken in zip(before[dst], take(graph, r, before[dst]), strict=True):
+                for position, weight in taken:
+                    source = (tree, int(graph.indices[position]))
+                    if new_nodes and source not in local:
+                        local[source] = len(nodes)
+                        nodes.append(source)
+                    if source in local:
+                        block.indices.append(local[source])
+                        block.positions.append(position)
+                        block.weights.append(weight)
+                block.indptr.append(len(block.indices))
+            blocks.append(block)
+        for graph, block in zip(self.graphs, blocks, strict=True):
+            block.num_src = len(self.nodes[graph.relation[0]])
+        self.layers.append(blocks)
+
+    def check(self, minibatch: Minibatch, *, weighted: bool = False) -> None:
+        """The minibatch is this one, bit by bit but for the last bits of weights, if it has any."""
+        both = [(minibatch.input_nodes, 1)] + ([] if minibatch.batch is None else [(minibatch.batch, 0)])
+        for by_type, part in both:
+            by_type = by_type if isinstance(by_type, dict) else {self.types[0]: by_type}
+            expected = {t: [node[part] for node in nodes] for t, nodes in self.nodes.items()}
+            assert {t: ids.tolist() for t, ids in by_type.items()} == expected
+        assert len(minibatch.blocks) == len(self.layers)
+        for layer, models in zip(reversed(minibatch.blocks), self.layers, strict=True):
+            if isinstance(layer, dict):
+                assert list(layer) == [g.relation for g in self.graphs]
+            for block, model in zip(
+                layer.values() if isinstance(layer, dict) else [layer], models, strict=True
+            ):
+                assert {t.dtype for t in (block.indptr, block.indices, block.positions)} == {torch.int64}
+                assert block.indptr.tolist() == model.indptr
+                assert block.indices.tolist() == model.indices
+                assert block.positions.tolist() == model.positions
+                sizes = (block.num_src, block.num_dst, block.num_edges)
+                assert sizes == (model.num_src, len(model.indptr) - 1, len(model.indices))
+                assert (block.weights is not None) == weighted
+                if block.weights is not None:
+                    assert block.weights.dtype == torch.float32
+                    np.testing.assert_allclose(block.weights.numpy(), model.weights, rtol=1e-5)
 
 
 def sample(
-    graphs: Sequence[Graph],
-    seeds: dict[str, list[int]],
-    fanouts: Sequence[Sequence[int]],
-    seed: int,
-    epoch: int,
-    step: int,
-) -> tuple[dict[str, list[int]], list[list[ModelBlock]]]:
-    """(nodes by type, blocks by layer and relation); layers and their fanouts go from the seeds on."""
-    types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
-    nodes = {t: list(seeds.get(t, [])) for t in types}
-    local: dict[str, dict[int, int]] = {t: {} for t in types}
-    for t in types:
-        for at, node in enumerate(nodes[t]):
-            local[t].setdefault(node, at)
-    layers = []
-    for layer, layer_fanouts in enumerate(fanouts):
-        frontier = {t: list(nodes[t]) for t in types}
-        blocks = []
-        for r, (graph, fanout) in enumerate(zip(graphs, layer_fanouts, strict=True)):
-            src, _, dst = graph.relation
-            key = layer_key(seed, epoch, step, layer, r)
-            block = ModelBlock([0], [], [], 0)
-            for node in frontier[dst]:
-                begin, end = int(graph.indptr[node]), int(graph.indptr[node + 1])
-                for offset in choose(end - begin, fanout, key, node):
-                    source = int(graph.indices[begin + offset])
-                    if source not in local[src]:
-                        local[src][source] = len(nodes[src])
-                        nodes[src].append(source)
-                    block.indices.append(local[src][source])
-                    block.positions.append(begin + offset)
-                block.indptr.append(len(block.indices))
-            blocks.append(block)
-        for graph, block in zip(graphs, blocks, strict=True):
-            block.num_src = len(nodes[graph.relation[0]])
-        layers.append(blocks)
-    return nodes, layers
+    graphs: Sequence[Graph], seeds: dict[str, list[int]], fanouts: Sequence[Sequence[int]], draw: Draw
+) -> Model:
+    """A minibatch without trees. Layers and their fanouts go from the seeds on."""
+    model = Model(graphs, {t: [(0, node) for node in nodes] for t, nodes in seeds.items()})
+    for layer, numbers in enumerate(fanouts):
+        model.add_layer(lambda graph, r, nodes: draw(graph, r, layer, numbers[r], nodes))  # noqa: B023
+    return model

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from sampling_model import ModelBlock, choose, layer_key, philox, words
+from sampling_model import Model, Node, Taken, choose, layer_key, philox, words
 
 from gids.sampler import TimedSeeds
 from gids.store import Graph
@@ -18,15 +18,6 @@ Seed = tuple[int, int]  # node, time
 
 def tag(ntype: int, root: int, time: int) -> int:
     return philox((*words(root), *words(time & (1 << 64) - 1)), (ntype, TREE))[0]
-
-
-@dataclass
-class ModelTrees:
-    """nodes: by type, (tree, id); layers: blocks by layer, the seeds' first, and relation; roots: by tree."""
-
-    nodes: dict[str, list[tuple[int, int]]]
-    layers: list[list[ModelBlock]]
-    times: list[int]
 
 
 def time_at(graph: Graph, by: str | None, position: int) -> int | None:
@@ -60,63 +51,32 @@ def sample_trees(
     by: str | None = None,
     last: bool = False,
     induced: bool = False,
-) -> ModelTrees:
+) -> Model:
     """Uniform draws without replacement. by: "edges", "nodes" or None; then times do not bound."""
-    types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
-    nodes: dict[str, list[tuple[int, int]]] = {t: [] for t in types}
-    local: dict[str, dict[tuple[int, int], int]] = {t: {} for t in types}
-    tags, times = [], []
-    for number, t in enumerate(types):
-        for node, time in seeds.get(t, []):
-            local[t].setdefault((len(tags), node), len(nodes[t]))
-            nodes[t].append((len(tags), node))
-            tags.append(tag(number, node, time))
-            times.append(time)
+    roots = [(t, *seed) for t in Model(graphs, {}).types for seed in seeds.get(t, [])]
+    types, times = Model(graphs, {}).types, [time for _, _, time in roots]
+    tags = [tag(types.index(t), node, time) for t, node, time in roots]
+    planted: dict[str, list[Node]] = {t: [] for t in types}
+    for tree, (t, node, _) in enumerate(roots):
+        planted[t].append((tree, node))
+    model = Model(graphs, planted)
 
-    def block_of(
-        graph: Graph, frontier: list[tuple[int, int]], taken: list[list[int]], add: bool
-    ) -> ModelBlock:
-        block, src = ModelBlock([0], [], [], 0), graph.relation[0]
-        for (tree, _), positions in zip(frontier, taken, strict=True):
-            for position in positions:
-                pair = (tree, int(graph.indices[position]))
-                if add and pair not in local[src]:
-                    local[src][pair] = len(nodes[src])
-                    nodes[src].append(pair)
-                if pair in local[src]:
-                    block.indices.append(local[src][pair])
-                    block.positions.append(position)
-            block.indptr.append(len(block.indices))
-        return block
+    def take(graph: Graph, relation: int, nodes: list[Node], layer: int, fanout: int) -> Taken:
+        key, taken = layer_key(*numbers, layer, relation), []
+        for tree, node in nodes:
+            early = candidates(graph, node, by, times[tree])
+            if last and fanout != -1 and is_timed(graph, by):
+                early = early[max(0, len(early) - fanout) :]
+            drawn = choose(len(early), fanout, key, node | tags[tree] << 32)
+            taken.append([(early[i], 1.0) for i in drawn])
+        return taken
 
-    layers = []
-    for layer, layer_fanouts in enumerate(fanouts):
-        before = {t: list(nodes[t]) for t in types}
-        blocks = []
-        for r, (graph, fanout) in enumerate(zip(graphs, layer_fanouts, strict=True)):
-            key = layer_key(*numbers, layer, r)
-            frontier = before[graph.relation[2]]
-            taken = []
-            for tree, node in frontier:
-                early = candidates(graph, node, by, times[tree])
-                if last and fanout != -1 and is_timed(graph, by):
-                    early = early[max(0, len(early) - fanout) :]
-                drawn = choose(len(early), fanout, key, node | tags[tree] << 32)
-                taken.append([early[i] for i in drawn])
-            blocks.append(block_of(graph, frontier, taken, add=True))
-        for graph, block in zip(graphs, blocks, strict=True):
-            block.num_src = len(nodes[graph.relation[0]])
-        layers.append(blocks)
+    for layer, of_layer in enumerate(fanouts):
+        model.add_layer(lambda graph, r, nodes: take(graph, r, nodes, layer, of_layer[r]))  # noqa: B023
     if induced:
-        blocks = []
-        for graph in graphs:
-            frontier = nodes[graph.relation[2]]
-            taken = [candidates(graph, node, by, times[tree]) for tree, node in frontier]
-            blocks.append(
-                replace(block_of(graph, frontier, taken, add=False), num_src=len(nodes[graph.relation[0]]))
-            )
-        layers = [blocks]
-    return ModelTrees(nodes, layers, times)
+        model.layers.clear()
+        model.add_layer(lambda graph, r, nodes: take(graph, r, nodes, 0, -1), new_nodes=False)
+    return model
 
 
 def with_times(

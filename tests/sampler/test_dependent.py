@@ -1,4 +1,6 @@
-"""Dependent minibatches: numbers are uniform in each one and change slowly. Seeds are fixed."""
+"""Dependent and nested minibatches: numbers are uniform in each one and change slowly, or belong to a large
+minibatch. Seeds are fixed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_same_tensors
+from sampling_graphs import citations, mixed_degrees
 from scipy import stats
 
 from gids import _core
-from gids.sampler import Labor, Neighbor, Sampler
+from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor, Sampler
+from gids.sampler.minibatch import PerType
+from gids.sampler.topology import Graphs
 from gids.store import Graph
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
@@ -80,15 +85,6 @@ def test_dependency_one_is_independent_and_infinity_is_constant_in_an_epoch(kind
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_steps_may_be_sampled_in_any_order(kind: str) -> None:
-    graph, seeds = dense(500, 30), torch.arange(60)
-    sampler = make(kind, 4)
-    in_turn = [sampler.sample(graph, seeds, step=step) for step in range(10)]
-    for step in (9, 3, 6, 0):
-        assert_same_tensors(make(kind, 4, threads=2).sample(graph, seeds, step=step), in_turn[step])
-
-
-@pytest.mark.parametrize("kind", ["neighbor", "labor"])
 def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
     graph, seeds = dense(), torch.arange(100)
     shares = []
@@ -134,18 +130,6 @@ def fresh_seeds(graph: Graph, size: int, steps: int) -> list[torch.Tensor]:
     return list(order[: steps * size].split(size))
 
 
-@pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_an_lru_cache_misses_less_as_kappa_grows(kind: str) -> None:
-    graph = dense(20_000, 100)
-    seeds = fresh_seeds(graph, 64, 60)
-    plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
-    samplers = [plain([5, 10], batch_dependency=kappa, threads=1) for kappa in (1, 16, 256)]
-    rates = [lru_miss_rate(sampler, graph, seeds, lines=5000) for sampler in samplers]
-    print(rates)
-    assert (np.diff(rates) < 0).all()
-    assert rates[-1] < 0.95 * rates[0]
-
-
 def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
     """The claim of "Cooperative Minibatching" (there 64 % to 16 % on Reddit, of degree 490): degree 300,
     fanout 10, a cache of one and a half minibatches; the seeds are an epoch's, never the same.
@@ -173,3 +157,87 @@ def test_neighbor_gains_if_destinations_repeat() -> None:
     print(rates)
     assert rates["fresh", 64] > 0.9 * rates["fresh", 1]
     assert rates["same", 64] < 0.1 * rates["same", 1]
+
+
+# --- nested ---
+
+
+NODES, KAPPA, BATCH = 1200, 6, 25
+KINDS: dict[str, Any] = {
+    "neighbor": Neighbor,
+    "with replacement": lambda fanouts, **o: Neighbor(fanouts, replace=True, **o),
+    "locality": lambda fanouts, **o: Neighbor(
+        fanouts, locality=LocalityBias(np.arange(NODES) % 3 == 0, 5), **o
+    ),
+    "labor": Labor,
+    "labor of fixed count": lambda fanouts, **o: Labor(fanouts, fixed_count=True, **o),
+    "labor, one number in all layers": lambda fanouts, **o: Labor(fanouts, layer_dependency=True, **o),
+}
+Edges = set[tuple[int, str, int, int, float]]
+
+
+def edges_of(minibatch: Minibatch) -> Edges:
+    """(layer, relation, destination, position, weight) of every edge, by ids of the graph."""
+    found: Edges = set()
+    for layer, blocks in enumerate(minibatch.blocks):
+        for block in blocks.values() if isinstance(blocks, dict) else [blocks]:
+            assert isinstance(block, Block)
+            nodes = minibatch.input_nodes
+            ids = nodes[block.relation[2]] if isinstance(nodes, dict) else nodes
+            weights = torch.ones(block.num_edges) if block.weights is None else block.weights
+            ends = ids[block.coo()[1]].tolist()
+            for end, position, weight in zip(ends, block.positions.tolist(), weights.tolist(), strict=True):
+                found.add((layer, str(block.relation), end, position, weight))
+    return found
+
+
+def assert_nested(sampler: Any, graphs: Graphs, pieces: list[PerType], large: Minibatch) -> None:
+    together: Edges = set()
+    for i, piece in enumerate(pieces):
+        together |= edges_of(sampler.sample(graphs, piece, seed=4, epoch=1, step=2 * KAPPA + i))
+    whole = edges_of(large)
+    assert together == whole
+    assert len(whole) > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_minibatches_of_a_group_are_parts_of_one_large_minibatch(kind: str) -> None:
+    graph = make_graph(mixed_degrees(NODES))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(NODES)[: KAPPA * BATCH])
+    fanouts = [3, -1, 4]
+    # The large minibatch, by a sampler of independent ones: the third of the epoch.
+    large = KINDS[kind](fanouts).sample(graph, order, seed=4, epoch=1, step=2)
+    nested = KINDS[kind](fanouts, batch_dependency=KAPPA, nested=True)
+    assert_nested(nested, graph, list(order.split(BATCH)), large)
+    after = nested.sample(graph, order[:BATCH], seed=4, epoch=1, step=3 * KAPPA)
+    before = nested.sample(graph, order[:BATCH], seed=4, epoch=1, step=3 * KAPPA - 1)
+    assert edges_of(after) != edges_of(before)
+    assert (after.step, before.step) == (3 * KAPPA, 3 * KAPPA - 1)
+
+
+@pytest.mark.parametrize("make", [Neighbor, Labor])
+def test_nesting_works_with_relations(make: Any) -> None:
+    graphs = citations()
+    papers, authors = torch.arange(0, 60), torch.arange(20, 50)
+    pieces: list[PerType] = [{"paper": papers[i::3], "author": authors[i::3]} for i in range(3)]
+    large = make([2, 4]).sample(graphs, {"paper": papers, "author": authors}, seed=4, epoch=1, step=2)
+    nested = make([2, 4], batch_dependency=KAPPA, nested=True)
+    assert_nested(nested, graphs, pieces, large)
+
+
+def test_infinity_is_one_minibatch_of_the_whole_epoch() -> None:
+    graph, seeds = make_graph(mixed_degrees(NODES)), torch.arange(40)
+    nested = Neighbor([3, 4], batch_dependency=math.inf, nested=True)
+    first = edges_of(nested.sample(graph, seeds, epoch=2))
+    assert first == edges_of(nested.sample(graph, seeds, epoch=2, step=12345))
+    assert first == edges_of(Neighbor([3, 4]).sample(graph, seeds, epoch=2))
+    assert first != edges_of(nested.sample(graph, seeds, epoch=3))
+
+
+def test_impossible_nesting_is_refused() -> None:
+    for make in (Neighbor, Labor):
+        with pytest.raises(ValueError, match="nested=True needs batch_dependency"):
+            make([3], nested=True)  # type: ignore[operator]
+    for times in (1, -1):
+        with pytest.raises(ValueError, match="use importance_sampling=0"):
+            Labor([3], importance_sampling=times, batch_dependency=4, nested=True)

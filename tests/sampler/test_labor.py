@@ -1,4 +1,4 @@
-"""LABOR equals its model bit by bit, with any number of threads; errors."""
+"""LABOR equals its model bit by bit, with any number of threads; probabilities; errors. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from datasets import make_graph
-from labor_model import sample
+from friendship import friendship
+from labor_model import EXAMPLES, copies_of, frequencies, labor
 from sampling_graphs import citations, mixed_degrees
+from sampling_model import sample
+from scipy import stats
 
-from gids.sampler import Block, Labor, Minibatch
+from gids.sampler import Block, Labor, Minibatch, Neighbor, Sampler
 from gids.store import Graph
+from gids.store.names import RELATION
 
 
 def assert_equal(
@@ -22,30 +27,16 @@ def assert_equal(
 ) -> None:
     """sampler: with the same number for every relation."""
     fanouts = [[f] * len(graphs) for f in reversed(sampler.fanouts)]
-    nodes, layers = sample(
+    draw = labor(
         graphs,
-        {t: ids.tolist() for t, ids in seeds.items()},
-        fanouts,  # type: ignore[arg-type]
         (7, minibatch.epoch, minibatch.step),
         times=sampler.importance_sampling,
         fixed_count=sampler.fixed_count,
         layer_dependency=sampler.layer_dependency,
     )
-    found = minibatch.input_nodes
-    if isinstance(found, torch.Tensor):
-        found = {graphs[0].relation[0]: found}
-    assert {t: ids.tolist() for t, ids in found.items()} == nodes
-    for layer, models in zip(reversed(minibatch.blocks), layers, strict=True):
-        blocks = layer.values() if isinstance(layer, dict) else [layer]
-        for block, model in zip(blocks, models, strict=True):
-            assert isinstance(block, Block)
-            assert block.indptr.tolist() == model.indptr
-            assert block.indices.tolist() == model.indices
-            assert block.positions.tolist() == model.positions
-            assert block.num_src == model.num_src
-            assert block.weights is not None
-            assert block.weights.dtype == torch.float32
-            np.testing.assert_allclose(block.weights.numpy(), model.weights, rtol=1e-5)
+    sample(graphs, {t: ids.tolist() for t, ids in seeds.items()}, fanouts, draw).check(
+        minibatch, weighted=True
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -120,3 +111,130 @@ def test_bad_fanouts_and_seeds() -> None:
         Labor([0])
     with pytest.raises(IndexError, match="seed 50 is not a '_N' node"):
         Labor([2]).sample(make_graph([3] * 50), torch.tensor([50]))
+
+
+# --- probabilities ---
+
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+
+
+def one_block(sampler: Sampler, graph: Graph, step: int, nodes: int) -> Block:
+    minibatch = sampler.sample([graph], {graph.relation[2]: torch.arange(nodes)}, seed=3, step=step)
+    [block] = minibatch.blocks[0].values()  # type: ignore[union-attr]
+    return block
+
+
+def assert_p(p: float) -> None:
+    assert UNLIKELY < p < 1 - UNLIKELY, p
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (7, 3), (33, 32), (200, 10)])
+def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int) -> None:
+    """Every node has different sources, so that all are independent."""
+    nodes = 4000
+    indptr = np.arange(nodes + 1) * degree
+    graph = Graph(("a", "to", "b"), nodes * degree, nodes, indptr, np.arange(nodes * degree), None)
+    block = one_block(Labor([fanout]), graph, 0, nodes)
+    p = fanout / degree
+    counts = np.bincount(block.positions.numpy() % degree, minlength=degree)
+    statistic = ((counts - nodes * p) ** 2).sum() / (nodes * p * (1 - p))
+    assert_p(float(stats.chi2.sf(statistic, degree)))
+    how_many = np.bincount(block.indptr.diff().numpy(), minlength=degree + 1)
+    expected = nodes * stats.binom.pmf(np.arange(degree + 1), degree, p)
+    rare = expected < 5
+    how_many = np.append(how_many[~rare], how_many[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    assert_p(float(stats.chisquare(how_many[expected > 0], expected[expected > 0]).pvalue))
+    exactly = one_block(Labor([fanout], fixed_count=True), graph, 0, nodes)
+    assert set(exactly.indptr.diff().tolist()) == {fanout}
+    counts = np.bincount(exactly.positions.numpy() % degree, minlength=degree)
+    variance = nodes * p * (1 - p) * degree / (degree - 1)  # as drawn without replacement
+    assert_p(float(stats.chi2.sf(((counts - nodes * p) ** 2).sum() / variance, degree - 1)))
+
+
+@pytest.mark.parametrize("example", [0, 1])
+def test_edges_are_taken_with_the_probabilities_of_the_derivation(example: int) -> None:
+    """Of a node with many neighbors, which share some with nodes of fewer neighbors than the fanout."""
+    fanout, sources, by_rounds = EXAMPLES[example]
+    copies = 20_000
+    graph = copies_of(sources, copies)
+    for rounds, expected in by_rounds.items():
+        block = one_block(Labor([fanout], importance_sampling=rounds), graph, 0, graph.num_dst)
+        p = np.array(expected)
+        shares = frequencies(block.positions.numpy(), sources, copies)
+        assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / copies) + 1e-4).all(), (rounds, shares)
+        assert block.weights is not None
+        per_copy = np.ones(graph.indptr[len(sources)])
+        per_copy[-len(p) :] = 1 / p
+        expected_weights = per_copy[block.positions % len(per_copy)]
+        np.testing.assert_allclose(block.weights, expected_weights, rtol=1e-3 if rounds < 0 else 1e-6)
+
+
+def dense(nodes: int = 3000, degree: int = 60) -> Graph:
+    return make_graph(np.full(nodes, degree), seed=8)
+
+
+def friends() -> Graph:
+    matrix, _ = friendship(18_000, 80)
+    nodes = matrix.shape[0]
+    return Graph(RELATION, nodes, nodes, matrix.indptr.astype(np.int64), matrix.indices, None)
+
+
+def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> npt.NDArray[np.float64]:
+    """The number of known nodes after each layer."""
+    order = torch.from_numpy(np.random.default_rng(0).permutation(graph.num_dst)[:seeds])
+    sizes = []
+    for step in range(steps):
+        blocks = sampler.sample(graph, order, seed=9, step=step).blocks
+        sizes.append([block.num_src for block in reversed(blocks)])  # type: ignore[union-attr]
+    return np.mean(sizes, 0)
+
+
+@pytest.mark.parametrize("make", [dense, friends])
+def test_labor_samples_fewer_nodes_with_more_rounds_of_importance_sampling(make: Any) -> None:
+    graph = make()
+    fanouts = [10, 10]
+    neighbor = mean_nodes(Neighbor(fanouts), graph, 200)
+    for fixed_count in (False, True):
+        kinds = [
+            mean_nodes(Labor(fanouts, importance_sampling=i, fixed_count=fixed_count), graph, 200)
+            for i in (0, 1, -1)
+        ]
+        sizes = np.array([neighbor, *kinds])
+        print(sizes)
+        assert (np.diff(sizes, axis=0) <= 0.002 * sizes[1:]).all()  # in both layers
+        assert sizes[1, 1] < 0.95 * sizes[0, 1]
+    together = mean_nodes(Labor(fanouts, layer_dependency=True), graph, 200)
+    assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("make", [dense, friends])
+@pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
+def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str, make: Any) -> None:
+    """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching").
+
+    Seeds are drawn anew for every minibatch, and the means of so few differ from the expectations: a
+    rise counts only where it is beyond three standard errors.
+    """
+    sampler: Sampler = Neighbor([8, 8])
+    if kind != "neighbor":
+        sampler = Labor([8, 8], importance_sampling=0 if kind == "labor-0" else -1)
+    graph, steps = make(), 12
+    seeds = np.array([8, 16, 32, 64, 128, 256, 512])
+    rng = np.random.default_rng(5)
+    sizes = np.empty((steps, len(seeds)))
+    for i, n in enumerate(seeds):
+        for step in range(steps):
+            drawn = torch.from_numpy(rng.permutation(graph.num_dst)[:n])
+            minibatch = sampler.sample(graph, drawn, seed=9, step=step)
+            sizes[step, i] = len(minibatch.input_nodes)
+    means, errors = sizes.mean(0), sizes.std(0, ddof=1) / np.sqrt(steps)
+    per_seed, of_these = means / seeds, errors / seeds
+    assert (np.diff(per_seed) < 3 * np.hypot(of_these[1:], of_these[:-1])).all()
+    assert per_seed[-1] < 0.7 * per_seed[0]
+    slopes = np.diff(means) / np.diff(seeds)
+    of_slopes = np.hypot(errors[1:], errors[:-1]) / np.diff(seeds)
+    assert (np.diff(slopes) < 3 * np.hypot(of_slopes[1:], of_slopes[:-1])).all()
+    assert slopes[-1] < 0.5 * slopes[0]

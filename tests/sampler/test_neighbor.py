@@ -13,9 +13,11 @@ import torch
 from datasets import make_graph
 from emulator import EmulatedDevice
 from every_sampler import assert_same, spoiled
+from labor_model import philox2
 from sampling_graphs import citations, mixed_degrees
-from sampling_model import ModelBlock, sample
+from sampling_model import philox, sample, uniform
 
+from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, Minibatch, Neighbor, Topology
@@ -25,43 +27,16 @@ from gids.store import Graph
 Layers = Sequence[Sequence[int]]
 
 
-def assert_block(block: Block, model: ModelBlock) -> None:
-    assert block.indptr.tolist() == model.indptr
-    assert block.indices.tolist() == model.indices
-    assert block.positions.tolist() == model.positions
-    assert (block.num_src, block.num_dst, block.num_edges) == (
-        model.num_src,
-        len(model.indptr) - 1,
-        len(model.indices),
-    )
-    assert {t.dtype for t in (block.indptr, block.indices, block.positions)} == {torch.int64}
+def check(
+    minibatch: Minibatch, graphs: Sequence[Graph], seeds: dict[str, torch.Tensor], fanouts: Layers
+) -> None:
+    ids = {t: ids.tolist() for t, ids in seeds.items()}
+    sample(graphs, ids, fanouts, uniform((7, minibatch.epoch, minibatch.step))).check(minibatch)
 
 
 def assert_homogeneous(minibatch: Minibatch, graph: Graph, seeds: torch.Tensor, fanouts: list[int]) -> None:
-    type_ = graph.relation[0]
-    numbers = (7, minibatch.epoch, minibatch.step)
-    nodes, layers = sample([graph], {type_: seeds.tolist()}, [[f] for f in reversed(fanouts)], *numbers)
-    assert isinstance(minibatch.input_nodes, torch.Tensor)
-    assert minibatch.input_nodes.tolist() == nodes[type_]
+    check(minibatch, [graph], {graph.relation[0]: seeds}, [[f] for f in reversed(fanouts)])
     assert torch.equal(minibatch.seeds.cpu(), seeds)  # type: ignore[union-attr]
-    assert len(minibatch.blocks) == len(layers)
-    for block, [model] in zip(reversed(minibatch.blocks), layers, strict=True):
-        assert isinstance(block, Block)
-        assert_block(block, model)
-
-
-def assert_heterogeneous(
-    minibatch: Minibatch, graphs: list[Graph], seeds: dict[str, torch.Tensor], fanouts: Layers
-) -> None:
-    given = {t: ids.tolist() for t, ids in seeds.items()}
-    nodes, layers = sample(graphs, given, fanouts, 7, minibatch.epoch, minibatch.step)
-    assert isinstance(minibatch.input_nodes, dict)
-    assert {t: ids.tolist() for t, ids in minibatch.input_nodes.items()} == nodes
-    for by_relation, models in zip(reversed(minibatch.blocks), layers, strict=True):
-        assert isinstance(by_relation, dict)
-        assert list(by_relation) == [g.relation for g in graphs]
-        for block, model in zip(by_relation.values(), models, strict=True):
-            assert_block(block, model)
 
 
 FANOUTS = [[10], [1, 2], [3, 5, 10], [-1, 4], [2, -1], [48], [49, 1], [100, 3], [300]]
@@ -77,6 +52,7 @@ def test_minibatches_of_the_cpu_equal_the_model(fanouts: list[int], dtype: type)
         assert_homogeneous(minibatch, graph, seeds, fanouts)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
 def test_minibatches_of_a_device_equal_the_model(device: Device, fanouts: list[int], dtype: type) -> None:
@@ -98,11 +74,10 @@ def test_seed_epoch_step_and_layer_each_change_the_draws_as_in_the_model() -> No
         for changed in (None, 0, 1, 2):
             seed, epoch, step = (n + (i == changed) for i, n in enumerate(numbers))
             minibatch = Neighbor([8, 8]).sample(graph, torch.arange(1), seed=seed, epoch=epoch, step=step)
-            _, layers = sample([graph], {graph.relation[0]: [0]}, [[8], [8]], seed, epoch, step)
-            for block, [model] in zip(reversed(minibatch.blocks), layers, strict=True):
-                assert isinstance(block, Block)
-                assert_block(block, model)
-                drawn.add(tuple(block.positions[:8].tolist()))  # the seed's
+            draw = uniform((seed, epoch, step))
+            sample([graph], {graph.relation[0]: [0]}, [[8], [8]], draw).check(minibatch)
+            for block in minibatch.blocks:
+                drawn.add(tuple(block.positions[:8].tolist()))  # type: ignore[union-attr]  # the seed's
     assert len(drawn) == 2 * 4 * rounds
 
 
@@ -122,7 +97,7 @@ def test_relations_are_sampled_as_in_the_model(device: Device, fanouts: Layers) 
     for step, seeds in enumerate([some, {"author": some["author"]}, {"venue": torch.arange(3)}]):
         for given in (graphs, dict(zip(relations, graphs, strict=True)), pinned, Topology(pinned)):
             minibatch = sampler.sample(given, seeds, seed=7, epoch=1, step=step)  # type: ignore[arg-type]
-            assert_heterogeneous(minibatch, graphs, seeds, fanouts)
+            check(minibatch, graphs, seeds, fanouts)
             assert isinstance(minibatch.seeds, dict)
             assert minibatch.seeds.keys() == seeds.keys()
     for p in pinned:
@@ -346,3 +321,38 @@ def test_the_repr_of_a_minibatch_shows_its_sizes() -> None:
     several = Minibatch({"a": seeds}, {"a": nodes}, [{("a", "r", "a"): block}])
     assert "seeds={'a': int64[1]}, input_nodes={'a': int64[3]}" in repr(several)
     assert "blocks=[{('a', 'r', 'a'): Block(3 -> 1 nodes, 2 edges, weights)}]" in repr(several)
+
+
+# --- random numbers ---
+
+
+# From the authors' kat_vectors (Random123).
+VECTORS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
+def test_philox_gives_the_published_vectors(
+    counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert _core.philox(counter, key) == expected  # type: ignore[arg-type]
+    assert philox(counter, key) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        (0, 0, 0x6CD10DF2FF1DAE59),
+        (0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, 0xAB4FD7AD2C3F628B),
+        (0x85A308D3243F6A88, 0x13198A2E, 0xF62A4C12DD7CE038),
+    ],
+)
+def test_philox2_gives_the_published_vectors(counter: int, key: int, expected: int) -> None:
+    assert _core.philox2(counter, key) == philox2(counter, key) == expected

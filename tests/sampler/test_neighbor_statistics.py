@@ -78,21 +78,6 @@ def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) ->
     assert_equally_likely(first * 7 + second, 49)
 
 
-def test_layers_are_independent() -> None:
-    blocks = Neighbor([1, 1]).sample(make_graph(np.full(NODES, 7)), torch.arange(NODES), seed=3).blocks
-    near, far = (b.positions.numpy()[:NODES] - np.arange(NODES) * 7 for b in reversed(blocks))  # type: ignore[union-attr]
-    assert_equally_likely(near * 7 + far, 49)
-
-
-def test_many_steps_of_one_node() -> None:
-    graph = make_graph([11])
-    sampler = Neighbor([2])
-    drawn = [sampler.sample(graph, torch.zeros(1, dtype=torch.int64), step=s).blocks[0] for s in range(4000)]
-    pairs = np.array([sorted(block.positions.tolist()) for block in drawn])  # type: ignore[union-attr]
-    _, which = np.unique(pairs @ [1, 11], return_inverse=True)
-    assert_equally_likely(which, math.comb(11, 2))
-
-
 # --- with weights, with replacement ---
 
 

@@ -13,7 +13,7 @@ import torch
 from datasets import make_graph
 from every_sampler import assert_same, assert_same_tensors
 from sampling_graphs import citations, mixed_degrees
-from temporal_model import ModelTrees, candidates, sample_trees, some_seeds, time_at, with_times
+from temporal_model import candidates, sample_trees, some_seeds, time_at, with_times
 
 from gids.sampler import (
     Block,
@@ -22,12 +22,12 @@ from gids.sampler import (
     Minibatch,
     Neighbor,
     TimedSeeds,
-    Topology,
     sort_by_time,
 )
 from gids.store import Graph
 
-NUMBERS = (7, 2, 5)  # seed, epoch, step
+NUMBERS = (7, 2, 5)
+NUMBERED = dict(zip(("seed", "epoch", "step"), NUMBERS, strict=True))
 KINDS = [(None, "uniform"), ("edges", "uniform"), ("edges", "last"), ("nodes", "uniform"), ("nodes", "last")]
 
 
@@ -35,121 +35,72 @@ def layers_of(minibatch: Minibatch) -> list[list[Block]]:
     return [list(b.values()) if isinstance(b, dict) else [b] for b in reversed(minibatch.blocks)]
 
 
-def assert_equals_model(minibatch: Minibatch, model: ModelTrees) -> None:
-    for of, found in ((minibatch.input_nodes, 1), (minibatch.batch, 0)):
-        lists = of if isinstance(of, dict) else {next(iter(model.nodes)): of}
-        assert {t: ids.tolist() for t, ids in lists.items()} == {
-            t: [pair[found] for pair in pairs] for t, pairs in model.nodes.items()
-        }
-    layers = layers_of(minibatch)
-    assert len(layers) == len(model.layers)
-    for layer, models in zip(layers, model.layers, strict=True):
-        for block, expected in zip(layer, models, strict=True):
-            assert block.indptr.tolist() == expected.indptr
-            assert block.indices.tolist() == expected.indices
-            assert block.positions.tolist() == expected.positions
-            assert block.num_src == expected.num_src
-            assert block.weights is None
-
-
-def numbered(seed: int) -> dict[str, int]:
-    return {"seed": NUMBERS[0], "epoch": NUMBERS[1], "step": seed}
-
-
 def timed(graphs: list[Graph], by: str | None, rng: np.random.Generator, dtype: type) -> list[Graph]:
     """The second relation has no times."""
     return [g if by is None or r == 1 else with_times(g, by, rng, dtype=dtype) for r, g in enumerate(graphs)]
+
+
+def check(
+    graphs: list[Graph],
+    roots: dict[str, tuple[np.ndarray, np.ndarray]],
+    fanouts: list[list[int]],
+    by: Any,
+    strategy: Any,
+    threads: tuple[int, ...],
+    subgraphs: tuple[str, ...] = ("directional", "induced"),
+) -> None:
+    """Sampled and induced minibatches equal the model. One graph is a homogeneous one.
+
+    roots: nodes and times, by type. fanouts: by layer, the seeds' first, and relation.
+    """
+    ids, times = ({t: torch.from_numpy(both[i]) for t, both in roots.items()} for i in range(2))
+    layers: list[Any] = [
+        dict(zip((g.relation for g in graphs), layer, strict=True)) for layer in reversed(fanouts)
+    ]
+    given: Any = graphs
+    if len(graphs) == 1:
+        [given], [ids], [times] = graphs, ids.values(), times.values()
+        layers = [layer[0] for layer in reversed(fanouts)]
+    pairs = {
+        t: list(zip(n.tolist(), (d if by else 0 * d).tolist(), strict=True)) for t, (n, d) in roots.items()
+    }
+    for subgraph in subgraphs:
+        last, induced = strategy == "last", subgraph == "induced"
+        model = sample_trees(graphs, pairs, fanouts, NUMBERS, by=by, last=last, induced=induced)
+        for count in threads:
+            options: Any = {"temporal": by, "strategy": strategy, "subgraph": subgraph, "threads": count}
+            sampler = Neighbor(layers, disjoint=True, **options)
+            minibatch = sampler.sample(given, TimedSeeds(ids, times) if by else ids, **NUMBERED)
+            model.check(minibatch)
+            assert (minibatch.times is not None) == (by is not None)
+            if len(graphs) == 1:
+                assert torch.equal(minibatch.seeds, ids)
+                assert not by or torch.equal(minibatch.times, times)
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("by", "strategy"), KINDS, ids=str)
 def test_homogeneous_minibatches_equal_the_model(by: Any, strategy: Any) -> None:
     rng = np.random.default_rng(1)
-    for fanouts, induced, dtype in product(
-        [[3], [2, 4], [-1, 3], [1, 2, 3], [60]], [False, True], [np.int32, np.int64]
-    ):
-        [graph] = timed([make_graph(mixed_degrees(200), dtype=dtype)], by, rng, dtype)
-        seeds = rng.integers(0, 200, 30)  # some are repeated
-        times = rng.integers(-5, 60, 30)
-        given = (
-            TimedSeeds(torch.from_numpy(seeds), torch.from_numpy(times)) if by else torch.from_numpy(seeds)
-        )
-        model = sample_trees(
-            [graph],
-            {graph.relation[0]: list(zip(seeds.tolist(), times.tolist() if by else [0] * 30, strict=True))},
-            [[f] for f in reversed(fanouts)],
-            NUMBERS,
-            by=by,
-            last=strategy == "last",
-            induced=induced,
-        )
-        for threads in (1, 2, 5):
-            sampler = Neighbor(
-                fanouts,
-                disjoint=True,
-                temporal=by,
-                strategy=strategy,
-                subgraph="induced" if induced else "directional",
-                threads=threads,
-            )
-            minibatch = sampler.sample(graph, given, **numbered(NUMBERS[2]))
-            assert_equals_model(minibatch, model)
-            assert (minibatch.times.tolist() if by else minibatch.times) == (times.tolist() if by else None)
-            assert torch.equal(minibatch.seeds, torch.from_numpy(seeds))  # type: ignore[arg-type]
+    for fanouts, dtype in product([[3], [4, 2], [3, -1], [3, 2, 1], [60]], [np.int32, np.int64]):
+        graphs = timed([make_graph(mixed_degrees(200), dtype=dtype)], by, rng, dtype)
+        roots = {"_N": (rng.integers(0, 200, 30), rng.integers(-5, 60, 30))}  # some are repeated
+        check(graphs, roots, [[f] for f in fanouts], by, strategy, (1, 2, 5))
 
 
 @pytest.mark.parametrize(("by", "strategy"), KINDS, ids=str)
 def test_heterogeneous_minibatches_equal_the_model(by: Any, strategy: Any) -> None:
     rng = np.random.default_rng(2)
     graphs = timed(citations(), by, rng, np.int64)
-    counts = Topology(graphs)
-    sizes = dict(zip(counts.node_types, counts.node_counts, strict=True))
-    seeds = {t: rng.integers(0, sizes[t], 9) for t in ("author", "paper")}
-    times = {t: rng.integers(0, 50, 9) for t in seeds}
-    ids = {t: torch.from_numpy(s) for t, s in seeds.items()}
-    given: Any = TimedSeeds(ids, {t: torch.from_numpy(s) for t, s in times.items()}) if by else ids
-    for induced in (False, True):
-        model = sample_trees(
-            graphs,
-            {
-                t: list(zip(seeds[t].tolist(), times[t].tolist() if by else [0] * 9, strict=True))
-                for t in seeds
-            },
-            [[3, 2, 0, -1], [2, 4, 3, 1]],
-            NUMBERS,
-            by=by,
-            last=strategy == "last",
-            induced=induced,
-        )
-        relations = [g.relation for g in graphs]
-        for threads in (1, 4):
-            sampler = Neighbor(
-                [dict(zip(relations, f, strict=True)) for f in ([2, 4, 3, 1], [3, 2, 0, -1])],
-                disjoint=True,
-                temporal=by,
-                strategy=strategy,
-                subgraph="induced" if induced else "directional",
-                threads=threads,
-            )
-            assert_equals_model(sampler.sample(counts, given, **numbered(NUMBERS[2])), model)
+    roots = {t: (rng.integers(0, n, 9), rng.integers(0, 50, 9)) for t, n in (("author", 150), ("paper", 400))}
+    check(graphs, roots, [[3, 2, 0, -1], [2, 4, 3, 1]], by, strategy, (1, 4))
 
 
 def test_many_nodes_found_by_many_threads_at_once_equal_the_model() -> None:
     rng = np.random.default_rng(8)
     graph = with_times(make_graph(rng.integers(0, 60, 3000)), "edges", rng)
-    seeds = torch.from_numpy(rng.integers(0, 3000, 400))
-    times = torch.from_numpy(rng.integers(0, 60, 400))
-    model = sample_trees(
-        [graph],
-        {graph.relation[0]: list(zip(seeds.tolist(), times.tolist(), strict=True))},
-        [[30], [4]],
-        NUMBERS,
-        by="edges",
-    )
-    assert len(model.layers[0][0].indices) > 1 << 13 or len(model.layers[1][0].indices) > 1 << 13
-    for threads in (1, 4):
-        sampler = Neighbor([4, 30], temporal="edges", threads=threads)
-        assert_equals_model(sampler.sample(graph, TimedSeeds(seeds, times), **numbered(NUMBERS[2])), model)
+    roots = {"_N": (rng.integers(0, 3000, 400), rng.integers(0, 60, 400))}
+    check([graph], roots, [[30], [4]], "edges", "uniform", (1, 4), ("directional",))
 
 
 def test_minibatches_in_bulk_equal_those_made_alone() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gids.cache.budget import Budget, MemoryPlan, Sizes, Way, best_plan, too_little
+from gids.cache.budget import Budget, MemoryPlan, Sizes, Way, too_little
 from gids.cache.device.state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
@@ -49,26 +49,16 @@ class DeviceBudget(Budget):
             purposes["row orders"] = orders
         return purposes
 
-    def share(self, sizes: Sizes) -> MemoryPlan:
-        """Give every purpose its bytes of device memory; the rest becomes cache lines.
-
-        sizes: as in HostBudget.share. If the lines would get too little, less room is reserved for larger
-        minibatches, then fewer minibatches are planned. Each uses the longest window that pays.
-
-        Raises MemoryBudgetError, which lists the sum, if none of these fits.
-        """
-        roomy, *rest = sizes.growths
-        tight = rest or [roomy]
+    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
         fewer = range(sizes.planned_batches, sizes.least_planned_batches - 1, -1)
-        least = sizes.with_planned(sizes.least_planned_batches)
-        ways = [
-            Way(self._more_planned(sizes.grown(roomy)), self._plan, least_lines=1),
+        return [
+            Way(roomy, self._plan, least_lines=1),
             *(Way(sizes.with_planned(n).grown(tight[0]), self._plan) for n in fewer),
             *(Way(least.grown(growth), self._plan) for growth in tight),
         ]
-        if (best := best_plan(ways)) is not None:
-            return best
-        raise too_little(self.memory_bytes, self.needed(least.shortened(0).grown(tight[-1])), "device_memory")
+
+    def _too_little(self, smallest: Sizes) -> MemoryBudgetError:
+        return too_little(self.memory_bytes, self.needed(smallest), "device_memory")
 
     def _plan(self, sizes: Sizes) -> MemoryPlan | None:
         purposes = self.needed(sizes)

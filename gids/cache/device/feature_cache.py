@@ -26,20 +26,18 @@ import torch
 
 from gids import _core
 from gids.cache.device.counters import THROUGH, Counters
-from gids.cache.device.kernels import CacheKernels
+from gids.cache.device.kernels import CacheKernels, Plan
 from gids.cache.device.preload import preload
-from gids.cache.device.reads import Plan, Reads
+from gids.cache.device.reads import Reads
 from gids.cache.device.state import (
     HostArray,
     MissPool,
     TableState,
     check_lines,
     check_memory,
-    check_policies,
     line_bytes,
 )
 from gids.cache.feature_cache import FeatureCache, check_ids
-from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.store.dtypes import make_bools_proper
@@ -94,7 +92,7 @@ class DeviceFeatureCache:
         transfer: how pages cross the bus with wait "stream": "kernel": a few blocks of a kernel read them;
             "copy": a copy engine copies rounds into device memory, and kernels read them there. Rounds whose
             size the host does not know yet, and tables with shorter pages than the longest, use kernels.
-        wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device.DeviceQueue`.
+        wait, staging_bytes, rounds_max, pairs: see :class:`gids.io.device.DeviceQueue`.
             A round holds pages of one table; there are at least two rounds per table.
         reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
         preload_hottest: fill lines with the hottest pages at construction.
@@ -102,7 +100,7 @@ class DeviceFeatureCache:
     After construction, device memory is allocated only for ids and outputs, which torch caches, and for the
     missing pages of a minibatch that is larger than any before.
 
-    Raises ValueError for a wrong number, dtype or policy, MemoryBudgetError if the cache does not fit in the
+    Raises ValueError for a wrong number of lines, MemoryBudgetError if the cache does not fit in the
     free memory of the device.
     """
 
@@ -124,14 +122,9 @@ class DeviceFeatureCache:
         staging_bytes: int = 256 << 20,
         rounds_max: int = 4,
         pairs: int = 1,
-        timeout_s: float = 30.0,
         reader: ExtentReader | None = None,
         preload_hottest: bool = True,
     ) -> None:
-        check_policies(policy, host_policy)
-        if transfer not in ("kernel", "copy"):
-            raise ValueError(f"transfer must be 'kernel' or 'copy' (got {transfer!r})")
-        check_out_dtype(output_dtype)
         near = {t.name: lines[t.name] for t in tables}
         far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
         check_lines(near, far)
@@ -143,13 +136,9 @@ class DeviceFeatureCache:
         """The stream of all kernels. Ids made on it need no wait."""
         self._device = device
         self._kernels = CacheKernels(device, self.stream)
+        none = dict.fromkeys(near, 0)
         self._host = FeatureCache(
-            engine,
-            tables,
-            lines=dict.fromkeys(near, 0),
-            heats={},
-            check_crc=check_crc,
-            output_dtype=output_dtype,
+            engine, tables, lines=none, heats={}, check_crc=check_crc, output_dtype=output_dtype
         )
         queue_tables = _queue_tables(tables, check_crc)
         self._queue = DeviceQueue(
@@ -160,7 +149,6 @@ class DeviceFeatureCache:
             rounds_max=min(_core.QUEUE_DOORBELLS * pairs, max(rounds_max, 2 * len(tables))),
             pairs=pairs,
             wait=wait,
-            timeout_s=timeout_s,
         )
         mapped: list[HostArray] = []
         self._pid = os.getpid()
@@ -181,8 +169,7 @@ class DeviceFeatureCache:
                     replaced=near[t.name] + far[t.name] - kept,
                     policy=policy,
                     heat=heats.get(t.name),
-                    out_dtype=out_dtype_of(t, output_dtype),
-                    form=row_form(t, output_dtype),
+                    output_dtype=output_dtype,
                 )
                 mapped.append(state.far)
                 self._states[t.name] = state
@@ -248,18 +235,12 @@ class DeviceFeatureCache:
                 s.planned = True
                 self._flights.append(s)
                 for name, ids in s.rows.items():
-                    plan = self._new_plan(s, name, ids)
+                    misses = self._states[name].table.page_count
+                    plan = self._new_plan(s.index, name, ids, min(len(ids), misses))
                     s.plans.append(plan)
-                    counters = self._counters.of(s.index, name)
-                    self._kernels.choose(
-                        plan.state,
-                        counters,
-                        plan.misses,
-                        ids,
-                        self._planned_mask,
-                        self._planned,
-                        self._counters.shown_at(s.index, name),
-                    )
+                    s.outputs[name] = plan.out
+                    shown = self._counters.shown_at(s.index, name)
+                    self._kernels.choose(plan, self._planned_mask, self._planned, shown)
                 s.counted = self.stream.record_event()
                 for plan in s.plans:
                     most = self._reads.rounds_for(plan.most_misses)
@@ -356,13 +337,11 @@ class DeviceFeatureCache:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
                 for name, tensor in self._positions(tensors).items():
-                    self._kernels.retire(self._states[name], self._counters.of(THROUGH, name), None, 0)
-                    outputs[name] = self._new_output(self._states[name], len(tensor))
+                    plan = self._new_plan(THROUGH, name, tensor)
+                    self._kernels.retire(plan.state, plan.counters, None, 0)
+                    outputs[name] = plan.out
                     left[name] = self._device.empty((len(tensor),), torch.int64)
-                    counters = self._counters.of(THROUGH, name)
-                    self._kernels.gather_lines(
-                        self._states[name], counters, None, tensor, outputs[name], left[name]
-                    )
+                    self._kernels.gather_lines(plan, left[name])
                 self._counters.show(THROUGH)
                 self.stream.synchronize()
                 if bad := self._bad_id(THROUGH, tensors):
@@ -454,16 +433,13 @@ class DeviceFeatureCache:
 
     # --- reads ---
 
-    def _new_plan(self, s: _Step, name: str, ids: torch.Tensor) -> Plan:
-        state = self._states[name]
+    def _new_plan(self, index: int, name: str, ids: torch.Tensor, misses: int | None = None) -> Plan:
+        """misses: room for them; None for reading through."""
+        state, counters = self._states[name], self._counters.of(index, name)
         with self._device.use(self.stream):
-            out = self._new_output(state, len(ids))
-            misses = self._pools[name].take(min(len(ids), state.table.page_count))
-        s.outputs[name] = out
-        return Plan(s.index, state, ids, out, misses)
-
-    def _new_output(self, state: TableState, n: int) -> torch.Tensor:
-        return self._device.empty((n, *state.table.shape), state.out_dtype)
+            out = self._device.empty((len(ids), *state.table.shape), state.out_dtype)
+            buffers = None if misses is None else self._pools[name].take(misses)
+        return Plan(index, state, counters, ids, out, buffers)
 
     def _post(self, plan: Plan) -> None:
         while self._reads.full:
@@ -505,13 +481,12 @@ class DeviceFeatureCache:
             if not s.settled or any(plan.uncollected for plan in s.plans):
                 return
             for plan in s.plans:
-                counters = self._counters.of(s.index, plan.state.table.name)
-                self._kernels.gather_lines(plan.state, counters, plan.misses, plan.ids, plan.out)
+                self._kernels.gather_lines(plan)
             self._land(s)
 
     def _land(self, s: _Step) -> None:
         for plan in s.plans:
-            self._pools[plan.state.table.name].put(plan.misses)
+            self._pools[plan.state.table.name].put(plan.buffers)
         self._counters.show(s.index)
         s.done = self.stream.record_event()
         self._flights.popleft()

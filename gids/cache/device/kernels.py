@@ -6,7 +6,7 @@ native/cache/device_cache_plan.cu and device_cache_rows.cu.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +42,48 @@ class RoundPages:
         """Whether kernels read the pages in host memory."""
         return isinstance(self.buffer, int)
 
+    @property
+    def arguments(self) -> tuple[torch.Tensor | int, ...]:
+        """For kernels."""
+        return self.first, self.size, self.pair, self.number, self.buffer, self.errors, self.statuses
+
+
+@dataclass
+class Seen:
+    """A plan's counters, once the host has seen them."""
+
+    misses: int | None = None
+    bypasses: int | None = None
+
+
+@dataclass
+class Plan:
+    """One table of a planned step, or of reading through: its rows go to out.
+
+    index: of its counters, which are int64[WORDS] on the device. misses: None for reading through. posted:
+    rounds, of which uncollected are not collected.
+    """
+
+    index: int
+    state: TableState
+    counters: torch.Tensor
+    ids: torch.Tensor
+    out: torch.Tensor
+    misses: MissBuffers | None
+    posted: int = 0
+    uncollected: int = 0
+    seen: Seen = field(default_factory=Seen)
+
+    @property
+    def buffers(self) -> MissBuffers:
+        """misses of a step."""
+        assert self.misses is not None
+        return self.misses
+
+    @property
+    def most_misses(self) -> int:
+        return min(len(self.ids), self.state.table.page_count)
+
 
 class CacheKernels:
     """Launches on one stream. counters: int64[WORDS] on the device, of a table and step."""
@@ -58,134 +100,56 @@ class CacheKernels:
     def find_rows(self, state: TableState, ids: torch.Tensor, out: torch.Tensor) -> None:
         """Write the row positions of ids, int64[n], in a table that has an order."""
         assert state.order is not None
-        self._by_item(
-            _PLAN,
-            "gids_find_rows",
-            len(ids),
-            state.record,
-            state.order,
-            state.order.itemsize,
-            ids,
-            len(ids),
-            out,
-        )
+        order = (state.order, state.order.itemsize)
+        self._by_item(_PLAN, "gids_find_rows", len(ids), state.record, *order, ids, len(ids), out)
 
     def retire(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor | None, bit: int) -> None:
         """Remove the marks and zero the counters."""
-        n = len(ids) if ids is not None else 0
-        self._by_item(
-            _PLAN, "gids_retire_window", max(1, n), state.record, counters, 0 if ids is None else ids, n, bit
-        )
+        n, given = (0, 0) if ids is None else (len(ids), ids)
+        self._by_item(_PLAN, "gids_retire_window", max(1, n), state.record, counters, given, n, bit)
 
     def describe(self, misses: MissBuffers) -> None:
         """Write the record of newly allocated buffers."""
-        self._launch(
-            _PLAN,
-            "gids_describe_misses",
-            1,
-            misses.record,
-            misses.keys,
-            misses.values,
-            len(misses.keys) - 1,
-            misses.requests,
-            *misses.arrays,
-        )
+        table = (misses.keys, misses.values, len(misses.keys) - 1, misses.requests)
+        self._launch(_PLAN, "gids_describe_misses", 1, misses.record, *table, *misses.arrays)
 
-    def choose(
-        self,
-        state: TableState,
-        counters: torch.Tensor,
-        misses: MissBuffers,
-        ids: torch.Tensor,
-        planned_mask: int,
-        next_step: int,
-        shown: int,
-    ) -> None:
+    def choose(self, plan: Plan, planned_mask: int, next_step: int, shown: int) -> None:
         """Find hits and misses, choose victims, assign lines. Copy the counters to mapped host memory.
 
         planned_mask: the use bits of planned steps, with this one's. next_step: the step after it.
         shown: the address of the copy.
         """
-        n, unique = len(ids), min(len(ids), state.table.page_count)
+        state, ids, n, unique = plan.state, plan.ids, len(plan.ids), plan.most_misses
         if n == 0:
-            self.show(counters, shown)
+            self.show(plan.counters, shown)
             return
         scanned = _core.device_candidates(state.replaced, unique)
-        table, choice, pages, at = state.record, state.choice, misses.record, (planned_mask, next_step)
-        self._by_item(_PLAN, "gids_clear_set", len(misses.keys), pages)
-        self._by_item(_PLAN, "gids_look_up", n, table, counters, pages, choice, ids, n, *at)
-        self._by_item(_PLAN, "gids_scan_lines", max(1, scanned), table, counters, choice, *at)
-        self._by_item(_PLAN, "gids_take_lines", scanned, table, counters, pages, choice, *at)
-        self._by_item(_PLAN, "gids_admit_pages", unique, table, counters, pages, choice, shown)
+        table, choice, at = (state.record, plan.counters), state.choice, (planned_mask, next_step)
+        pages = plan.buffers.record
+        self._by_item(_PLAN, "gids_clear_set", len(plan.buffers.keys), pages)
+        self._by_item(_PLAN, "gids_look_up", n, *table, pages, choice, ids, n, *at)
+        self._by_item(_PLAN, "gids_scan_lines", max(1, scanned), *table, choice, *at)
+        self._by_item(_PLAN, "gids_take_lines", scanned, *table, pages, choice, *at)
+        self._by_item(_PLAN, "gids_admit_pages", unique, *table, pages, choice, shown)
 
-    def fill(
-        self, state: TableState, counters: torch.Tensor, misses: MissBuffers, pages: RoundPages, most: int
-    ) -> None:
+    def fill(self, plan: Plan, pages: RoundPages, most: int) -> None:
         """Copy a round's pages into their lines. most: upper bound of its pages."""
-        over_bus = pages.over_bus or state.host_lines > 0
+        over_bus = pages.over_bus or plan.state.host_lines > 0
         blocks = min(-(-most // _WARPS), BUS_BLOCKS if over_bus else 8 * self._device.sm_count)
-        self._launch(
-            _ROWS, "gids_fill_lines", blocks, state.record, counters, misses.record, *_arguments(pages)
-        )
+        records = (plan.state.record, plan.counters, plan.buffers.record)
+        self._launch(_ROWS, "gids_fill_lines", blocks, *records, *pages.arguments)
 
-    def gather_round(
-        self,
-        state: TableState,
-        counters: torch.Tensor,
-        misses: MissBuffers,
-        pages: RoundPages,
-        ids: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def gather_round(self, plan: Plan, pages: RoundPages) -> None:
         """Copy rows of a round's pages that have no line into the output."""
-        self._launch(
-            _ROWS,
-            "gids_gather_round",
-            self._gather_blocks(len(ids), over_bus=pages.over_bus),
-            state.record,
-            counters,
-            misses.record,
-            *_arguments(pages),
-            ids,
-            len(ids),
-            out,
-            *state.row_copy,
-        )
+        records = (plan.state.record, plan.counters, plan.buffers.record)
+        self._gather("gids_gather_round", plan, pages.over_bus, *records, *pages.arguments)
 
-    def gather_lines(
-        self,
-        state: TableState,
-        counters: torch.Tensor,
-        misses: MissBuffers | None,
-        ids: torch.Tensor,
-        out: torch.Tensor,
-        left: torch.Tensor | None = None,
-    ) -> None:
+    def gather_lines(self, plan: Plan, left: torch.Tensor | int = 0) -> None:
         """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""
+        state, misses = plan.state, 0 if plan.misses is None else plan.misses.record
         if state.host_lines:
-            self._launch(
-                _ROWS,
-                "gids_gather_host_lines",
-                self._gather_blocks(len(ids), over_bus=True),
-                state.record,
-                ids,
-                len(ids),
-                out,
-                *state.row_copy,
-            )
-        self._launch(
-            _ROWS,
-            "gids_gather_lines",
-            self._gather_blocks(len(ids), over_bus=False),
-            state.record,
-            counters,
-            0 if misses is None else misses.record,
-            ids,
-            len(ids),
-            out,
-            *state.row_copy,
-            0 if left is None else left,
-        )
+            self._gather("gids_gather_host_lines", plan, True, state.record)
+        self._gather("gids_gather_lines", plan, False, state.record, plan.counters, misses, left=(left,))
 
     def show(self, counters: torch.Tensor, address: int) -> None:
         """Copy counters to mapped host memory."""
@@ -195,12 +159,17 @@ class CacheKernels:
         """One thread per item, up to what the device holds at once."""
         self._launch(unit, kernel, min(-(-items // _THREADS), 8 * self._device.sm_count), *args)
 
-    def _gather_blocks(self, rows: int, *, over_bus: bool) -> int:
-        return min(-(-rows // _WARPS), BUS_BLOCKS if over_bus else _GATHER_WAVES * self._device.sm_count)
+    def _gather(
+        self,
+        kernel: str,
+        plan: Plan,
+        over_bus: bool,
+        *records: torch.Tensor | int,
+        left: tuple[torch.Tensor | int, ...] = (),
+    ) -> None:
+        n, most = len(plan.ids), BUS_BLOCKS if over_bus else _GATHER_WAVES * self._device.sm_count
+        rows = (plan.ids, n, plan.out, *plan.state.row_copy, *left)
+        self._launch(_ROWS, kernel, min(-(-n // _WARPS), most), *records, *rows)
 
     def _launch(self, unit: str, kernel: str, blocks: int, *args: torch.Tensor | int) -> None:
         self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
-
-
-def _arguments(pages: RoundPages) -> tuple[torch.Tensor | int, ...]:
-    return (pages.first, pages.size, pages.pair, pages.number, pages.buffer, pages.errors, pages.statuses)

@@ -6,6 +6,7 @@ A page that cannot be read stays out of the cache. The minibatch that needs it g
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,13 +37,13 @@ def preload(
     *,
     heat: npt.NDArray[np.uint8] | None,
     reader: ExtentReader | None,
-) -> int:
+) -> None:
     """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
 
     Pages without heat go only into lines that are never replaced; those are always filled.
     in_files: the table's pages in the engine's files, and checksums to compare. reader: reads straight
     into device memory; without one, or with checksums, the engine reads into host memory. torch's current
-    stream must be the cache's. Blocks. Returns the number of pages loaded.
+    stream must be the cache's. Blocks.
     """
     page_count = state.table.page_count
     near = _hottest(heat, page_count, state.device_lines)
@@ -53,11 +54,10 @@ def preload(
     near, far = (_in_files(pages, len(state.table.shard_paths)) for pages in (near, far))
     loader = _Loader(state, engine, in_files)
     if reader is not None and in_files.checksums is None:
-        loaded = loader.near_by_extents(near, reader)
+        loader.near_by_extents(near, reader)
     else:
-        loaded = loader.near_by_engine(near)
-    loaded += loader.far(far)
-    return loaded
+        loader.near_by_engine(near)
+    loader.far(far)
 
 
 class _Loader:
@@ -68,12 +68,10 @@ class _Loader:
         self._checksums = in_files.checksums
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
-    def near_by_extents(self, pages: Pages, reader: ExtentReader) -> int:
+    def near_by_extents(self, pages: Pages, reader: ExtentReader) -> None:
         """Pages that are neighbors in a file are read as one extent into neighboring lines."""
-        loaded, page_bytes = 0, self._state.table.page_bytes
-        flat = self._state.near.view(-1)
-        for start in range(0, len(pages), self._chunk):
-            part = pages[start : start + self._chunk]
+        page_bytes, flat = self._state.table.page_bytes, self._state.near.view(-1)
+        for start, part in self._chunks(pages):
             files, offsets = self._locate(part)
             begins = _run_begins(files, offsets, page_bytes)
             lengths = np.diff(np.append(begins, len(part))) * page_bytes
@@ -82,29 +80,26 @@ class _Loader:
             except StorageError as error:
                 _log.warning("%d hot pages were not preloaded: %s", len(part), error)
                 continue
-            loaded += self._publish(part, np.arange(start, start + len(part)))
-        return loaded
+            self._publish(part, np.arange(start, start + len(part)))
 
-    def near_by_engine(self, pages: Pages) -> int:
-        loaded = 0
-        buffer = np.empty((min(self._chunk, max(1, len(pages))), self._state.table.page_bytes), np.uint8)
-        for start in range(0, len(pages), self._chunk):
-            part = pages[start : start + self._chunk]
-            read = self._read(part, buffer[: len(part)])
-            self._state.near[start : start + len(part)] = torch.from_numpy(buffer[: len(part)]).to(
-                self._state.near.device
-            )
-            loaded += self._publish(part[read], np.arange(start, start + len(part))[read])
-        return loaded
+    def near_by_engine(self, pages: Pages) -> None:
+        near = self._state.near
+        buffer = np.empty((min(self._chunk, max(1, len(pages))), near.shape[1]), np.uint8)
+        for start, part in self._chunks(pages):
+            rows, lines = buffer[: len(part)], np.arange(start, start + len(part))
+            read = self._read(part, rows)
+            near[start : start + len(part)] = torch.from_numpy(rows).to(near.device)
+            self._publish(part[read], lines[read])
 
-    def far(self, pages: Pages) -> int:
-        loaded, lines = 0, self._state.far_lines()
-        for start in range(0, len(pages), self._chunk):
-            part = pages[start : start + self._chunk]
+    def far(self, pages: Pages) -> None:
+        lines = self._state.far_lines()
+        for start, part in self._chunks(pages):
             read = self._read(part, lines[start : start + len(part)])
-            at = self._state.device_lines + np.arange(start, start + len(part))
-            loaded += self._publish(part[read], at[read])
-        return loaded
+            self._publish(part[read], (self._state.device_lines + start + np.arange(len(part)))[read])
+
+    def _chunks(self, pages: Pages) -> Iterator[tuple[int, Pages]]:
+        for start in range(0, len(pages), self._chunk):
+            yield start, pages[start : start + self._chunk]
 
     def _locate(self, pages: Pages) -> tuple[npt.NDArray[np.uint32], Pages]:
         shards = len(self._state.table.shard_paths)
@@ -126,12 +121,11 @@ class _Loader:
             )
         return np.asarray(ok)
 
-    def _publish(self, pages: Pages, lines: Pages) -> int:
+    def _publish(self, pages: Pages, lines: Pages) -> None:
         device = self._state.words.device
         at, line = torch.from_numpy(pages).to(device), torch.from_numpy(lines).to(device)
         self._state.words[at] = self._state.words[at] | line << _core.LINE_SHIFT | RESIDENT
         self._state.owners[line] = at + 1
-        return len(pages)
 
 
 def _hottest(heat: npt.NDArray[np.uint8] | None, page_count: int, count: int) -> Pages:

@@ -6,46 +6,19 @@ Called by DeviceFeatureCache. It knows which round holds which missing pages, bu
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
 
 from gids.cache.device.counters import Counters
-from gids.cache.device.kernels import CacheKernels, RoundPages
-from gids.cache.device.state import MissBuffers, TableState
+from gids.cache.device.kernels import CacheKernels, Plan, RoundPages, Seen
 from gids.cuda.device import CACHE_PRIORITY
 from gids.io.device.device_queue import DeviceQueue, Round
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
-
-
-@dataclass
-class Seen:
-    """A plan's counters, once the host has seen them."""
-
-    misses: int | None = None
-    bypasses: int | None = None
-
-
-@dataclass
-class Plan:
-    """One table of a planned step. index: of its counters."""
-
-    index: int
-    state: TableState
-    ids: torch.Tensor
-    out: torch.Tensor
-    misses: MissBuffers
-    posted: int = 0  # rounds
-    uncollected: int = 0  # of them
-    seen: Seen = field(default_factory=Seen)
-
-    @property
-    def most_misses(self) -> int:
-        return min(len(self.ids), self.state.table.page_count)
 
 
 COPY_BUFFERS = 2
@@ -125,7 +98,7 @@ class Reads:
         queue, first = self._queue, plan.posted * self._queue.round_max
         count = self._counters.misses(plan.index, plan.state.table.name)
         if queue.wait_kind == "stream":
-            round = queue.post(self._stream, plan.misses.requests, count, first)
+            round = queue.post(self._stream, plan.buffers.requests, count, first)
             self._rounds.append((plan, first, round))
             self._unsized[round.index % queue.pairs].append((plan.seen, first, round.index))
             plan.posted += 1
@@ -133,7 +106,7 @@ class Reads:
             return
         rows, page_bytes = len(self._errors), plan.state.table.page_bytes
         to = self._buffer[: rows * page_bytes].view(rows, page_bytes)
-        queue.read_pages(self._stream, plan.misses.requests, count, first, to, self._errors)
+        queue.read_pages(self._stream, plan.buffers.requests, count, first, to, self._errors)
         plan.posted += 1
         self._take(plan, RoundPages(first, rows, buffer=to, errors=self._errors), rows_too=True)
 
@@ -203,11 +176,9 @@ class Reads:
             self._take(plan, RoundPages(first, plan.most_misses - first), rows_too=False)
 
     def _take(self, plan: Plan, pages: RoundPages, *, rows_too: bool) -> None:
-        counters = self._counters.of(plan.index, plan.state.table.name)
         most = plan.most_misses if plan.seen.misses is None else plan.seen.misses
         most = min(pages.size, max(0, most - pages.first))
-        if most == 0:
-            return
-        self._kernels.fill(plan.state, counters, plan.misses, pages, most)
-        if rows_too and plan.seen.bypasses != 0:
-            self._kernels.gather_round(plan.state, counters, plan.misses, pages, plan.ids, plan.out)
+        if most:
+            self._kernels.fill(plan, pages, most)
+            if rows_too and plan.seen.bypasses != 0:
+                self._kernels.gather_round(plan, pages)

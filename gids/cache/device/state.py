@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.budget import GROWTH, TableShape
-from gids.cache.output_dtype import RowForm
+from gids.cache.budget import GROWTH
+from gids.cache.output_dtype import RowForm, out_dtype_of, row_form
 from gids.cuda import on_host
 from gids.cuda.host_memory import host_memory
 from gids.errors import MemoryBudgetError
@@ -32,22 +32,17 @@ RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
 """The state RESIDENT of a page word, as an int64."""
 
 DEVICE_POLICIES: tuple[str, ...] = tuple(_core.DEVICE_POLICIES)
-HOST_POLICIES = ("lookahead", "static")
 _CHUNK = 1 << 22
 _MISSES_WORDS = 7  # of a device::Misses
 _WIDEST = 16  # bytes that a lane copies at once
 
 
-def check_policies(policy: str, host_policy: str) -> None:
-    """Raise ValueError for a policy that a device does not have."""
-    if policy in ("lru", "pinned"):
+def check_policy(policy: str) -> None:
+    """Raise ValueError for a policy that only the cache in host memory has."""
+    if policy not in DEVICE_POLICIES:
         raise ValueError(
             f"policy={policy!r} works on device='cpu' only; on a GPU use one of {', '.join(DEVICE_POLICIES)}"
         )
-    if policy not in DEVICE_POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(DEVICE_POLICIES)} (got {policy!r})")
-    if host_policy not in HOST_POLICIES:
-        raise ValueError(f"host_policy must be one of {', '.join(HOST_POLICIES)} (got {host_policy!r})")
 
 
 def check_lines(lines: Mapping[str, int], host_lines: Mapping[str, int]) -> None:
@@ -105,41 +100,30 @@ class TableState:
         replaced: int,
         policy: str,
         heat: npt.NDArray[np.uint8] | None,
-        out_dtype: torch.dtype,
-        form: RowForm,
+        output_dtype: torch.dtype | None,
     ) -> None:
         self.table = table
         self.number = number
         self.device_lines = lines
         self.host_lines = host_lines
         self.replaced = replaced
-        self.out_dtype = out_dtype
+        self.out_dtype, form = out_dtype_of(table, output_dtype), row_form(table, output_dtype)
         self.words = device.zeros((table.page_count,), torch.int64)
         if heat is not None:
             for start in range(0, len(heat), _CHUNK):
                 part = torch.from_numpy(np.ascontiguousarray(heat[start : start + _CHUNK]))
-                self.words[start : start + len(part)] = (
-                    part.to(device.torch_device).to(torch.int64) << _core.HEAT_SHIFT
-                )
+                here = part.to(device.torch_device).to(torch.int64)
+                self.words[start : start + len(part)] = here << _core.HEAT_SHIFT
         self.owners = device.zeros((lines + host_lines,), torch.int64)
         self.near = device.allocate(lines * table.page_bytes).view(lines, table.page_bytes)
         self.far = HostArray(device, host_lines * table.page_bytes)
         self.choice = device.zeros((_core.DEVICE_CHOICE_BYTES,), torch.uint8)
         self.order = _order_on(device, table.order)
         fields = [
-            self.words.data_ptr(),
-            self.owners.data_ptr(),
-            self.near.data_ptr(),
-            self.far.address,
-            lines,
-            lines + host_lines,
-            replaced,
-            table.row_count,
-            table.rows_per_page,
-            table.row_bytes,
-            table.page_bytes,
-            number,
-            _core.DEVICE_POLICIES[policy],
+            *(self.words.data_ptr(), self.owners.data_ptr(), self.near.data_ptr(), self.far.address),
+            *(lines, lines + host_lines, replaced),
+            *(table.row_count, table.rows_per_page, table.row_bytes, table.page_bytes),
+            *(number, _core.DEVICE_POLICIES[policy]),
         ]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
         self._scales = None
@@ -250,7 +234,7 @@ def line_bytes(
     yield "line owners", sum(8 * (lines[t.name] + host_lines[t.name]) for t in tables)
 
 
-def order_bytes(tables: Sequence[TableShape]) -> int:
+def order_bytes(tables: Sequence[Table]) -> int:
     """Device memory of the tables' row orders."""
     return sum(0 if t.order is None else int(t.order.nbytes) for t in tables)
 
@@ -268,11 +252,7 @@ def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | 
 def row_copy(form: RowForm) -> tuple[int, int, int]:
     """The first three fields of a RowCopy, for kernels; see native/include/gids/row_copy.h."""
     if not form.stored_as:
-        width = math.gcd(form.out_row_bytes, _WIDEST)
-        return (
-            _core.copy_as(width, form.stored_as, form.wanted_as),
-            form.out_row_bytes // width,
-            form.out_row_bytes,
-        )
-    count = 4 if form.values % 4 == 0 else 1
-    return _core.copy_as(count, form.stored_as, form.wanted_as), form.values // count, form.out_row_bytes
+        count, values = math.gcd(form.out_row_bytes, _WIDEST), form.out_row_bytes
+    else:
+        count, values = 4 if form.values % 4 == 0 else 1, form.values
+    return _core.copy_as(count, form.stored_as, form.wanted_as), values // count, form.out_row_bytes

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
     return pages | table << _core.QUEUE_TABLE_SHIFT
 
 
+@dataclass(eq=False)
 class Round:
     """The requests that one kernel posted. Their pages stay in the queue until they are collected.
 
@@ -68,18 +70,15 @@ class Round:
     :meth:`DeviceQueue.post`.
     """
 
-    def __init__(
-        self, owner: _core.QueueService, index: int, number: int, pair: torch.Tensor, limit: int
-    ) -> None:
-        self.number = number
-        self.pair = pair
-        self.index = index
-        """Over all pairs."""
-        self._owner = owner
-        self._limit = limit  # the most requests that it holds
-        self._posted: Event | None = None
-        self._waited_on: list[Stream] = []
-        self._collected = False
+    _owner: _core.QueueService
+    index: int
+    """Over all pairs."""
+    number: int
+    pair: torch.Tensor
+    _limit: int  # the most requests that it holds
+    _posted: Event | None = None
+    _waited_on: list[Stream] = field(default_factory=list)
+    _collected: bool = False
 
 
 class DeviceQueue(Closing):
@@ -136,7 +135,9 @@ class DeviceQueue(Closing):
         Raises ValueError for numbers that do not fit each other, the engine or its files. The engine keeps
         the staging memory until it closes, as it may still read into it.
         """
-        _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
+        assert tables
+        assert wait in ("stream", "warp")
+        assert 1 <= rounds_max <= _core.QUEUE_DOORBELLS * pairs
         pair_rounds = -(-rounds_max // pairs)
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
@@ -189,47 +190,35 @@ class DeviceQueue(Closing):
 
     # --- wait "stream" ---
 
-    def post(self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int) -> Round:
-        """Enqueue a kernel that posts ``requests[first : min(count, first + round_max)]`` as one round.
+    def post(
+        self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, most: int | None = None
+    ) -> Round:
+        """Enqueue a kernel that posts ``requests[first : min(count, first + most)]`` as one round.
 
         requests: int64[n] on the device. count: int64[1] on the device, at most n, read by the kernel; with
-        count <= first the round is empty. Neither may change or be freed before the kernel has run. Does not
-        block. Every round must be waited for and collected, even if it is empty or no longer wanted. Round r
-        goes to pair r % pairs.
+        count <= first the round is empty. Neither may change or be freed before the kernel has run. most:
+        up to round_max, the default. Does not block. Every round must be waited for and collected, even if it
+        is empty or no longer wanted. Round r goes to pair r % pairs.
 
         Raises RuntimeError while rounds_max rounds are not collected, or if the queue is closed or broken.
         """
         with self._use("stream", "post"):
             self._check_requests(requests, count, first)
-            return self._post(stream, requests, count, first, self.round_max)
-
-    def _post(
-        self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, limit: int
-    ) -> Round:
-        if self.room == 0:
-            raise RuntimeError(
-                f"rounds_max={self.rounds_max} rounds are posted and not collected: wait for the oldest one "
-                "and collect it before posting"
-            )
-        pair = self._posted % self.pairs
-        number = self._service.arm(pair)
-        limit = min(self.round_max, limit, max(len(requests) - first, 0))
-        round = Round(self._service, self._posted, number, self._pairs[pair], limit)
-        with self._posting(stream, self._freed.pop(self._posted - self._reuse_distance, [])):
-            self._launch(
-                stream,
-                "gids_post_round",
-                -(-limit // _THREADS),
-                round.pair,
-                number,
-                requests,
-                count,
-                first,
-                limit,
-            )
-        round._posted = self._last_post
-        self._uncollected.append(round)
-        return round
+            if self.room == 0:
+                raise RuntimeError(
+                    f"rounds_max={self.rounds_max} rounds are posted and not collected: wait for the oldest "
+                    "one and collect it before posting"
+                )
+            pair = self._posted % self.pairs
+            number = self._service.arm(pair)
+            limit = min(self.round_max if most is None else most, self.round_max, len(requests) - first)
+            round = Round(self._service, self._posted, number, self._pairs[pair], max(limit, 0))
+            what = (round.pair, number, requests, count, first, round._limit)
+            with self._posting(stream, self._freed.pop(self._posted - self._reuse_distance, [])):
+                self._launch(stream, "gids_post_round", -(-round._limit // _THREADS), *what)
+            round._posted = self._last_post
+            self._uncollected.append(round)
+            return round
 
     @property
     def room(self) -> int:
@@ -272,25 +261,10 @@ class DeviceQueue(Closing):
         for the first bytes of the first pages. errors: int32[rows] on the device.
         """
         with self._use("stream", "collect"):
-            self._check_round(round)
-            if round._collected or stream not in round._waited_on:
-                raise RuntimeError(
-                    f"round {round.number}: call collect() after wait() and before collected()"
-                )
+            self._check_round(round, stream, "collect")
             limit = min(self._check_output(to, errors), round._limit)
-            self._launch(
-                stream,
-                "gids_collect_round",
-                min(-(-limit // _WARPS), BUS_BLOCKS),
-                round.pair,
-                round.number,
-                count,
-                first,
-                limit,
-                to,
-                to.shape[1],
-                errors,
-            )
+            what = (round.pair, round.number, count, first, limit, to, to.shape[1], errors)
+            self._launch(stream, "gids_collect_round", min(-(-limit // _WARPS), BUS_BLOCKS), *what)
 
     def copy(
         self, stream: Stream, round: Round, ticket: int, pages: torch.Tensor, statuses: torch.Tensor
@@ -303,9 +277,7 @@ class DeviceQueue(Closing):
         in the ring, so its pages take one copy, or two at the ring's end.
         """
         with self._use("stream", "copy"):
-            self._check_round(round)
-            if round._collected or stream not in round._waited_on:
-                raise RuntimeError(f"round {round.number}: call copy() after wait() and before collected()")
+            self._check_round(round, stream, "copy")
             _, statuses_at, staging_at = self._memory.offsets(round.index % self.pairs)
             slot, done = ticket % self.depth, 0
             while done < len(pages):
@@ -362,56 +334,29 @@ class DeviceQueue(Closing):
         with self._use(None, "read_pages"):
             self._check_requests(requests, count, first)
             rows = self._check_output(to, errors)
-            if self.wait_kind == "stream":
-                self._read_rounds(stream, requests, count, first, to, errors)
+            if self.wait_kind == "warp":
+                numbers = [self._service.arm(pair) for pair in range(self.pairs)]
+                assert len(set(numbers)) == 1, "all pairs are armed together"
+                most = -(-self._device.sm_count * _SPINNING_WARPS_PER_SM // _SPINNING_WARPS)
+                grid = (max(1, min(-(-rows // _SPINNING_WARPS), most)), _SPINNING_THREADS)
+                what = (requests, count, first, rows, to, to.shape[1], errors)
+                with self._posting(stream, []):
+                    pairs = (self._pairs, self.pairs, numbers[0])
+                    self._device.launch(stream, _UNIT, "gids_read_pages", *grid, *pairs, *what)
                 return
-            numbers = [self._service.arm(pair) for pair in range(self.pairs)]
-            assert len(set(numbers)) == 1, "all pairs are armed together"
-            most = -(-self._device.sm_count * _SPINNING_WARPS_PER_SM // _SPINNING_WARPS)
-            with self._posting(stream, []):
-                self._device.launch(
-                    stream,
-                    _UNIT,
-                    "gids_read_pages",
-                    max(1, min(-(-rows // _SPINNING_WARPS), most)),
-                    _SPINNING_THREADS,
-                    self._pairs,
-                    self.pairs,
-                    numbers[0],
-                    requests,
-                    count,
-                    first,
-                    rows,
-                    to,
-                    to.shape[1],
-                    errors,
-                )
-
-    def _read_rounds(
-        self,
-        stream: Stream,
-        requests: torch.Tensor,
-        count: torch.Tensor,
-        first: int,
-        to: torch.Tensor,
-        errors: torch.Tensor,
-    ) -> None:
-        """Read in rounds, posting as many ahead as there is room for."""
-        ahead: deque[tuple[Round, int]] = deque()
-
-        def finish() -> None:
-            round, begin = ahead.popleft()
-            part = slice(begin, begin + self.round_max)
-            self.wait(stream, round)
-            self.collect(stream, round, count, first + begin, to[part], errors[part])
-            self.collected(round)
-
-        for begin in range(0, len(to), self.round_max):
-            if self.room == 0 and ahead:
-                finish()
-            ahead.append((self._post(stream, requests, count, first + begin, len(to) - begin), begin))
-        while ahead:
-            finish()
+            ahead: deque[tuple[Round, int]] = deque()  # as many as there is room for
+            begins = iter(range(0, rows, self.round_max))
+            while True:
+                while (self.room or not ahead) and (begin := next(begins, None)) is not None:
+                    round = self.post(stream, requests, count, first + begin, rows - begin)
+                    ahead.append((round, begin))
+                if not ahead:
+                    break
+                round, begin = ahead.popleft()
+                part = slice(begin, begin + self.round_max)
+                self.wait(stream, round)
+                self.collect(stream, round, count, first + begin, to[part], errors[part])
+                self.collected(round)
 
     # --- close, statistics ---
 
@@ -483,9 +428,12 @@ class DeviceQueue(Closing):
         if stream not in self._streams:
             self._streams.append(stream)
 
-    def _check_round(self, round: Round) -> None:
+    def _check_round(self, round: Round, stream: Stream | None = None, what: str = "") -> None:
+        """stream: must have waited for the round, for a method."""
         if round._owner is not self._service:
             raise ValueError(f"round {round.number} belongs to another queue")
+        if stream is not None and (round._collected or stream not in round._waited_on):
+            raise RuntimeError(f"round {round.number}: call {what}() after wait() and before collected()")
 
     def _check_requests(self, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
         """Only a bug of the caller can break these; a launch checks where tensors are."""
@@ -499,29 +447,6 @@ class DeviceQueue(Closing):
         assert to.shape[1] <= self.slot_bytes
         assert (errors.dtype, errors.shape) == (torch.int32, to.shape[:1])
         return len(to)
-
-
-def _check_options(
-    tables: Sequence[QueueTable],
-    staging_bytes: int,
-    wait: str,
-    pairs: int,
-    rounds_max: int,
-    timeout_s: float,
-) -> None:
-    if wait not in ("stream", "warp"):
-        raise ValueError(f"wait must be 'stream' or 'warp' (got {wait!r})")
-    if not tables:
-        raise ValueError("tables is empty: the request queue needs at least one table")
-    if staging_bytes < 0:
-        raise ValueError(f"staging_bytes must be 0 or more (got {staging_bytes})")
-    if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
-        raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
-    most = _core.QUEUE_DOORBELLS * pairs
-    if not 1 <= rounds_max <= most:
-        raise ValueError(f"rounds_max must be 1 to {most} with pairs={pairs} (got {rounds_max})")
-    if not 0 < timeout_s <= 86400:
-        raise ValueError(f"timeout_s must be above 0 and at most 86400 seconds (got {timeout_s})")
 
 
 def _end(

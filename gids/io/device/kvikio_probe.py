@@ -151,19 +151,18 @@ def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
     if not _is_installed():
         return KvikioProbe(None, False, False, reason)
     if not reason:
-        direct = _try("OFF", path, device_index, timeout_s)
-        version = direct["version"]
-        if not direct["fault"]:
+        version, fault = _try("OFF", path, device_index, timeout_s)
+        if not fault:
             return KvikioProbe(version, True, True, "")
-        reason = f"GPUDirect Storage does not work: {direct['fault']}"
-    compat = _try("ON", path, device_index, timeout_s)
-    version = compat["version"] or version or "of unknown version"
-    if compat["fault"]:
-        return KvikioProbe(version, False, False, f"kvikio cannot read: {compat['fault']}")
+        reason = f"GPUDirect Storage does not work: {fault}"
+    said, fault = _try("ON", path, device_index, timeout_s)
+    version = said or version or "of unknown version"
+    if fault:
+        return KvikioProbe(version, False, False, f"kvikio cannot read: {fault}")
     return KvikioProbe(version, False, True, reason)
 
 
-def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str, str]:
+def _try(mode: str, path: str, device_index: int, timeout_s: float) -> tuple[str, str]:
     """One try: version and fault, which is "" if the bytes came."""
     environment = {
         **os.environ,
@@ -185,15 +184,15 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str,
     try:
         said, errors = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return {"version": "", "fault": f"no answer within {timeout_s:g} s in mode {mode}"}
+        return "", f"no answer within {timeout_s:g} s in mode {mode}"
     finally:
         _end(child)
     lines = said.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(lines[-1])
-        return {"version": answer["version"], "fault": answer["fault"]}
+        return str(answer["version"]), str(answer["fault"])
     last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-    return {"version": "", "fault": last}
+    return "", last
 
 
 def _end(child: subprocess.Popen[str]) -> None:

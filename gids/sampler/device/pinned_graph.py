@@ -192,22 +192,17 @@ def _choose(sources: list[Original], device: Device) -> str:
 
 
 def _check_device_memory(what: str, sources: list[Original], device: Device) -> None:
-    wanted, (free, _) = sum(s.nbytes for s in sources), device.memory_info()
-    if wanted > free:
-        raise MemoryError(
-            f"{what} needs {_listing(sources)} = {wanted} bytes of device memory, but {free} are free: "
-            "leave more on the host (topology_on='indptr' or 'host')"
-        )
+    free, cure = device.memory_info()[0], "leave more on the host (topology_on='indptr' or 'host')"
+    _check_memory(what, sources, free, f"device memory, but {free} are free: {cure}")
 
 
 def _check_host_memory(what: str, sources: list[Original], advice: str) -> None:
-    wanted, available = sum(s.nbytes for s in sources), available_bytes()
-    if wanted > available:
-        raise MemoryError(
-            f"{what} needs {_listing(sources)} = {wanted} bytes of host memory, but {available} are "
-            f"available on this machine or in this process's control group (container): {advice}"
-        )
+    free = available_bytes()
+    where = "available on this machine or in this process's control group (container)"
+    _check_memory(what, sources, free, f"host memory, but {free} are {where}: {advice}")
 
 
-def _listing(sources: list[Original]) -> str:
-    return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
+def _check_memory(what: str, sources: list[Original], free: int, rest: str) -> None:
+    if (wanted := sum(s.nbytes for s in sources)) > free:
+        listing = " + ".join(f"{s.name} {s.nbytes}" for s in sources)
+        raise MemoryError(f"{what} needs {listing} = {wanted} bytes of {rest}")

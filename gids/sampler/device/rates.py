@@ -62,23 +62,17 @@ class DeviceRates:
         """The rates by relation; None for uniform draws. weights: float32[num_edges] by relation, or empty.
         masks, factor: from LocalityBias.of. Raises as PinnedGraph does.
         """
-        given = zip(
-            topology.pinned,
-            weights or [None] * len(topology.pinned),
-            masks or [None] * len(topology.pinned),
-            strict=True,
-        )
-        return [
-            None
-            if of_edges is None and mask is None
-            else Rates(
-                _NOTHING if of_edges is None else pinned.array(of_edges, "weights"),
-                of_edges is not None and self._has_zero(of_edges),
-                None if mask is None else self._on_device(mask),
-                factor,
-            )
-            for pinned, of_edges, mask in given
-        ]
+        rates: list[Rates | None] = []
+        for r, pinned in enumerate(topology.pinned):
+            of_edges, mask = weights[r] if weights else None, masks[r] if masks else None
+            if of_edges is None and mask is None:
+                rates.append(None)
+                continue
+            address = _NOTHING if of_edges is None else pinned.array(of_edges, "weights")
+            some_zero = of_edges is not None and self._has_zero(of_edges)
+            near = None if mask is None else self._on_device(mask)
+            rates.append(Rates(address, some_zero, near, factor))
+        return rates
 
     def _has_zero(self, weights: np.ndarray) -> bool:
         if id(weights) not in self._some_zero:
