@@ -640,20 +640,20 @@ def test_verify_takes_the_options_of_tables(tmp_path, capsys):
 
 
 def test_an_empty_line_of_one_column_is_an_empty_field(tmp_path, capsys):
-    write_edges(tmp_path, [0], [1])
-    nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
-    nodes.write_text("x\n0.5\n\n2.5\n")
-    rows = convert(nodes, tmp_path / "a.gids", str(edges)).table("x").read_rows(range(3))
+    folder = tmp_path / "s"
+    write_edges(folder, [0], [1])
+    (folder / "nodes.csv").write_text("x\n0.5\n\n2.5\n")
+    rows = convert(folder, tmp_path / "a.gids").table("x").read_rows(range(3))
     assert rows[[0, 2]].tolist() == [0.5, 2.5]
     assert rows[1].isnan()
-    nodes.write_text("id\na\n\nb\n")
-    write_edges(tmp_path, ["a"], ["b"])
-    assert f"{nodes}, line 3: the node has no id" in refused(capsys, nodes, edges, tmp_path / "b.gids")
+    (folder / "nodes.csv").write_text("id\na\n\nb\n")
+    write_edges(folder, ["a"], ["b"])
+    assert "nodes.csv, line 3: the node has no id" in refused(capsys, folder, tmp_path / "b.gids")
 
 
-def test_the_least_id_is_a_number_in_every_format(tmp_path):
-    for suffix in (".csv", ".parquet"):
-        nodes = write_nodes(tmp_path / suffix, [5, -(1 << 63), 7], suffix)
-        edges = write_edges(tmp_path / suffix, [5, -(1 << 63)], [-(1 << 63), 7], ".csv")
-        ids = convert(nodes, tmp_path / f"{suffix}.gids", str(edges)).ids()
-        assert ids[torch.tensor([0, 1, 2])].tolist() == [5, -(1 << 63), 7]
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_least_id_is_a_number(tmp_path, suffix):
+    least = -(1 << 63)
+    write_nodes(tmp_path / "s", [5, least, 7], suffix)
+    write_edges(tmp_path / "s", [5, least], [least, 7], suffix)
+    assert convert(tmp_path / "s", tmp_path / "a.gids").ids()[torch.arange(3)].tolist() == [5, least, 7]

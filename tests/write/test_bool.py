@@ -110,7 +110,7 @@ def test_bools_are_refused_as_ids(tmp_path, capsys, name):
     assert "is a mask: rename it to train_mask" in said or "must be whole numbers" in said
     torch.save({"x": torch.ones(9, 2), "train_idx": torch.ones(9) > 0}, tmp_path / "s.pt")
     assert main(["convert", str(tmp_path / "s.pt"), str(tmp_path / "d.gids")]) == 2
-    assert "it must be node ids" in capsys.readouterr().err
+    assert "is a mask: rename it to train_mask" in capsys.readouterr().err
 
 
 @pytest.fixture
