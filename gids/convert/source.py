@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,6 +20,9 @@ from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
 from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
+
+K = TypeVar("K", str, Relation)
+V = TypeVar("V")
 
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
@@ -301,6 +305,15 @@ def dotted_relation(name: str, what: object) -> Relation:
     """The relation of a file name SOURCE.RELATION.DESTINATION, in which %2E stands for a dot."""
     src, relation, dst = split_relation(name, ".", what)
     return unquote(src), unquote(relation), unquote(dst)
+
+
+def once_each(named: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """What belongs to each type or relation. Raises FormatError if two have the same name, once decoded."""
+    result: dict[K, V] = {}
+    for name, value in named:
+        if result.setdefault(name, value) is not value:
+            raise FormatError(f"two files or directories are of {describe_type(name)}: rename one")
+    return result
 
 
 def folders_in(path: Path) -> list[Path]:

@@ -48,3 +48,15 @@ def test_a_file_that_may_be_edges_or_a_table_needs_a_choice(tmp_path, capsys):
     store = convert(tmp_path / "edges.bin", tmp_path / "z.gids")
     assert (store.num_edges(), len(store.tables)) == (3, 0)
     assert main(["info", str(tmp_path / "z.gids")]) == 0
+
+
+@pytest.mark.parametrize("kind", ["nodes", "edges"])
+def test_two_names_of_one_type_are_refused(tmp_path, capsys, kind):
+    for name in ("nodes/a", "nodes/%61" if kind == "nodes" else "edges/%61.b.a", "edges/a.b.a"):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        edges = name.startswith("edges")
+        np.save(
+            tmp_path / "s" / name / ("edge_index.npy" if edges else "feat.npy"), np.zeros((2, 2), np.int64)
+        )
+    line = refused(capsys, tmp_path / "s", tmp_path / "d.gids")
+    assert "two files or directories are of 'a" in line

@@ -22,6 +22,7 @@ from gids.convert.source import (
     dotted_relation,
     folders_in,
     numbers,
+    once_each,
     row_count,
 )
 from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
@@ -259,11 +260,14 @@ def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
         return source
     for folder in filter(Path.is_dir, (path, nodes, edges)):
         arrays(folder).reject_all()
-    by_relation = {dotted_relation(folder.name, folder): arrays(folder) for folder in folders_in(edges)}
+    by_relation = once_each(
+        (dotted_relation(folder.name, folder), arrays(folder)) for folder in folders_in(edges)
+    )
+    by_type = once_each((unquote(folder.name), arrays(folder)) for folder in folders_in(nodes))
     for relation, of_edges in by_relation.items():
         of_edges.learn_destinations(relation)
-    for folder in folders_in(nodes):
-        arrays(folder).read_nodes(unquote(folder.name))
+    for ntype, of_nodes in by_type.items():
+        of_nodes.read_nodes(ntype)
     for relation, of_edges in by_relation.items():
         of_edges.read_graph(relation)
     return source

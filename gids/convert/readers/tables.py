@@ -19,7 +19,7 @@ from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header,
 from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
-from gids.convert.source import Source, dotted_relation
+from gids.convert.source import Source, dotted_relation, once_each
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
@@ -74,10 +74,12 @@ class _Files:
 def _in_directory(path: Path) -> _Files:
     """Of nodes.* and edges.*, or of nodes/TYPE.* and edges/SOURCE.RELATION.DESTINATION.*."""
     alone = _tables(path, "nodes", "edges")
-    nodes = {unquote(name): files for name, files in _tables(path / "nodes").items()}
+    nodes = once_each((unquote(n), files) for n, files in _tables(path / "nodes").items())
     if not nodes and "nodes" in alone:
         nodes = {NODE: alone["nodes"]}
-    edges = {dotted_relation(n, path / "edges" / n): files for n, files in _tables(path / "edges").items()}
+    edges = once_each(
+        (dotted_relation(n, path / "edges" / n), files) for n, files in _tables(path / "edges").items()
+    )
     if "edges" in alone:
         edges = {RELATION: alone["edges"]}
     refuse_others(path, {file for files in (*nodes.values(), *edges.values()) for file in files})
@@ -122,8 +124,8 @@ def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
         known[stem] = files
     if len(nodes) > 1 or len(edges) > 1 or (len(paths) > 1 and any(name.count(".") == 2 for name in edges)):
         return _Files(
-            {unquote(name): files for name, files in nodes.items()},
-            {dotted_relation(name, files[0]): files for name, files in edges.items()},
+            once_each((unquote(name), files) for name, files in nodes.items()),
+            once_each((dotted_relation(name, files[0]), files) for name, files in edges.items()),
         )
     return _Files(
         dict(zip([NODE], nodes.values(), strict=False)),
