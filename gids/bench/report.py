@@ -111,7 +111,8 @@ class Report:
         """Write the JSON. A file is replaced in one step; a pipe or device is written to. Raises OSError."""
         text = json.dumps(self.as_json(), indent=2) + "\n"
         if not _is_file(path):
-            path.write_text(text)
+            with path.open("a") as file:  # /dev/stdout may be a file with other output
+                file.write(text)
             return
         part = _part(path)
         try:
@@ -139,7 +140,7 @@ def check_writable(path: Path) -> None:
 
 def _is_file(path: Path) -> bool:
     """Whether path is a file or does not exist: a pipe or a device must not be replaced by a file."""
-    return path.is_file() or not path.exists()
+    return not path.is_relative_to("/dev") and (path.is_file() or not path.exists())
 
 
 def _part(path: Path) -> Path:

@@ -97,6 +97,16 @@ def test_shared_settings_are_found() -> None:
     assert shared(report.figures, titles) == {"size": 2, "depth": 4}
 
 
+def test_standard_output_that_is_a_file_gets_the_report_at_its_end(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w") as out:
+        print("before", file=out, flush=True)
+        path = Path(f"/dev/fd/{out.fileno()}")
+        check_writable(path)
+        Report("test", ["gids"]).write(path)
+    before, report = (tmp_path / "out").read_text().split("\n", 1)
+    assert (before, json.loads(report)["question"]) == ("before", "test")
+
+
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     check_writable(tmp_path / "pipe")
