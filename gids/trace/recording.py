@@ -45,10 +45,11 @@ def record(
     loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader before its first minibatch, so that
     the trace starts with an empty cache. rows: record ids of rows instead of pages, for
     `gids convert --order trace:FILE`. Records any number of epochs, but not streams that read through the
-    cache (a validation in mid-epoch). While pages are recorded, reads="auto" reads at random. After an
-    exception the trace holds what happened before it; without a minibatch no file is written. An OSError
-    while writing is logged and ends the recording. Raises ValueError if the loader has a cache already, loads
-    no features, or reads by packs only, which have no pages to record; OSError if path cannot be written.
+    cache (a validation in mid-epoch). Pages are recorded until another loader takes the memory of the cache,
+    which is logged. While pages are recorded, reads="auto" reads at random. After an exception the trace
+    holds what happened before it; without a minibatch no file is written. An OSError while writing is
+    logged and ends the recording. Raises ValueError if the loader has a cache already, loads no features,
+    or reads by packs only, which have no pages to record; OSError if path cannot be written.
     """
     features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
@@ -104,6 +105,14 @@ class _Recorder(Observer):
     def cache_opened(self, cache: Cache) -> None:
         if not self.of_cache:
             return
+        if self._touched:  # a trace is of one cache
+            if self._writer is not None:
+                log.warning(
+                    "recording stopped: another loader of this source took the memory of the cache. Give "
+                    "it a source of its own: gids.open(PATH, memory=...)"
+                )
+                self.finish()
+            return
         stats, caches = self._loader.stats(), cache.stats()
         self._begin(
             lambda t: TracedTable(
@@ -150,6 +159,7 @@ class _Recorder(Observer):
             tables = self._loader.stats()["tables"] if self.of_cache else {}
             counters = {t: {key: int(s[key]) for key in _COUNTERS if key in s} for t, s in tables.items()}
             self._write(TraceWriter.finish, counters)
+            self._writer = None
         elif os.path.isfile(self._path):
             os.unlink(self._path)
 

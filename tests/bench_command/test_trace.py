@@ -155,6 +155,23 @@ def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_pa
         assert int(replay_as_recorded(trace, 0).hits.sum()) == hits
 
 
+def test_a_trace_ends_when_another_loader_takes_the_memory(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.trace"
+    with gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)) as source:
+        loader, other = (gids.FeatureLoader(source, [table]) for table in ("paper.feat", "author.feat"))
+        with record(loader, path):
+            list(loader.attach(minibatches(30, seed=2), papers))
+            hits = loader.stats()["hits"]
+            list(other.attach(minibatches(3, seed=3), lambda ids: {"author.feat": ids["paper.feat"] % 500}))
+            list(loader.attach(minibatches(30, seed=2), papers))
+    assert "recording stopped" in caplog.text
+    with Trace(path) as trace:
+        assert trace.batch_count == 30
+        assert int(replay_as_recorded(trace, 0).hits.sum()) == hits == trace.counters["paper.feat"]["hits"]
+
+
 def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
 
