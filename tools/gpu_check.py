@@ -72,7 +72,7 @@ SANITIZED = (  # small, and between them every kernel
     "tests/cache/test_device_cache.py::test_rows_equal_the_source_when_a_minibatch_takes_many_rounds",
     "tests/cache/test_cache_contract.py::test_rows_equal_the_source_for_every_geometry",
     "tests/cache/test_cache_contract.py::test_converted_rows_equal_torch_bit_for_bit",
-    "tests/cache/test_device_cache.py::test_several_tables_share_one_queue_with_wait_warp",
+    "tests/cache/test_cache_contract.py::test_a_minibatch_gets_the_tables_that_it_asks_for",
     "tests/packs/test_packs_on_a_device.py::test_a_run_resumes_inside_a_pack",
     "tests/sampler/test_neighbor.py::test_minibatches_of_a_device_equal_the_model",
     "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_in_the_model",

@@ -46,7 +46,7 @@ from gids.loader.readers import CacheReader
     params=[
         *("host", "host-late", "emulated"),
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("emulated-warp", "emulated-copy")),
-        pytest.param("cuda", marks=pytest.mark.gpu),
+        *(pytest.param(kind, marks=pytest.mark.gpu) for kind in ("cuda", "cuda-warp", "cuda-copy")),
     ]
 )
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
