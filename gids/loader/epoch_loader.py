@@ -31,7 +31,7 @@ from gids.loader.row_source import RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
-from gids.sampler import Minibatch, Neighbor, Sampler, Topology
+from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
 from gids.sampler.minibatch import FeatureRows
@@ -441,10 +441,12 @@ class EpochLoader(Closing, ABC):
         """The tables to load, by name."""
         if tables is None:
             tables = default_tables(self.source.stores, topology.node_types)
-        found = chosen_tables(self.source.stores, tables)
-        for table in found.values():
+        chosen = chosen_tables(self.source.stores, tables)
+        for name, table in chosen.items():
             check_table_fits(table, topology, self.store.name)
-        return found
+            if table.kind == "edge" and isinstance(self.sampler, RandomWalk):
+                raise ValueError(f"{name}: the edges of RandomWalk are not in the dataset, and have no rows")
+        return chosen
 
 
 class SampledEpoch(Iterator[Minibatch]):

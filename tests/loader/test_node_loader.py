@@ -20,7 +20,7 @@ from open_options import take_options
 import gids
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
+from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, RandomWalk
 from gids.write import DatasetWriter
 
 PAPERS, AUTHORS, DIM = 2000, 300, 64
@@ -193,6 +193,14 @@ def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch:
         read = torch.cat([torch.from_numpy(ids[block.positions]) for block in m.blocks])  # type: ignore[union-attr]
         for factor, table in enumerate(tables):
             assert torch.equal(m.features[table], factor * read.view(-1, 1))
+
+
+def test_edges_of_random_walks_have_no_rows(two_types: Path) -> None:
+    walks = RandomWalk([3], metapath=[("paper", "cites", "paper")])
+    with pytest.raises(ValueError, match="RandomWalk are not in the dataset"):
+        open_loader(
+            two_types, seeds={"paper": torch.arange(9)}, sampler=walks, tables=["author.writes.paper.year"]
+        )
 
 
 def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
