@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import threading
 import time
@@ -37,8 +38,9 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.extent_reader import PinnedExtentReader
 from gids.loader import pack_switch
-from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
+from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
 from gids.packs.device_loads import KvikioExtents
+from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
 from gids.packs.scratch import ScratchFile
 from gids.write import DatasetWriter
@@ -371,8 +373,8 @@ def test_closing_does_not_wait_for_a_long_load(
     class Slow:
         """A read that takes 0.2 s."""
 
-        def __init__(self, *args: Any) -> None:
-            self._read = read(*args)
+        def __init__(self, *args: Any, files: int = 1) -> None:
+            self._read = read(*args, files=files)
 
         def wait(self) -> list[tuple[int, int, int]]:
             if slow.is_set():
@@ -433,8 +435,8 @@ def test_packs_that_kvikio_reads(
             self._engine.close()
 
     def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents:
-        engine = open_engine([scratch.path], direct=scratch.direct, max_read_bytes=1 << 20)
-        return KvikioExtents(device, Reader(device, engine, [scratch.path]), priority)
+        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
+        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
 
     monkeypatch.setattr(device_rows, "open_kvikio", opened)
     with open_source(path) as source:
@@ -451,6 +453,69 @@ def test_packs_that_kvikio_reads(
         assert len(told) == 1
         assert sum(staged) > 0
     assert not scratch_files(path)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("by_kvikio", [False, True])
+def test_packs_that_are_striped_over_directories(
+    on: Device, path: Path, tmp_path: Path, by_kvikio: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=900_000)
+    files: list[np.ndarray] = []
+
+    class Reader(PinnedExtentReader):
+        def read(self, numbers: Any, *args: Any) -> None:
+            files.append(numbers)
+            super().read(numbers, *args)
+
+        def close(self) -> None:
+            super().close()
+            self._engine.close()
+
+    def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
+        if not by_kvikio:
+            return None
+        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
+        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
+
+    monkeypatch.setattr(device_rows, "open_kvikio", opened)
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    with open_source(path, scratch=directories) as source:
+        loader = open_loader(source, device="cuda")
+        for a, b in zip(expected, loader, strict=True):
+            assert_same(a, b)
+        assert loader.stats()["packs"]["minibatches"] == len(expected)
+    if by_kvikio:
+        assert set(np.concatenate(files)) == {0, 1}
+        assert any(len(numbers) > 1 for numbers in files)
+
+
+@pytest.mark.parametrize(("disks", "most"), [(1, 64), (4, 64), (5, 128), (8, 128)])
+def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Path) -> None:
+    """So that reads of 8 MiB per disk are in flight while a part is copied."""
+    with open_source(path) as source:
+        spaces = spaces_of([source.store.table("paper.feat")], {})
+        budget = on_device.DevicePackBudget(
+            spaces=spaces,
+            output_row_bytes={},
+            bounce_bytes=0,
+            sampler_bytes=0,
+            waiting=0,
+            memory_bytes=16 << 30,
+            disks=disks,
+            device_bytes=0,
+        )
+        assert budget.staging_bytes == most << 20
+        in_flight = READS * budget._read_bytes * disks
+        assert (
+            in_flight <= budget.staging_bytes * (device_loads.STAGING_PARTS - 1) // device_loads.STAGING_PARTS
+        )
+    less = dataclasses.replace(budget, memory_bytes=64 << 20)
+    assert less.staging_bytes == 2 << 20
 
 
 def test_kvikio_that_failed_once_is_not_tried_again(
