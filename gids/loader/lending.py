@@ -133,13 +133,15 @@ class Lender:
                     total = added(total, borrower.stats())
         return {key: value for key, value in total.items() if key not in PRESENT}
 
-    def lend(self, to: Borrower) -> int:
+    def lend(self, to: Borrower, *, host: bool = False) -> int:
         """Take the memory from idle caches of other loaders. Returns the host memory that they keep.
 
-        Raises MemoryBudgetError if a loader that has some of the memory has an open epoch.
+        host: it needs host memory, which its cache does not take. Raises MemoryBudgetError if a loader that
+        has some of the memory has an open epoch.
         """
         with self.lock:
-            others = [b for b in self._borrowers if b is not to and b.memories & to.memories]
+            memories = to.memories | ({"host"} if host else set())
+            others = [b for b in self._borrowers if b is not to and b.memories & memories]
             for other in others:
                 if other.has_cache and other.has_open_epoch:
                     raise MemoryBudgetError(

@@ -142,14 +142,14 @@ def open(
             available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
             least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
             it holds the staging memory and a tier of pinned lines under the device's cache (default: no
-            tier); with ``reads="pack"`` all that packs need on the host.
+            tier); if rows are read by packs, all that these need on the host.
         device_memory: memory for loaders on a GPU, of each GPU that has some. Default: half of what is free
             there.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
             useful as cache lines: ``stats()["window"]`` reports it.
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
             (rows of many minibatches by one sequential pass, through a scratch file), or ``"auto"``: the one
-            with the lower predicted time (default). On CUDA ``"auto"`` is ``"random"``.
+            with the lower predicted time (default).
         scratch: directory for scratch files, on a disk; or several, on disks that then work at the same
             time. Default: the dataset's own, if it can be written. The files have no names, so nothing is
             left behind.

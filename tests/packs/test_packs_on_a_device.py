@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from packs_example import (
     assert_same,
     cut_small,
     scratch_files,
+    take_over_at,
 )
 from packs_example import open_loader as open_large_loader
 from packs_example import open_source as open_on_host
@@ -37,8 +39,8 @@ from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.extent_reader import PinnedExtentReader
-from gids.loader import pack_switch
-from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
+from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.packs import DiskRates, RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
@@ -61,7 +63,11 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
 
 
 def open_source(
-    path: Path, reads: str = "pack", memory: int = 16 << 20, device_memory: int = 16 << 20, **options: Any
+    path: Path,
+    reads: str = "pack",
+    memory: int | None = 16 << 20,
+    device_memory: int = 16 << 20,
+    **options: Any,
 ) -> gids.Source:
     return open_on_host(path, reads, memory, device_memory=device_memory, staging=1 << 20, **options)
 
@@ -281,13 +287,111 @@ def test_too_little_of_either_memory_says_so(
         list(open_large_loader(source, device="cuda", batch_size=1334))
 
 
-def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> None:
-    cuda_is(EmulatedDevice())
-    with open_source(path, "auto", device_memory=4 << 20) as source:
+def consider_packs(monkeypatch: pytest.MonkeyPatch, rates: DiskRates) -> None:
+    """With tables of any size, at once, for disks of these rates."""
+    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
+
+
+SLOW_AT_RANDOM, FAST_AT_RANDOM = DiskRates(4096, 10.0, 1e9, 1e9), DiskRates(4096, 1e9, 1e6, 1e6)
+
+
+def few_batches(count: int = 12) -> list[Ids]:
+    generator = torch.Generator().manual_seed(5)
+    return [{"paper.text": torch.randint(4000, (30,), generator=generator)} for _ in range(count)]
+
+
+@pytest.mark.parametrize(("first", "most"), [(0, 20), (3, 20), (2, 5)])
+def test_auto_changes_to_packs_at_any_minibatch(
+    on: Device, path: Path, rows: Ids, first: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first epoch; the second one begins with packs."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    take_over_at(monkeypatch, first)
+    batches = few_batches()
+    with open_source(path, "auto", device_memory=3 << 19) as source:
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        for _ in range(2):
+            assert not any(results(loader, batches, rows))
+        packs = loader.stats()["packs"]
+        assert packs["minibatches"] == 2 * len(batches) - first
+        assert {choice["way"] for choice in packs["choices"]} == {"pack"}
+    assert not scratch_files(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 2, 8, 20])
+@pytest.mark.parametrize("most", [22, 7])
+def test_auto_changes_to_packs_whatever_runs_late(
+    path: Path, first: int, most: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    """Sampling, reads and training."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
+    cuda_is(device := LateDevice(first, lazy=0.7))  # else nothing is ever ready without a wait
+    with open_source(path, "random") as source:
+        random = open_loader(source)
+        expected = [list(random) for _ in range(2)]
+    take_over_at(monkeypatch, first)
+    with open_source(path, "auto", device_memory=2 << 20) as source:
         loader = open_loader(source, device="cuda")
-        next(iter(loader))
+        for epoch in expected:
+            check_beside_training(device, epoch, loader)
+        assert loader.stats()["packs"]["minibatches"] >= 2 * len(loader) - first - 1 or first > most
+    device.close()
+    assert not scratch_files(path)
+
+
+def test_auto_keeps_to_random_reads_that_are_faster(
+    on: Device, path: Path, rows: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same rule as on the CPU, and by all lines: of the device and of the host."""
+    consider_packs(monkeypatch, FAST_AT_RANDOM)
+    lines: list[Any] = []
+    lines_for = gids.FeatureLoader._lines_for
+    monkeypatch.setattr(
+        gids.FeatureLoader, "_lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
+    )
+    with open_source(path, "auto", memory=3 << 19, device_memory=3 << 19) as source:
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        assert not any(results(loader, few_batches(), rows))
+        stats = loader.stats()
+        assert stats["packs"]["minibatches"] == 0
+        assert {choice["way"] for choice in stats["packs"]["choices"]} == {"random"}
+        assert "queue" in stats["memory"]
+        table = stats["tables"]["paper.text"]
+        assert table["host_lines"] > 0
+        assert lines[-1]["paper.text"] == pytest.approx(table["lines"] + table["host_lines"], rel=0.05)
+
+
+@pytest.mark.parametrize("taken", ["host", "device"])
+def test_auto_reads_at_random_where_others_have_the_memory_of_packs(
+    on: Device, path: Path, rows: Ids, taken: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    caplog.set_level("INFO", "gids")
+    memory = None if taken == "host" else 16 << 20
+    with open_source(path, "auto", memory, device_memory=3 << 19) as source:
+        if taken == "host":
+            other = iter(open_loader(source.with_options(reads="random")))
+            next(other)
+        else:
+            monkeypatch.setattr(device_rows, "check_memory", no_memory)
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        for _ in range(2):
+            assert not any(results(loader, few_batches(), rows))
         assert loader.stats()["packs"]["minibatches"] == 0
-        assert "queue" in loader.stats()["memory"]
+    why = "no memory for packs: .* has an open epoch"
+    said = why if taken == "host" else "packs cannot be used, .*: full"
+    assert re.search(said, caplog.text)
+
+
+def no_memory(*_: Any) -> None:
+    raise MemoryBudgetError("full")
 
 
 @pytest.mark.parametrize("where", ["resident", "pack"])
