@@ -45,7 +45,9 @@ def life(bench: Bench) -> None:
         ballast = device.empty(max(0, device.memory_info()[0] - sizes.free_bytes), torch.uint8)
 
     def open_loader(cache: int | None) -> NodeLoader:
-        opened = gids.open(store.path, window=4, tuning=gids.Tuning(cache=cache, staging=16 << 20))
+        opened = gids.open(
+            store.path, window=4, reads="random", tuning=gids.Tuning(cache=cache, staging=16 << 20)
+        )
         options = {"tables": [TABLE], "batch_size": 16, "shuffle": False, "device": "cuda"}
         return NodeLoader(opened, store.split("train"), (3, 2), **options)
 

@@ -186,6 +186,7 @@ class Comparison:
         source = gids.open(
             self._store.path,
             window=sizes.window,
+            reads="random",
             memory=memory if device == "cpu" else None,
             device_memory=memory,
             tuning=gids.Tuning(cache=self._cache_bytes, staging=sizes.staging_bytes, transfer=transfer),

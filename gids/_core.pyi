@@ -219,6 +219,7 @@ QUEUE_DOORBELLS: int
 """The most rounds of a pair that are posted and not collected."""
 QUEUE_PAIRS_MAX: int
 IO_THREADS_MAX: int
+SCRATCH_STRIPE_BYTES: int
 
 class QueueMemory:
     """Queue pairs in memory that host and device share. The engine and the service keep it alive."""
@@ -666,12 +667,15 @@ class Priority:
     def end_urgent(self) -> None: ...
 
 class PackWriter:
-    """Threads that write packs to a scratch file."""
+    """Threads that write packs to a scratch file, which is striped over these files."""
 
     @staticmethod
-    def create(fd: int, *, threads: int, buffers: int, buffer_bytes: int) -> PackWriter: ...
+    def create(fds: Sequence[int], *, threads: int, buffers: int, buffer_bytes: int) -> PackWriter: ...
     @property
     def bytes_written(self) -> int: ...
+    @property
+    def failed_file(self) -> int:
+        """The file that the first error is of; 0 without one."""
 
 _Target = tuple[RowList, PackMemory | None, int]
 
@@ -713,7 +717,7 @@ class Sweep:
         """Block. error: errno or 0; bad_pages: [(file, offset, errno)]; bytes_read; busy_s."""
 
 class PackRead:
-    """Reads a part of a file into PackMemory, in the background."""
+    """Reads a part of a file into PackMemory, in the background. files: that it is striped over."""
 
     def __init__(
         self,
@@ -724,6 +728,8 @@ class PackRead:
         memory: PackMemory,
         at: int,
         nbytes: int,
+        *,
+        files: int = 1,
     ) -> None: ...
     @property
     def ended(self) -> bool: ...

@@ -144,16 +144,19 @@ def add_reads(parser: argparse.ArgumentParser) -> None:
         "through a scratch file (pack), or the faster one by prediction",
         "auto",
     )
-    option(
+    parser.add_argument(
         "--scratch",
-        Path,
-        "directory for the scratch file, on a disk (default: that of the dataset)",
+        type=Path,
+        action="append",
+        default=[],
         metavar="DIR",
+        help="directory for scratch files, on a disk (default: that of the dataset); may be repeated, for "
+        "several disks that work at the same time",
     )
     option(
         "--scratch-bytes",
         parse_bytes,
-        "size limit of the scratch file (default: half of the free space)",
+        "size limit of all scratch files together (default: half of the free space)",
         metavar="BYTES",
     )
 

@@ -231,7 +231,7 @@ def _config(
         gids_memory_bytes=memory_bytes,
         window=args.window,
         reads=args.reads,
-        scratch=str(args.scratch.absolute()) if args.scratch else "",
+        scratch=tuple(str(directory.absolute()) for directory in args.scratch),
         scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
         shards=tuple(map(str, table.shard_paths)),

@@ -148,7 +148,7 @@ class FeatureLoader(Closing):
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
         self._packs_on: OnDevice | None = None
-        if isinstance(self._placement, DevicePlacement) and options.reads == "pack":
+        if isinstance(self._placement, DevicePlacement) and options.reads != "random":
             self._packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
         self._learned = self._open_learned = Learned()
         self._packs = PackReads(
@@ -260,8 +260,10 @@ class FeatureLoader(Closing):
     @property
     def memories(self) -> frozenset[str]:
         """The memories that the cache takes: "host", "cuda:INDEX", or both."""
-        host = frozenset() if self._packs_on is None else frozenset({"host"})
-        return self._placement.memories | host
+        packs = self._packs_on is not None and (
+            self._options.reads == "pack" or self._packs.machine is not None
+        )
+        return self._placement.memories | (frozenset({"host"}) if packs else frozenset())
 
     @property
     def has_cache(self) -> bool:
@@ -394,9 +396,10 @@ class FeatureLoader(Closing):
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
         ``packs``: counters of packs (``superbatches``, ``packs``, ``minibatches``, ``bytes_read``,
-        ``bytes_written``, ``seconds``), and ``choices``: of each run of minibatches the way of reading, with
-        predicted and actual seconds. ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of
-        each table, or None; ``engine``: its own counters; ``tables``: the counters of each table.
+        ``bytes_written``, ``seconds``); ``choices``: of each run of minibatches the way of reading, with
+        predicted and actual seconds; ``scratch``: directories, once known. ``window``, ``planned`` (in use),
+        ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
+        counters of each table.
         """
         if learned is None:
             return self._last_stats or self._totals()
@@ -567,15 +570,14 @@ class FeatureLoader(Closing):
         reads = self._options.reads
         if reads == "random" or learned.random(count):
             return False
-        if self.device.type != "cpu" and reads == "auto":
-            return False
         wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
         if reads != "auto":
             if wide is not None:
                 raise ValueError(f"reads={reads!r}: '{wide.name}' has 2^32 rows or more; use reads='random'")
             return True
         nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
-        large = nbytes > max(self.source.memory, LEAST_BYTES)
+        memory = self.source.memory if self.device.type == "cpu" else self._placement.memory_bytes
+        large = nbytes > max(memory, LEAST_BYTES)
         return wide is None and large and not self._observers.of_cache and self._options.cache != 0
 
     def _lines_for(self, attached: Attached[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
@@ -584,14 +586,25 @@ class FeatureLoader(Closing):
         minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
         sizes = self._sizes(attached, rows, minibatch_bytes, ids)
         try:
-            return self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes).lines
+            plan = self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes)
         except MemoryBudgetError:
             return None
+        return {name: count + plan.host_lines.get(name, 0) for name, count in plan.lines.items()}
 
     def _pack_bytes(self) -> int:
-        """Borrow the memory of other loaders. Returns the bytes for packs."""
+        """Borrow the memory of other loaders. Returns the bytes for packs.
+
+        On a device 0, if the open epoch of another loader has the host memory, which the cache does not need.
+        """
         with self._lock:
-            return self.source.memory - self.source.lender.lend(self) - self._packs.next_bytes
+            try:
+                kept_bytes = self.source.lender.lend(self, host=True)
+            except MemoryBudgetError as error:
+                if self.device.type == "cpu" or self._options.reads != "auto":
+                    raise
+                log.info("no memory for packs: %s", error)
+                return 0
+            return self.source.memory - kept_bytes - self._packs.next_bytes
 
     def _free_cache(self, attached: Attached[Any]) -> None:
         with self._lock:
@@ -784,14 +797,13 @@ class Attached(Generic[T]):
 
     def _choose_reads(self, stream: EpochStream[T]) -> None:
         """Let the stream read by packs where that is faster, if it may."""
-        loader, sampled, ids_of, switch = self._loader, self._source, self._ids_of, None
+        loader, sampled, switch = self._loader, self._source, None
         packs, on_device = loader._packs, loader._packs_on
         prepared = packs.prepared(self.learned, self._minibatches)
         if self._packs_allowed and loader.may_use_packs(self.learned, self.count):
             if prepared is not None:
                 sampled = prepared.source
-            if on_device is not None:
-                ids_of = on_device.ids_of(ids_of)
+            ids_of = self._ids_of if on_device is None else on_device.ids_of(self._ids_of)
             following = (
                 self._following if self._alone and on_device is None and self.learned.longest else None
             )
@@ -809,7 +821,7 @@ class Attached(Generic[T]):
             if prepared is not None:
                 prepared.close()
             packs.release()  # the memory is the cache's now
-        stream.use(sampled, ids_of, switch, loader._seconds, self.learned.ended)
+        stream.use(sampled, self._ids_of, switch, loader._seconds, self.learned.ended)
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:

@@ -6,7 +6,6 @@ Made by gids.open. It knows which loaders have a cache and which have an open ep
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
@@ -17,6 +16,7 @@ from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
 from gids.cuda import Device
 from gids.errors import MemoryBudgetError
+from gids.io.disks import device_of
 from gids.loader.counting import PRESENT, Stats, added
 from gids.loader.ranks import local_ranks
 from gids.packs import Scratch, find_scratch
@@ -80,7 +80,8 @@ class Lender:
             scratch = find_scratch(*given, shards, warn=options.reads == "pack", ranks=local_ranks())
             if scratch is None:
                 return None
-            return self._scratches.setdefault((*given, os.stat(scratch.directory).st_dev), scratch)
+            devices = frozenset(map(device_of, scratch.directories))
+            return self._scratches.setdefault((*given, devices), scratch)
 
     @property
     def host_bytes(self) -> int:
@@ -132,13 +133,15 @@ class Lender:
                     total = added(total, borrower.stats())
         return {key: value for key, value in total.items() if key not in PRESENT}
 
-    def lend(self, to: Borrower) -> int:
+    def lend(self, to: Borrower, *, host: bool = False) -> int:
         """Take the memory from idle caches of other loaders. Returns the host memory that they keep.
 
-        Raises MemoryBudgetError if a loader that has some of the memory has an open epoch.
+        host: it needs host memory, which its cache does not take. Raises MemoryBudgetError if a loader that
+        has some of the memory has an open epoch.
         """
         with self.lock:
-            others = [b for b in self._borrowers if b is not to and b.memories & to.memories]
+            memories = to.memories | ({"host"} if host else set())
+            others = [b for b in self._borrowers if b is not to and b.memories & memories]
             for other in others:
                 if other.has_cache and other.has_open_epoch:
                     raise MemoryBudgetError(

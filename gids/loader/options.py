@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -113,7 +115,7 @@ class Options(Tuning):
     heat: str
     check_crc: bool
     reads: Reads
-    scratch: str | None
+    scratch: tuple[str, ...] | None
     scratch_bytes: int | None
     threads: int | None
     cache: int | None
@@ -121,6 +123,8 @@ class Options(Tuning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scratch is not None:
+            object.__setattr__(self, "scratch", _directories(self.scratch))
         if self.window < 0:
             raise ValueError(f"window must be 0 or more (got {self.window}); 0 turns lookahead off")
         live, most = self.window + (self.planned or 1), _core.USE_BITS
@@ -131,3 +135,11 @@ class Options(Tuning):
             )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {self.threads})")
+
+
+def _directories(scratch: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    names = [scratch] if isinstance(scratch, str | os.PathLike) else scratch
+    directories = tuple(os.fspath(name) for name in names)
+    if not directories:
+        raise ValueError("scratch is an empty list: give a directory, or several on different disks")
+    return directories

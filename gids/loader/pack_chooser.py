@@ -5,7 +5,6 @@ Made by FeatureLoader.attach, used by PackSwitch.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from gids.cache.output_dtype import out_row_bytes
-from gids.errors import MemoryBudgetError, StorageError
+from gids.errors import MemoryBudgetError
 from gids.loader.learned import NextEpoch
 from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
@@ -374,9 +373,6 @@ class PackChooser:
 
     def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> Layout | None:
         """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
-        if not self._packs.rates().write_bytes_per_s:
-            assert self._packs.scratch is not None
-            raise StorageError(errno.ENOSPC, "scratch cannot be written", self._packs.scratch.directory)
         plan = self._plan(sampled, memory_bytes, ahead)
         return None if plan is None else self._work(sampled, plan).choose()
 
@@ -414,7 +410,7 @@ class PackChooser:
         pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
         wanted = [sum(i * n for i, n in enumerate(counts.histogram())) for counts, _ in pairs]
         nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
-        packed_s = self.sweep_s(sampled) + nbytes * (1 / rates.write_bytes_per_s + 1 / rates.read_bytes_per_s)
+        packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
         needed = self._budget(sampled, memory_bytes).needed(

@@ -75,7 +75,9 @@ class PackReads:
 
     @cached_property
     def disk_count(self) -> int:
-        return disk_count(path for t in self.tables for path in t.shard_paths)
+        """Disks that a sweep, or reading packs, keeps busy."""
+        tables = disk_count(path for t in self.tables for path in t.shard_paths)
+        return tables if self.scratch is None else max(tables, self.scratch.disks)
 
     @property
     def on_device(self) -> bool:
@@ -112,9 +114,15 @@ class PackReads:
         return sum(coming.nbytes for coming in self.next_epochs if coming.open)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, and each superbatch's choice."""
-        seconds = dict(self.counters["seconds"])
-        return {**self.counters, "seconds": seconds, "choices": [dict(c) for c in self.choices]}
+        """Counters, each superbatch's choice, and the directories of scratch, once they are known."""
+        seconds, choices = dict(self.counters["seconds"]), [dict(choice) for choice in self.choices]
+        directories = () if self._scratch is None else self._scratch.directories
+        return {
+            **self.counters,
+            "seconds": seconds,
+            "choices": choices,
+            "scratch": [str(directory) for directory in directories],
+        }
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""

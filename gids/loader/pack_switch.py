@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gids.errors import StorageError
+from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, then
 from gids.loader.learned import NextEpoch
 from gids.loader.memory import rows_read
@@ -245,7 +245,8 @@ class PackSwitch(Generic[T]):
             self._read_at_random(stream, then(held, self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
-            self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
+            minibatches = iter(self._packs.settled(self._sampled.all()))
+            self._read_at_random(stream, minibatches, reads_ahead=False)
 
     def _race(self, stream: EpochStream[T]) -> None:
         """Prepare packs until a minibatch is there by random reads, or packs are ready and take over.
@@ -296,7 +297,7 @@ class PackSwitch(Generic[T]):
         if layout is None:
             return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
-        if self._chooser.sweep_s(sampled) > _LONG_S:
+        if self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
             self._coming = self._chooser.new_machine(sampled)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
@@ -305,8 +306,7 @@ class PackSwitch(Generic[T]):
         else:
             self._end_random(stream, sampled)
             self._learned.by_packs = True
-            packs.machine = self._chooser.new_machine(sampled)
-            self._train(stream, self._make(layout, first_pack, packs.machine, fill_resident=True), index)
+            self._train(stream, self._make_first(layout, first_pack, sampled), index)
 
     def _hand_over(self, stream: EpochStream[T], superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
         """Read by packs from now on, in place of random reads."""
@@ -396,8 +396,7 @@ class PackSwitch(Generic[T]):
             self._give_up(error)
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is not None:
-            packs.machine = self._chooser.new_machine(sampled)
-            superbatch = self._make(layout, 0, packs.machine, fill_resident=True)
+            superbatch = self._make_first(layout, 0, sampled)
         self._train(stream, superbatch, 0)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
@@ -477,6 +476,17 @@ class PackSwitch(Generic[T]):
                 self._learned.read_at_random("another process reads by random reads", self._count)
             return self._random(stream, 0)
         self._size = sampled.most = min(sampled.most, agreed)
+
+    def _make_first(self, layout: Layout, first_pack: int, sampled: SampledAhead[T]) -> Superbatch | None:
+        """As _make(), with new memory. None also if others have taken a device's memory meanwhile."""
+        try:
+            machine = self._packs.machine = self._chooser.new_machine(sampled)
+        except MemoryBudgetError as error:
+            if self._packs.options.reads != "auto":
+                raise
+            self._give_up(error)
+            return None
+        return self._make(layout, first_pack, machine, fill_resident=True)
 
     def _make(
         self,

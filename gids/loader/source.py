@@ -124,7 +124,7 @@ def open(
     device_memory: Size | None = None,
     window: int = 16,
     reads: Reads = "auto",
-    scratch: str | os.PathLike[str] | None = None,
+    scratch: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     scratch_bytes: Size | None = None,
     heat: str = "auto",
     threads: int | None = None,
@@ -142,18 +142,19 @@ def open(
             available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
             least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
             it holds the staging memory and a tier of pinned lines under the device's cache (default: no
-            tier); with ``reads="pack"`` all that packs need on the host.
+            tier); if rows are read by packs, all that these need on the host.
         device_memory: memory for loaders on a GPU, of each GPU that has some. Default: half of what is free
             there.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
             useful as cache lines: ``stats()["window"]`` reports it.
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
             (rows of many minibatches by one sequential pass, through a scratch file), or ``"auto"``: the one
-            with the lower predicted time (default). On CUDA ``"auto"`` is ``"random"``.
-        scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
-            The files have no names, so nothing is left behind.
-        scratch_bytes: limit of all scratch files together. Default: half of the free space, divided by the
-            number of ranks on this machine.
+            with the lower predicted time (default).
+        scratch: directory for scratch files, on a disk; or several, on disks that then work at the same
+            time. Default: the dataset's own, if it can be written. The files have no names, so nothing is
+            left behind.
+        scratch_bytes: limit of all scratch files together, in all directories. Default: half of the free
+            space, divided by the number of ranks on this machine; each directory gets as many bytes.
         heat: the stored heat of nodes, by which the policy ranks pages that the window does not use:
             ``"out-degree"`` (stored by conversion), ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids
             heat``), or ``"none"``. ``"auto"`` (default) takes, for each table, the first that is stored of
@@ -178,7 +179,7 @@ def open(
         device_memory=_bytes("device_memory", device_memory),
         window=window,
         reads=reads,
-        scratch=None if scratch is None else os.fspath(scratch),
+        scratch=cast("tuple[str, ...] | None", scratch),
         scratch_bytes=_bytes("scratch_bytes", scratch_bytes),
         heat=heat,
         threads=threads,

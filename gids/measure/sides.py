@@ -68,7 +68,7 @@ class EpochConfig:
     gids_memory_bytes: int | None = None
     window: int = 16
     reads: Reads = "auto"
-    scratch: str = ""
+    scratch: tuple[str, ...] = ()
     scratch_bytes: int = 0
     random_access: bool = True
     most_seconds: float = 0

@@ -10,13 +10,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from gids import _core
+from gids.errors import StorageError
 from gids.io import open_engine, queue_depth
-from gids.io.disks import disk_count
+from gids.io.disks import device_of, disk_count
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 from gids.store.geometry import div_ceil
 from gids.stored_file import file_status
@@ -61,18 +64,24 @@ _SCRATCH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DiskRates:
-    """random_reads_per_s: of pages of page_bytes at the loader's queue depth. write_bytes_per_s: 0 without
-    scratch."""
+    """random_reads_per_s: of pages of page_bytes at the loader's queue depth. write_bytes_per_s: of all
+    directories of scratch together, 0 without scratch. packed_bytes_per_s: of reads from scratch; None: it is
+    on the disks of the tables."""
 
     page_bytes: int
     random_reads_per_s: float
     read_bytes_per_s: float
     write_bytes_per_s: float
+    packed_bytes_per_s: float | None = None
 
     @property
     def gap_bytes(self) -> int:
         """Unwanted bytes that take as long to read as one more request."""
         return int(self.read_bytes_per_s / self.random_reads_per_s)
+
+    def packed_s(self, nbytes: float) -> float:
+        """Seconds that it takes to read so many bytes from scratch."""
+        return nbytes / (self.packed_bytes_per_s or self.read_bytes_per_s)
 
 
 _known: dict[object, DiskRates] = {}
@@ -94,28 +103,26 @@ def measure_rates(
     the loader, is small. Takes an eighth of it, and at most 64 MiB.
 
     Nothing else should run meanwhile: short measurements beside busy threads are far too low.
-    Raises OSError for a file that cannot be opened or read.
+    Raises OSError for a file that cannot be opened or read, StorageError for scratch that cannot be written.
     """
     most_bytes = min(_MOST_MEMORY_BYTES, (memory_bytes or 1 << 40) // _MEMORY_SHARE)
     slots = max(1, most_bytes // page_bytes)
     depth = min(depth or queue_depth(paths, engine), slots)
     devices = frozenset(file_status(path).st_dev for path in paths)
-    on = None if scratch is None else os.stat(scratch.directory).st_dev
+    on = None if scratch is None else frozenset(map(device_of, scratch.directories))
     key = (devices, on, page_bytes, depth, direct, engine)
     if key not in _known:
         random_per_s = _random_reads_per_s(paths, page_bytes, depth, min(slots, 4 * depth), direct, engine)
         # Long reads are faster than random ones, so that one takes less than so many seconds.
         longest = int(min(_LONG, most_bytes // _READING, _LONG_S * random_per_s * page_bytes))
         longest = max(_READ_BYTES, longest // BLOCK * BLOCK)
-        found = DiskRates(
-            page_bytes,
-            random_per_s,
-            _long_reads_per_s(paths, longest, direct, engine),
-            0.0 if scratch is None else _writes_per_s(scratch, longest),
-        )
-        if scratch is not None and not found.write_bytes_per_s:
-            return found  # the disk is full, or fails: not for ever
-        _known[key] = found
+        read_per_s, write_per_s, packed_per_s = _long_reads_per_s(paths, longest, direct, engine), 0.0, None
+        if scratch is not None:
+            with closing(scratch.open()) as file:
+                write_per_s = _writes_per_s(file, scratch.limit_bytes - scratch.taken_bytes, longest)
+                if on != devices and file.direct:  # else what was written is in the page cache
+                    packed_per_s = _long_reads_per_s(file.paths, longest, direct, engine)
+        _known[key] = DiskRates(page_bytes, random_per_s, read_per_s, write_per_s, packed_per_s)
     return _known[key]
 
 
@@ -157,32 +164,36 @@ def _random_reads_per_s(
 def _long_reads_per_s(
     paths: Sequence[str | os.PathLike[str]], longest: int, direct: bool, kind: str
 ) -> float:
-    """Bytes per second of ascending reads, from a random place on. longest: bytes of a read."""
-    depth = min(32 * disk_count(paths), _READING * longest // _READ_BYTES)
+    """Bytes per second of ascending reads, from a random place on, of all files in turn. longest: bytes of a
+    read."""
+    disks = disk_count(paths)
+    reading = max(_READING, disks)
+    longest = max(_READ_BYTES, _READING * longest // reading // BLOCK * BLOCK)
+    depth = min(32 * disks, reading * longest // _READ_BYTES)
     with open_engine(paths, kind, depth=depth, direct=direct, max_read_bytes=_READ_BYTES) as engine:
-        memory, priority = _core.PackMemory.create(_READING * longest), _core.Priority.create()
-        reading: deque[tuple[_core.PackRead, int]] = deque()
+        memory, priority = _core.PackMemory.create(reading * longest), _core.Priority.create()
+        coming: deque[tuple[_core.PackRead, int]] = deque()
         marks, end = _Marks(), time.perf_counter() + _MOST_S
         for i, (file, at, nbytes) in enumerate(
             _pieces([file_status(path).st_size for path in paths], longest)
         ):
-            if len(reading) == _READING:
-                _wait(reading, marks)
+            if len(coming) == reading:
+                _wait(coming, marks)
             late = time.perf_counter() > end
-            if i == 2 * _READING and not late:  # the first reads are slower
+            if i == 2 * reading and not late:  # the first reads are slower
                 marks = _Marks()
             if marks.enough or (late and marks.count > 1):
                 break
-            read = _core.PackRead(engine.native, priority, file, at, memory, i % _READING * longest, nbytes)
-            reading.append((read, nbytes))
-        while reading:
-            _wait(reading, marks)
+            read = _core.PackRead(engine.native, priority, file, at, memory, i % reading * longest, nbytes)
+            coming.append((read, nbytes))
+        while coming:
+            _wait(coming, marks)
         return marks.rate() or 1e9
 
 
-def _wait(reading: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
+def _wait(coming: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
     """Wait for the first read."""
-    read, nbytes = reading.popleft()
+    read, nbytes = coming.popleft()
     read.wait()
     marks.add(nbytes)
 
@@ -229,35 +240,48 @@ def _rate(marks: Sequence[tuple[float, int]]) -> float:
 
 
 def _pieces(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int, int]]:
-    """(file, offset, bytes) of long reads, from a random place on; at most as many as are measured."""
-    counts = [div_ceil(size, longest) for size in sizes]
-    total = sum(counts)
-    first = int(np.random.default_rng().integers(max(1, total)))
-    for number in range(first, first + min(total, _MOST_READ_BYTES // longest)):
-        file, piece = 0, number % total
-        while piece >= counts[file]:
-            piece -= counts[file]
-            file += 1
-        yield file, piece * longest, min(longest, sizes[file] - piece * longest)
+    """(file, offset, bytes) of long reads, from a random place on, of all files in turn; at most as many as
+    are measured."""
+    rounds = div_ceil(max(sizes), longest)
+    first = int(np.random.default_rng().integers(max(1, rounds)))
+    left = _MOST_READ_BYTES // longest
+    for number in range(first, first + min(rounds, left)):
+        offset = number % rounds * longest
+        for file, size in enumerate(sizes):
+            if offset < size:
+                yield file, offset, min(longest, size - offset)
 
 
-def _writes_per_s(scratch: Scratch, longest: int) -> float:
-    """Bytes per second. 0 if scratch cannot be written. longest: bytes of a write."""
-    file = scratch.open()
-    try:
-        _reserve(file, min(_SCRATCH_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
-        data = mmap.mmap(-1, longest)
-        data[:] = os.urandom(len(data))  # a disk may recognize zeros
-        marks, at, end = _Marks(), 0, time.perf_counter() + _MOST_S
+def _writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
+    """Bytes per second of writes to all directories at a time. longest: bytes of a write.
+
+    Cuts the file to what was written. Raises StorageError.
+    """
+    _reserve(file, min(_SCRATCH_BYTES, room_bytes // 4))
+    sizes = [os.fstat(fd).st_size for fd in file.fds]
+    numbers = [number for number, size in enumerate(sizes) if size]
+    size = min(sizes[number] for number in numbers) // BLOCK * BLOCK
+    data = mmap.mmap(-1, longest)
+    data[:] = os.urandom(len(data))  # a disk may recognize zeros
+    marks, at, end, written = _Marks(), 0, time.perf_counter() + _MOST_S, 0
+
+    def write(number: int) -> int:
+        try:
+            return os.pwrite(file.fds[number], memoryview(data)[: size - at], at)
+        except OSError as error:
+            reason = f"scratch cannot be written: {os.strerror(error.errno or 0)}"
+            raise StorageError(error.errno or 0, reason, file.directories[number]) from error
+
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        run = map if len(numbers) == 1 else threads.map
         while not marks.enough and not (marks.count > 1 and time.perf_counter() > end):
-            count = os.pwrite(file.fd, memoryview(data)[: file.nbytes - at], at)
-            marks.add(count)
-            at = (at + count) % file.nbytes
-        return marks.rate()
-    except (OSError, ScratchFull):
-        return 0.0
-    finally:
-        file.close()
+            counts = list(run(write, numbers))
+            marks.add(sum(counts))
+            at = (at + min(counts)) % size
+            written = max(written, at or size)
+    for number in numbers:
+        os.ftruncate(file.fds[number], written)
+    return marks.rate()
 
 
 def _reserve(file: ScratchFile, nbytes: int) -> None:

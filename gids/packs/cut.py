@@ -113,7 +113,7 @@ class Work:
         packed_bytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
         sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.spaces, self._wanted, rates)
         write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
-        read_s = (packed_bytes + self.spool.bytes_written) / rates.read_bytes_per_s
+        read_s = rates.packed_s(packed_bytes + self.spool.bytes_written)
         # Two packs are read while others are trained; the other parts of a minibatch when it is due.
         ahead_bytes = 2 * trial.most_bytes * times * len({end for end, _ in cut})
         late = 1 - min(1.0, ahead_bytes / max(1, packed_bytes))

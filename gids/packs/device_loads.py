@@ -64,14 +64,15 @@ class Staging:
         self,
         engine: Engine,
         priority: _core.Priority,
-        file: int,
+        files: range,
         extents: Sequence[Extent],
         to: torch.Tensor,
         stopped: Stopped,
     ) -> list[Bad]:
-        """Read extents of a file to the device. Blocks. Returns what could not be read.
+        """Read extents of a scratch file to the device. Blocks. Returns what could not be read.
 
-        Incomplete once stopped() is true. to: uint8[n] on the device, which no other stream uses.
+        Incomplete once stopped() is true. files: the engine's, over which it is striped. to: uint8[n] on the
+        device, which no other stream uses.
         """
         bad: list[Bad] = []
         reads: deque[tuple[_core.PackRead, int, Extent]] = deque()
@@ -90,9 +91,8 @@ class Staging:
                 part = i % STAGING_PARTS
                 self._wait_for(part)
                 begin = part * self._part_bytes
-                read = _core.PackRead(
-                    engine.native, priority, file, piece.offset, self._memory, begin, piece.nbytes
-                )
+                where = piece.offset, self._memory, begin, piece.nbytes
+                read = _core.PackRead(engine.native, priority, files[0], *where, files=len(files))
                 reads.append((read, part, piece))
             while reads and not stopped():
                 finish()
@@ -126,8 +126,11 @@ class Staging:
 class KvikioExtents:
     """A scratch file that kvikio reads by GPUDirect Storage."""
 
-    def __init__(self, device: Device, reader: ExtentReader, priority: _core.Priority) -> None:
+    def __init__(
+        self, device: Device, reader: ExtentReader, priority: _core.Priority, scratch: ScratchFile
+    ) -> None:
         self._device, self._reader, self._priority = device, reader, priority
+        self._stripes = scratch.stripes
         self._stream = device.new_stream()
 
     def read(self, extents: Sequence[Extent], to: torch.Tensor, stopped: Stopped) -> bool:
@@ -137,10 +140,10 @@ class KvikioExtents:
             for offset, at, nbytes in _pieces(extents, _KVIKIO_BYTES):
                 if stopped():
                     break
+                files, offsets, lengths = np.array(list(self._stripes(offset, nbytes))).T
+                out_offsets = at + np.cumsum(lengths) - lengths
                 with self._device.use(self._stream):
-                    self._reader.read(
-                        np.zeros(1, np.uint32), np.array([offset]), np.array([nbytes]), to, np.array([at])
-                    )
+                    self._reader.read(files.astype(np.uint32), offsets, lengths, to, out_offsets)
             return True
         except (OSError, RuntimeError) as error:
             log.info("reading packs through pinned memory: %s", error)
@@ -189,19 +192,20 @@ def open_kvikio(device: Device, scratch: ScratchFile, priority: _core.Priority) 
     """Open a scratch file with kvikio, if GPUDirect Storage reads it; else None, and the log says why.
 
     scratch: nothing is written to it yet. The first call probes kvikio in a child process, for at most a
-    minute, if GDS may work.
+    minute for each file system, if GDS may work.
     """
     obstacle = why_no_gds()
-    if not obstacle:
+    for fd in scratch.fds:
+        if obstacle:
+            break
         # The file has no name: the child finds it among the files of this process.
-        path = f"/proc/{os.getpid()}/fd/{scratch.fd}"
-        found = probe_kvikio(path, device.index, scratch=True)
-        obstacle = "" if found.gds else found.reason
+        result = probe_kvikio(f"/proc/{os.getpid()}/fd/{fd}", device.index, scratch=True)
+        obstacle = "" if result.gds else result.reason
     if not obstacle:
         from gids.io.device.kvikio_reader import KvikioReader
 
         try:
-            return KvikioExtents(device, KvikioReader(device, [scratch.path], gds=True), priority)
+            return KvikioExtents(device, KvikioReader(device, scratch.paths, gds=True), priority, scratch)
         except StorageError as error:
             obstacle = str(error)
     if obstacle not in _logged:

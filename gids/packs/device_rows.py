@@ -129,9 +129,11 @@ class DeviceRows(RowMemory):
     def second_output_bytes(self) -> int:
         return self.host.peak_bytes
 
-    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
+    def open(
+        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
+    ) -> PackSource:
         kvikio = None if self.on.without_kvikio else open_kvikio(self.device, scratch, priority)
-        return _DeviceSource(self, engine, priority, file, kvikio)
+        return _DeviceSource(self, engine, priority, files, kvikio)
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         if self._kept is not resident:
@@ -154,12 +156,12 @@ class DeviceRows(RowMemory):
         self,
         engine: Engine,
         priority: _core.Priority,
-        file: int,
+        files: range,
         extents: Sequence[Extent],
         stopped: Stopped,
     ) -> list[Bad]:
         """Read a pack through staging. Blocks. Called by its load."""
-        return self._staging.read(engine, priority, file, extents, self.memory, stopped)
+        return self._staging.read(engine, priority, files, extents, self.memory, stopped)
 
     def gather(self, parts: Iterable[Sequence[Wanted]]) -> dict[str, torch.Tensor]:
         """See RowMemory.gather(). There is one part. Blocks until the consumer's stream used the minibatch
@@ -264,10 +266,10 @@ class _DeviceSource:
         rows: DeviceRows,
         engine: Engine,
         priority: _core.Priority,
-        file: int,
+        files: range,
         kvikio: KvikioExtents | None,
     ) -> None:
-        self._rows, self._engine, self._priority, self._file = rows, engine, priority, file
+        self._rows, self._engine, self._priority, self._files = rows, engine, priority, files
         self._kvikio = kvikio
 
     def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
@@ -281,7 +283,7 @@ class _DeviceSource:
             if kvikio is not None and by_kvikio and not kvikio.read(extents, rows.memory, stopped):
                 by_kvikio, rows.on.without_kvikio = False, True
             if not by_kvikio:
-                bad = rows.read(self._engine, self._priority, self._file, extents, stopped)
+                bad = rows.read(self._engine, self._priority, self._files, extents, stopped)
             return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
 
         load = DeviceLoad(self._rows.device, work)

@@ -60,10 +60,10 @@ _LEAST_BUFFER_BYTES = 32 << 10
 _MOST_BUFFER_BYTES = 1 << 20
 _LEAST_PACKS = 4
 _MOST_PACKS = 2048
-_SPARE_BUFFERS = 16
+SPARE_BUFFERS = 16
 """Write buffers beside the one of each pack: those that are being written."""
 
-LEAST_WRITE_BYTES = (_LEAST_PACKS + _SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
+LEAST_WRITE_BYTES = (_LEAST_PACKS + SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
 """Write buffers take at least as much."""
 
 
@@ -137,11 +137,11 @@ class PackPlan:
 
     def most_packs(self, write_bytes: int) -> int:
         """Packs that one sweep can fill."""
-        return max(_LEAST_PACKS, min(_MOST_PACKS, write_bytes // _LEAST_BUFFER_BYTES - _SPARE_BUFFERS))
+        return max(_LEAST_PACKS, min(_MOST_PACKS, write_bytes // _LEAST_BUFFER_BYTES - SPARE_BUFFERS))
 
     def buffers(self, packs: int, write_bytes: int) -> tuple[int, int]:
         """(number, bytes of each) of the write buffers for so many packs."""
-        count = packs + _SPARE_BUFFERS
+        count = packs + SPARE_BUFFERS
         each = write_bytes // count // ALIGNMENT * ALIGNMENT
         return count, min(_MOST_BUFFER_BYTES, max(_LEAST_BUFFER_BYTES, each))
 

@@ -17,7 +17,7 @@ from gids.packs.device_rows import OUTPUTS, SENT, DeviceRows
 from gids.packs.memory import ALIGNMENT, LEAST_WRITE_BYTES, SETS_OF_A_TRIAL, Ahead, PackBudget, PackPlan
 from gids.packs.row_memory import HostGather
 from gids.packs.spaces import Space
-from gids.store.geometry import align_up
+from gids.store.geometry import align_up, div_ceil
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
@@ -34,6 +34,9 @@ _MOST_STAGING = 64 << 20
 _LEAST_STAGING = 256 << 10
 _STAGING_SHARE = 32
 """Staging takes at most a 32nd of the host memory."""
+
+_STAGED_DISKS = 4
+"""The most staging has room for what is in flight on four disks, and grows with their number."""
 
 ON_DEVICE = ("packs", "outputs", "row sets on the device", "rows on the device", "minibatches on the device")
 """The purposes in device memory. All others are in host memory."""
@@ -81,7 +84,8 @@ class DevicePackBudget(PackBudget):
     def staging_bytes(self) -> int:
         """Pinned host memory that packs pass."""
         share = max(_LEAST_STAGING, self.memory_bytes // _STAGING_SHARE)
-        return align_up(min(_MOST_STAGING, share), ALIGNMENT)
+        most = _MOST_STAGING * max(1, div_ceil(self._busy_disks, _STAGED_DISKS))
+        return align_up(min(most, share), ALIGNMENT)
 
     def _plan(self, purposes: Mapping[str, int], ahead: Ahead) -> PackPlan | None:
         on_device = sum(n for purpose, n in purposes.items() if purpose in ON_DEVICE)

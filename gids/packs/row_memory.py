@@ -164,8 +164,10 @@ class RowMemory(ABC):
         return 0
 
     @abstractmethod
-    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        """engine: has the scratch file open as its file of this number."""
+    def open(
+        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
+    ) -> PackSource:
+        """files: which of the engine's are those of the scratch file."""
 
     @abstractmethod
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
@@ -209,8 +211,10 @@ class HostRows(RowMemory):
     def lend_outputs(self) -> int:
         return self.host.lend()
 
-    def open(self, engine: Engine, priority: _core.Priority, file: int, scratch: ScratchFile) -> PackSource:
-        return _HostSource(engine, priority, file, self)
+    def open(
+        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
+    ) -> PackSource:
+        return _HostSource(engine, priority, files, self)
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         return list(resident)
@@ -248,13 +252,13 @@ class HostRows(RowMemory):
 
 
 class _HostSource:
-    def __init__(self, engine: Engine, priority: _core.Priority, file: int, rows: HostRows) -> None:
-        self._engine, self._priority, self._file, self._rows = engine, priority, file, rows
+    def __init__(self, engine: Engine, priority: _core.Priority, files: range, rows: HostRows) -> None:
+        self._engine, self._priority, self._files, self._rows = engine, priority, files, rows
 
     def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        memory = self._rows.memory
+        engine, files, memory = self._engine.native, self._files, self._rows.memory
         reads = [
-            _core.PackRead(self._engine.native, self._priority, self._file, offset, memory, at, nbytes)
+            _core.PackRead(engine, self._priority, files[0], offset, memory, at, nbytes, files=len(files))
             for offset, at, nbytes in extents
         ]
         return _HostLoad(reads, extents, lists)

@@ -1,6 +1,6 @@
-"""Scratch: unnamed files on a disk of choice, of bounded size. A killed process leaves nothing behind.
+"""Scratch: unnamed files on disks of choice, of bounded size. A killed process leaves nothing behind.
 
-Used for packs and for spooled minibatches. Knows bytes only.
+Used for packs and for spooled minibatches. Each file is striped over all directories. Knows bytes only.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from gids import _core
 from gids.errors import StorageError
+from gids.io.disks import device_of, disk_count
 
 log = logging.getLogger("gids")
 
 BLOCK = 4096
 """Offsets and lengths of direct I/O on scratch files are multiples of this."""
 
+_STRIPE = _core.SCRATCH_STRIPE_BYTES
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _LONG_BYTES = 128 << 20
 _SHARE = 2
@@ -39,17 +43,25 @@ class Spare(Protocol):
 
 
 class Scratch:
-    """A directory for scratch files. limit_bytes: of all files together.
+    """Directories for scratch files, whose disks work at the same time. limit_bytes: of all files together.
 
     Attributes: spares: are closed where another file needs their room.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
-        self.directory, self.limit_bytes = directory, limit_bytes
+    def __init__(self, directories: Sequence[Path], limit_bytes: int) -> None:
+        self.directories, self.limit_bytes = tuple(directories), limit_bytes
         self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
         self._lock = threading.Lock()  # of the files
         self._closing: list[threading.Thread] = []
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.directories))
+
+    @cached_property
+    def disks(self) -> int:
+        """Number of disks that hold the directories."""
+        return disk_count(self.directories)
 
     @property
     def taken_bytes(self) -> int:
@@ -74,18 +86,18 @@ class Scratch:
         while self._closing:
             self._closing.pop().join()
 
-    def give_back(self, fd: int, nbytes: int) -> None:
+    def give_back(self, fds: Sequence[int], nbytes: int) -> None:
         """Free a file. In the background if it is long: a file system may take seconds to free its space."""
         if nbytes < _LONG_BYTES:
-            _free(fd)
+            _free(fds)
             return
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        closing = threading.Thread(target=_free, args=(fd,), name="gids-scratch", daemon=True)
+        closing = threading.Thread(target=_free, args=(fds,), name="gids-scratch", daemon=True)
         self._closing.append(closing)
         closing.start()
 
     def open(self, *, spare: bool = False) -> ScratchFile:
-        """A new file. Raises StorageError if the directory takes none. spare: others may need its room."""
+        """A new file. Raises StorageError if a directory takes none. spare: others may need its room."""
         file = ScratchFile(self, spare=spare)
         with self._lock:
             self._files.add(file)
@@ -93,35 +105,52 @@ class Scratch:
 
 
 class ScratchFile:
-    """An unnamed file, for direct I/O where the file system has it. spare: may be set to False later."""
+    """An unnamed file, in stripes over an unnamed file in each directory. spare: may be set to False later.
+
+    Attributes: fds: of these files, for direct I/O where the file system has it. direct: whether all are.
+    """
 
     def __init__(self, scratch: Scratch, *, spare: bool) -> None:
-        self._scratch, self.spare = scratch, spare
+        self._scratch, self.spare, self.directories = scratch, spare, scratch.directories
         self.nbytes = 0
+        self.fds: list[int] = []
+        self.direct = True
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._pid, self.fds)
+        for directory in self.directories:
+            self._open(directory)
+
+    def _open(self, directory: Path) -> None:
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         try:
             try:
-                self.fd = os.open(scratch.directory, flags | os.O_DIRECT, 0o600)
-                self.direct = True
+                self.fds.append(os.open(directory, flags | os.O_DIRECT, 0o600))
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                self.fd = os.open(scratch.directory, flags, 0o600)
+                self.fds.append(os.open(directory, flags, 0o600))
                 self.direct = False
         except OSError as error:
             reason = "cannot make a scratch file: " + os.strerror(error.errno or 0)
-            raise StorageError(error.errno or 0, reason, scratch.directory) from error
-        self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _end, self._pid, self.fd)
+            raise StorageError(error.errno or 0, reason, directory) from error
 
     @property
-    def path(self) -> str:
-        """A path that opens this file again in this process."""
-        return f"/proc/self/fd/{self.fd}"
+    def paths(self) -> list[str]:
+        """Paths that open the files of `fds` again in this process."""
+        return [f"/proc/self/fd/{fd}" for fd in self.fds]
 
-    @property
-    def directory(self) -> Path:
-        return self._scratch.directory
+    def stripes(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+        """(number of the file, offset there, bytes) of each piece. As in native/packs/stripes.h."""
+        count, end = len(self.fds), offset + nbytes
+        while offset < end:
+            stripe, begin = divmod(offset, _STRIPE)
+            piece = end - offset if count == 1 else min(end - offset, _STRIPE - begin)
+            yield stripe % count, stripe // count * _STRIPE + begin, piece
+            offset += piece
+
+    def directory_of(self, offset: int) -> Path:
+        """The directory that has this byte."""
+        return self.directories[offset // _STRIPE % len(self.fds)]
 
     def reserve(self, nbytes: int) -> None:
         """Make the file at least this long, with its blocks. Raises ScratchFull.
@@ -141,74 +170,86 @@ class ScratchFile:
             return
         if self._scratch.taken_bytes + more > self._scratch.limit_bytes:
             reason = f"scratch_bytes={self._scratch.limit_bytes} is used up"
-            raise ScratchFull(errno.ENOSPC, reason, self.directory)
-        try:
-            self._allocate(more)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise StorageError(error.errno or 0, os.strerror(error.errno or 0), self.directory) from error
-            reason = f"no room for {nbytes} bytes of scratch"
-            raise ScratchFull(error.errno, reason, self.directory) from error
+            raise ScratchFull(errno.ENOSPC, reason, str(self._scratch))
+        for number, (fd, directory) in enumerate(zip(self.fds, self.directories, strict=True)):
+            begin, end = self._length(number, self.nbytes), self._length(number, nbytes)
+            try:
+                self._allocate(fd, begin, end - begin)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise StorageError(error.errno or 0, os.strerror(error.errno or 0), directory) from error
+                reason = f"no room for {end} bytes of scratch"
+                raise ScratchFull(error.errno, reason, directory) from error
         self.nbytes = nbytes
+
+    def _length(self, number: int, nbytes: int) -> int:
+        """Of the file of this number, if there are so many bytes in all."""
+        rounds, rest = divmod(nbytes, _STRIPE * len(self.fds))
+        return rounds * _STRIPE + min(_STRIPE, max(0, rest - number * _STRIPE))
 
     def close(self) -> None:
         """Give the space back, soon. Idempotent."""
         if os.getpid() != self._pid:
             self._finalizer()
         elif self._finalizer.detach() is not None:
-            self._scratch.give_back(self.fd, self.nbytes)
+            self._scratch.give_back(self.fds, self.nbytes)
         self.nbytes = 0
 
-    def _allocate(self, more: int) -> None:
+    def _allocate(self, fd: int, begin: int, more: int) -> None:
+        if not more:
+            return
         try:
-            os.posix_fallocate(self.fd, self.nbytes, more)
+            os.posix_fallocate(fd, begin, more)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             self._scratch.wait_for_space()
-            os.posix_fallocate(self.fd, self.nbytes, more)
+            os.posix_fallocate(fd, begin, more)
 
 
-def _free(fd: int) -> None:
-    """Close a file. It is cut first: a child process that was forked meanwhile has it open, too."""
-    os.ftruncate(fd, 0)
-    os.close(fd)
-
-
-def _end(pid: int, fd: int) -> None:
-    if os.getpid() == pid:
-        _free(fd)
-    else:  # a forked child frees nothing
+def _free(fds: Sequence[int]) -> None:
+    """Close files. They are cut first: a child process that was forked meanwhile has them open, too."""
+    for fd in fds:
+        os.ftruncate(fd, 0)
         os.close(fd)
 
 
+def _end(pid: int, fds: Sequence[int]) -> None:
+    if os.getpid() == pid:
+        _free(fds)
+    else:  # a forked child frees nothing
+        for fd in fds:
+            os.close(fd)
+
+
 def find_scratch(
-    given: str | os.PathLike[str] | None,
+    given: Sequence[str] | None,
     limit_bytes: int | None,
     near: Sequence[Path],
     *,
     warn: bool = False,
     ranks: int = 1,
 ) -> Scratch | None:
-    """The directory for scratch files; None if there is none, which is logged.
+    """The directories for scratch files; None if there is none, which is logged.
 
-    given: the user's directory; then a wrong one is an error. near: files of the dataset; without `given`
+    given: the user's directories; then a wrong one is an error. near: files of the dataset; without `given`
     the first of their directories that takes files on a disk is used. warn: log a warning, not only an
     information, if there is none. ranks: processes of this machine that share the free space, if limit_bytes
     is None.
-    Raises StorageError if the given directory takes no files, ValueError if it is not on a disk.
+    Raises StorageError if a given directory takes no files, ValueError if it is not on a disk.
     """
     if given is not None:
-        directory = Path(given)
-        if not directory.is_dir():
-            raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)
-        _try(directory)
-        return Scratch(directory, _limit(directory, limit_bytes, ranks))
+        directories = [Path(name) for name in given]
+        for directory in directories:
+            if not directory.is_dir():
+                raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)
+            _try(directory)
+        return Scratch(directories, _limit(directories, limit_bytes, ranks))
     reason = "the dataset is on no local disk"
     for directory in dict.fromkeys(path.resolve().parent for path in near):
         try:
             _try(directory)
-            return Scratch(directory, _limit(directory, limit_bytes, ranks))
+            return Scratch([directory], _limit([directory], limit_bytes, ranks))
         except (StorageError, ValueError) as error:
             reason = str(error)
     log.log(
@@ -220,16 +261,23 @@ def find_scratch(
 
 
 def _try(directory: Path) -> None:
-    file = Scratch(directory, 0).open()
+    file = Scratch([directory], 0).open()
     try:
-        file_system, _ = _core.probe_file(file.path, direct=False)
+        file_system, _ = _core.probe_file(file.paths[0], direct=False)
     finally:
         file.close()
     if file_system in _IN_MEMORY:
         raise ValueError(f"{directory} is on {file_system}, which is memory: scratch= must be on a disk")
 
 
-def _limit(directory: Path, limit_bytes: int | None, ranks: int) -> int:
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    return free // (_SHARE * ranks) if limit_bytes is None else limit_bytes
+def _limit(directories: Sequence[Path], limit_bytes: int | None, ranks: int) -> int:
+    """Each directory gets as many bytes, so the fullest file system counts."""
+    if limit_bytes is not None:
+        return limit_bytes
+    sharing = Counter(map(device_of, directories))
+    each = []
+    for directory in directories:
+        status = os.statvfs(directory)
+        free = status.f_bavail * status.f_frsize
+        each.append(free // (_SHARE * ranks * sharing[device_of(directory)]))
+    return len(directories) * min(each)

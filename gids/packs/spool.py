@@ -311,32 +311,31 @@ def _restore(
 
 
 def _write(file: ScratchFile, data: memoryview, offset: int) -> None:
-    def write(rest: memoryview, at: int) -> int:
-        return os.pwrite(file.fd, rest, at)
-
-    _transfer(file, data, offset, write, "cannot write a sampled minibatch")
+    _transfer(file, data, offset, os.pwrite, "cannot write a sampled minibatch")
 
 
 def _read(file: ScratchFile, offset: int, nbytes: int) -> mmap.mmap:
     read = mmap.mmap(-1, nbytes)
 
-    def read_rest(rest: memoryview, at: int) -> int:
-        return os.preadv(file.fd, [rest], at)
+    def read_rest(fd: int, rest: memoryview, at: int) -> int:
+        return os.preadv(fd, [rest], at)
 
     _transfer(file, memoryview(read), offset, read_rest, "cannot read a sampled minibatch")
     return read
 
 
 def _transfer(
-    file: ScratchFile, data: memoryview, offset: int, move: Callable[[memoryview, int], int], what: str
+    file: ScratchFile, data: memoryview, offset: int, move: Callable[[int, memoryview, int], int], what: str
 ) -> None:
     done = 0
-    while done < len(data):
-        try:
-            count = move(data[done:], offset + done)
-        except OSError as error:
-            reason = f"{what}: {os.strerror(error.errno or 0)}"
-            raise StorageError(error.errno or 0, reason, file.directory, offset + done) from error
-        if not count:
-            raise StorageError(5, f"{what}: the file ended", file.directory, offset + done)
-        done += count
+    for number, at, nbytes in file.stripes(offset, len(data)):
+        end, directory = done + nbytes, file.directories[number]
+        while done < end:
+            try:
+                count = move(file.fds[number], data[done:end], at)
+            except OSError as error:
+                reason = f"{what}: {os.strerror(error.errno or 0)}"
+                raise StorageError(error.errno or 0, reason, directory, at) from error
+            if not count:
+                raise StorageError(5, f"{what}: the file ended", directory, at)
+            done, at = done + count, at + count

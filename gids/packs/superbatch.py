@@ -23,7 +23,7 @@ from gids import _core
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs.cut import Layout
-from gids.packs.memory import ALIGNMENT, PIECES, READS, PackPlan
+from gids.packs.memory import ALIGNMENT, PIECES, READS, SPARE_BUFFERS, PackPlan
 from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spaces import Rows, Space
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gids.store import Table
 
 _WRITERS = 8
-"""Threads that write to scratch: so many large writes are in flight."""
+"""Threads that write to scratch, per disk: so many large writes are in flight."""
 
 
 class PackMachine:
@@ -235,7 +235,8 @@ class Superbatch:
         self._opened.callback(self.file.close)
         packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
         self.file.reserve(align_up(packed, ALIGNMENT))
-        paths.append(self.file.path)
+        files = range(len(paths), len(paths) + len(self.file.fds))
+        paths += self.file.paths
         direct = direct and self.file.direct
         self._engine = open_engine(
             paths,
@@ -247,11 +248,14 @@ class Superbatch:
         self._opened.callback(self._engine.close)
         if not machine.plan.overlap:
             machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
-        self._source = machine.rows.open(self._engine, machine.priority, len(paths) - 1, self.file)
+        self._source = machine.rows.open(self._engine, machine.priority, files, self.file)
         self._opened.callback(self._source.close)
         buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
         self._writer = _core.PackWriter.create(
-            self.file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
+            self.file.fds,
+            threads=min(SPARE_BUFFERS, _WRITERS * self._scratch.disks),
+            buffers=buffers,
+            buffer_bytes=buffer_bytes,
         )
         self._sweep = self._start_sweep()
 
@@ -277,12 +281,13 @@ class Superbatch:
         result, self._sweep = self._sweep.wait(), None
         self.seconds["sweep"] += time.perf_counter() - begun
         self.bytes_written += self._writer.bytes_written
+        directory = self._scratch.directories[self._writer.failed_file]
         self._writer = None
         self._note_bad_pages(result)
         if result["error"]:
             kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
             reason = "cannot write packs: " + os.strerror(result["error"])
-            raise kind(result["error"], reason, self._scratch.directory)
+            raise kind(result["error"], reason, directory)
 
     def take(self) -> tuple[Any, Reads]:
         """The next minibatch, and what it reads. It is lost if this raises StorageError."""
@@ -483,7 +488,8 @@ class Superbatch:
     def _lose(self, begin: int, end: int, code: int) -> None:
         """Note the rows in bytes [begin, end) of the scratch file, which could not be read."""
         pack = self._packs[self._current]
-        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", self.file.directory, begin)
+        directory = self.file.directory_of(begin)
+        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, begin)
         if begin < self._resident_nbytes:
             sets = [np.array(of.rows(), np.uint32) for of in self._resident]
             self._lose_rows(sets, self._resident_parts, (begin, end), error, self._machine.bad_resident)

@@ -169,6 +169,7 @@ u64 gather(cache::Workers& workers, RowIds ids,
 }  // namespace
 
 void bind_packs(nb::module_& m) {
+  m.attr("SCRATCH_STRIPE_BYTES") = packs::stripe_bytes;
   m.def("check_rows",
         [](const nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>& ids, u64 row_count) {
           nb::gil_scoped_release release;
@@ -305,10 +306,13 @@ void bind_packs(nb::module_& m) {
   nb::class_<Writer>(m, "PackWriter", "Writes packs to a scratch file.")
       .def("__init__", [](Writer*) { throw nb::type_error("use PackWriter.create"); })
       .def_static("create",
-                  [](int fd, u32 threads, u32 buffers, u64 buffer_bytes) {
-                    return share_here<Writer>(fd, threads, buffers, buffer_bytes);
+                  [](const std::vector<int>& fds, u32 threads, u32 buffers, u64 buffer_bytes) {
+                    if (fds.empty()) throw std::invalid_argument("fds is empty");
+                    return share_here<Writer>(fds, threads, buffers, buffer_bytes);
                   },
-                  "fd"_a, nb::kw_only(), "threads"_a, "buffers"_a, "buffer_bytes"_a)
+                  "fds"_a, nb::kw_only(), "threads"_a, "buffers"_a, "buffer_bytes"_a,
+                  "fds: of the files that the scratch file is striped over.")
+      .def_prop_ro("failed_file", &Writer::failed_file, "The file that the first error is of; 0 without one.")
       .def_prop_ro("bytes_written", &Writer::bytes_written);
 
   nb::class_<BoundTable>(m, "SweepTable", "A table of a sweep, and where its rows go.")
@@ -334,11 +338,14 @@ void bind_packs(nb::module_& m) {
   nb::class_<RunningRead>(m, "PackRead", "Reads a part of a file into PackMemory, in the background.")
       .def("__init__",
            [](RunningRead* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file, u64 offset,
-              nb::object memory, u64 at, u64 bytes) {
+              nb::object memory, u64 at, u64 bytes, u32 files) {
+             if (!files) throw std::invalid_argument("files must be 1 or more");
              std::byte* const to = nb::cast<PackMemory&>(memory).at(at, bytes);
-             new (self) RunningRead({memory}, std::move(engine), std::move(priority), file, offset, to, bytes);
+             new (self) RunningRead({memory}, std::move(engine), std::move(priority), file, offset, to, bytes,
+                                    packs::Stripes{files});
            },
-           "engine"_a, "priority"_a, "file"_a, "offset"_a, "memory"_a, "at"_a, "nbytes"_a)
+           "engine"_a, "priority"_a, "file"_a, "offset"_a, "memory"_a, "at"_a, "nbytes"_a, nb::kw_only(),
+           "files"_a = 1, "files: that it is striped over, from `file` on.")
       .def_prop_ro("ended", [](RunningRead& read) { return read->wait_for(0); })
       .def_prop_ro("busy_s", [](RunningRead& read) { return static_cast<double>(read->busy_ns()) * 1e-9; })
       .def("wait",

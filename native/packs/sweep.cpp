@@ -348,13 +348,12 @@ void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading
 
 class PackRead::Reads final : public io::Batch {
  public:
-  Reads(std::shared_ptr<Priority> priority, u64 offset)
-      : priority_(std::move(priority)), offset_(offset), begun_ns_(io::now_ns()) {}
+  explicit Reads(std::shared_ptr<Priority> priority) : priority_(std::move(priority)), begun_ns_(io::now_ns()) {}
 
   void done(const io::Read& read, const std::byte*, int error) noexcept override {
     if (error) {
       std::lock_guard lock(mutex_);
-      bad_.push_back({read.offset - offset_, read.offset - offset_ + read.bytes, error});
+      bad_.push_back({read.cookie, read.cookie + read.bytes, error});
     }
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       busy_ns_.store(io::now_ns() - begun_ns_, std::memory_order_relaxed);
@@ -374,18 +373,20 @@ class PackRead::Reads final : public io::Batch {
 
  private:
   std::shared_ptr<Priority> priority_;
-  const u64 offset_, begun_ns_;
+  const u64 begun_ns_;
   std::atomic<u64> left_{0}, busy_ns_{0};
   mutable std::mutex mutex_;
   std::vector<Bad> bad_;
 };
 
 PackRead::PackRead(std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file, u64 offset,
-                   std::byte* to, u64 bytes)
-    : engine_(std::move(engine)), reads_(std::make_shared<Reads>(priority, offset)) {
+                   std::byte* to, u64 bytes, Stripes stripes)
+    : engine_(std::move(engine)), reads_(std::make_shared<Reads>(priority)) {
   for (u64 at = 0; at < bytes;) {
-    const u32 n = static_cast<u32>(std::min<u64>(bytes - at, engine_->max_read_bytes()));
-    reads_->reads.push_back({offset + at, to + at, n, file, 0});
+    const Stripes::Place place = stripes.at(offset + at);
+    const u64 most = std::min<u64>(place.room, engine_->max_read_bytes());
+    const u32 n = static_cast<u32>(std::min(bytes - at, most));
+    reads_->reads.push_back({place.offset, to + at, n, file + place.file, at});
     at += n;
   }
   reads_->begin();

@@ -19,6 +19,7 @@
 #include "cache/workers.h"
 #include "io/engine.h"
 #include "packs/row_list.h"
+#include "packs/stripes.h"
 #include "packs/writer.h"
 
 namespace gids::packs {
@@ -128,7 +129,7 @@ class Sweep {
 };
 
 // Reads one contiguous piece of a file into memory, as an urgent read. The reads are in flight until wait_for() is
-// true.
+// true. stripes: over which files, from `file` on, the piece is striped.
 class PackRead {
  public:
   struct Bad {
@@ -137,7 +138,7 @@ class PackRead {
   };
 
   PackRead(std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file, u64 offset, std::byte* to,
-           u64 bytes);
+           u64 bytes, Stripes stripes = {});
   ~PackRead();  // cancels, and waits for reads in flight
   PackRead(const PackRead&) = delete;
   PackRead& operator=(const PackRead&) = delete;

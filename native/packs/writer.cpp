@@ -1,5 +1,6 @@
 #include "packs/writer.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -19,35 +20,32 @@ int duplicate(int fd) {
 
 }  // namespace
 
-Writer::Writer(int fd, u32 threads, u32 buffers, size_t buffer_bytes)
-    : fd_(duplicate(fd)),
-      buffer_bytes_(align_up(buffer_bytes, 4096)),
+Writer::Writer(const std::vector<int>& fds, u32 threads, u32 buffers, size_t buffer_bytes)
+    : buffer_bytes_(align_up(buffer_bytes, 4096)),
       buffers_(buffers),
       memory_(buffers_ * buffer_bytes_),
       jobs_(buffers) {
   for (u32 i = buffers; i-- > 0;) free_.push_back(memory_.data() + i * buffer_bytes_);
   try {
+    fds_.reserve(fds.size());
+    for (const int fd : fds) fds_.push_back(duplicate(fd));
     for (u32 i = 0; i < threads; ++i) threads_.push_back(io::start_thread("gids-write", [this] { serve(); }));
   } catch (...) {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    job_cv_.notify_all();
-    for (std::thread& t : threads_) t.join();
-    close(fd_);
+    end();
     throw;
   }
 }
 
-Writer::~Writer() {
+Writer::~Writer() { end(); }
+
+void Writer::end() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
   job_cv_.notify_all();
   for (std::thread& t : threads_) t.join();
-  close(fd_);
+  for (const int fd : fds_) close(fd);
 }
 
 std::byte* Writer::take() {
@@ -90,14 +88,23 @@ int Writer::error() const {
   return error_;
 }
 
+u32 Writer::failed_file() const {
+  std::lock_guard lock(mutex_);
+  return failed_file_;
+}
+
 u64 Writer::bytes_written() const {
   std::lock_guard lock(mutex_);
   return bytes_written_;
 }
 
-int Writer::write_all(const Job& job) const {
+int Writer::write_all(const Job& job, u32& file) const {
+  const Stripes stripes{static_cast<u32>(fds_.size())};
   for (size_t done = 0; done < job.bytes;) {
-    const ssize_t n = pwrite(fd_, job.buffer + done, job.bytes - done, static_cast<off_t>(job.offset + done));
+    const Stripes::Place place = stripes.at(job.offset + done);
+    file = place.file;
+    const ssize_t n = pwrite(fds_[file], job.buffer + done, std::min<u64>(job.bytes - done, place.room),
+                             static_cast<off_t>(place.offset));
     if (n > 0) done += static_cast<size_t>(n);
     else if (n == 0) return ENOSPC;
     else if (errno != EINTR) return errno;
@@ -115,13 +122,18 @@ void Writer::serve() {
     --job_count_;
     ++writing_;
     int error = error_;
+    u32 file = 0;
     if (!error) {
       lock.unlock();
-      error = write_all(job);
+      error = write_all(job, file);
       lock.lock();
     }
-    if (!error) bytes_written_ += job.bytes;
-    else if (!error_) error_ = error;
+    if (!error) {
+      bytes_written_ += job.bytes;
+    } else if (!error_) {
+      error_ = error;
+      failed_file_ = file;
+    }
     free_.push_back(job.buffer);
     free_cv_.notify_one();
     if (--writing_ == 0 && !job_count_) idle_cv_.notify_all();

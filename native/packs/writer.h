@@ -1,5 +1,5 @@
 // Writes large aligned buffers to a scratch file, several at a time. Called by the sweep, whose buffers it owns and
-// recycles. Knows a descriptor and offsets; the I/O engines only read.
+// recycles. Knows descriptors and offsets; the I/O engines only read.
 #pragma once
 
 #include <condition_variable>
@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "cache/memory.h"
+#include "packs/stripes.h"
 
 namespace gids::packs {
 
 class Writer {
  public:
-  // fd: open for writing; the writer keeps a duplicate. Throws std::system_error.
-  Writer(int fd, u32 threads, u32 buffers, size_t buffer_bytes);
+  // fds: one or more files, open for writing, that the scratch file is striped over; the writer keeps duplicates.
+  // Throws std::system_error.
+  Writer(const std::vector<int>& fds, u32 threads, u32 buffers, size_t buffer_bytes);
   ~Writer();  // writes what was given
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -35,6 +37,7 @@ class Writer {
   // Waits until all is written. Returns the first error, an errno, or 0; and forgets it.
   int finish();
   int error() const;
+  u32 failed_file() const;  // that the first error is of; 0 without one
   u64 bytes_written() const;
 
  private:
@@ -44,9 +47,11 @@ class Writer {
     u64 offset;
   };
   void serve();
-  int write_all(const Job& job) const;
+  // An errno, or 0. Sets file to the one that failed.
+  int write_all(const Job& job, u32& file) const;
+  void end();
 
-  const int fd_;
+  std::vector<int> fds_;
   const size_t buffer_bytes_;
   const u32 buffers_;
   HugeArray<std::byte> memory_;
@@ -58,6 +63,7 @@ class Writer {
   u32 writing_ = 0;
   u64 bytes_written_ = 0;
   int error_ = 0;
+  u32 failed_file_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

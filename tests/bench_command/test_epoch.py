@@ -31,7 +31,8 @@ SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
 def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
     dataset: Path, bench: Bench, tmp_path: Path
 ) -> None:
-    options = ("--sides", "gids", "--reads", "pack", "--scratch", tmp_path, "--scratch-bytes", "600MB")
+    scratch = ("--scratch", tmp_path, "--scratch", dataset.parent, "--scratch-bytes", "600MB")
+    options = ("--sides", "gids", "--reads", "pack", *scratch)
     status, said, report = bench("epoch", dataset, *SMALL, *options)
     assert status == 0, said
     assert report["subject"]["reads"] == "pack"

@@ -404,7 +404,7 @@ def test_kvikio_is_used_for_scratch_only_if_it_reads_what_was_written(
     fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
     monkeypatch.setattr("gids.io.device.kvikio_reader.KvikioReader", lambda device, paths, gds: paths)
     monkeypatch.setattr(device_loads, "_logged", set())
-    file = Scratch(tmp_path, 1 << 30).open()
+    file = Scratch([tmp_path], 1 << 30).open()
     file.reserve(2 << 20)
     opened = device_loads.open_kvikio(EmulatedDevice(), file, None)  # type: ignore[arg-type]
     assert (opened is not None) == works
@@ -448,20 +448,20 @@ def test_kvikio_reads_an_unnamed_file_of_this_process(stub_libcuda: str, tmp_pat
 import subprocess
 from pathlib import Path
 from gids.packs.scratch import Scratch
-file = Scratch(Path(paths[0]), 1 << 30).open()
+file = Scratch([Path(paths[0])], 1 << 30).open()
 file.reserve(1 << 20)
 data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
 aligned = torch.empty((1 << 20) + 4096, dtype=torch.uint8).numpy()
 aligned = aligned[-aligned.ctypes.data % 4096:][: 1 << 20]
 aligned[:] = data
-assert os.pwrite(file.fd, aligned, 0) == 1 << 20
-reader, out = KvikioReader(device, [file.path], gds=False), torch.zeros(700_000, dtype=torch.uint8)
+assert os.pwrite(file.fds[0], aligned, 0) == 1 << 20
+reader, out = KvikioReader(device, file.paths, gds=False), torch.zeros(700_000, dtype=torch.uint8)
 files, offsets, lengths, places = columns([(0, 4096, 600_000, 8192)])
 reader.read(files, offsets, lengths, out, places)
 assert np.array_equal(out[8192:608_192].numpy(), data[4096:604_096])
 reader.close()
 # The probe opens it in a child process.
-child = ["head", "-c", "1000", f"/proc/{os.getpid()}/fd/{file.fd}"]
+child = ["head", "-c", "1000", f"/proc/{os.getpid()}/fd/{file.fds[0]}"]
 assert subprocess.run(child, capture_output=True, check=True).stdout == bytes(data[:1000])
 print("ended")
 """

@@ -69,7 +69,7 @@ bool run(const std::string& shard, const std::string& rows, const Case& c, i64 l
   CHECK(fd >= 0);
   const u64 bytes = row_count / 2 * row_bytes;
   std::vector<std::byte> memory(2 * bytes);
-  const std::shared_ptr<packs::Writer> writer = c.to_file ? std::make_shared<packs::Writer>(fd, 2, 8, 8192) : nullptr;
+  const std::shared_ptr<packs::Writer> writer = c.to_file ? std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192) : nullptr;
   packs::TableSweep table;
   table.geometry = {row_count, row_bytes, 4096, 8, 1, 0};
   table.targets = {{list, c.to_file ? nullptr : memory.data(), 0}, {list, c.to_file ? nullptr : memory.data() + bytes, bytes}};

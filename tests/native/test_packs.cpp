@@ -325,7 +325,7 @@ void test_a_writer_writes_every_buffer_at_its_offset(Random& random) {
   File file("written");
   Bytes model;
   {
-    Writer writer(file.fd, 3, 5, 8192);
+    Writer writer({file.fd}, 3, 5, 8192);
     CHECK_EQUAL(writer.buffer_bytes(), 8192u);
     u64 bytes_written = 0;
     std::vector<u64> offsets(40);
@@ -357,7 +357,7 @@ void test_a_write_error_is_returned_once_and_buffers_come_back(const char* devic
   const int fd = device ? open(device, O_WRONLY | O_CLOEXEC) : (pipe2(ends, O_CLOEXEC) == 0 ? ends[1] : -1);
   CHECK(fd >= 0);
   {
-    Writer writer(fd, 2, 3, 4096);
+    Writer writer({fd}, 2, 3, 4096);
     for (int round = 0; round < 2; ++round) {
       for (int i = 0; i < 20; ++i) {  // many more than there are buffers
         std::byte* buffer = writer.take();
@@ -540,7 +540,7 @@ void test_a_sweep_copies_every_wanted_row(Random& random) {
       }
       CHECK_EQUAL(ftruncate(file.fd, static_cast<off_t>(file_end)), 0);
       std::shared_ptr<Writer> writer;
-      if (to_file) writer = std::make_shared<Writer>(file.fd, 2, 6, between(random, 1, 3) * 4096);
+      if (to_file) writer = std::make_shared<Writer>(std::vector{file.fd}, 2, 6, between(random, 1, 3) * 4096);
       Sweep sweep(open_engine(random, kind, on_disk.paths, options.piece_bytes), writer, std::make_shared<Priority>(), sweeps, options);
       wait(sweep);
       CHECK_EQUAL(sweep.error(), 0);
@@ -669,7 +669,7 @@ void test_a_full_disk_ends_the_sweep(const Large& large) {
   const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
   CHECK(full >= 0);
   {
-    auto writer = std::make_shared<Writer>(full, 2, 4, 8192);
+    auto writer = std::make_shared<Writer>(std::vector{full}, 2, 4, 8192);
     Sweep sweep(engine_of(large.path), writer, std::make_shared<Priority>(), {large.to_file()}, kSmallPieces);
     wait(sweep);
     CHECK_EQUAL(sweep.error(), ENOSPC);
@@ -679,7 +679,7 @@ void test_a_full_disk_ends_the_sweep(const Large& large) {
   {
     File file("limited");
     const FileLimit limit(3 << 20);
-    auto writer = std::make_shared<Writer>(file.fd, 2, 4, 8192);
+    auto writer = std::make_shared<Writer>(std::vector{file.fd}, 2, 4, 8192);
     Sweep sweep(engine_of(large.path), writer, std::make_shared<Priority>(), {large.to_file()}, kSmallPieces);
     wait(sweep);
     CHECK_EQUAL(sweep.error(), EFBIG);
@@ -693,7 +693,7 @@ void test_a_sweep_that_is_cancelled_ends_soon(const Large& large, Random& random
     File file("scratch");
     const bool to_file = round % 2;
     std::shared_ptr<Writer> writer;
-    if (to_file) writer = std::make_shared<Writer>(file.fd, 2, 16, 8192);
+    if (to_file) writer = std::make_shared<Writer>(std::vector{file.fd}, 2, 16, 8192);
     auto priority = std::make_shared<Priority>();
     const bool blocked = to_file && round % 3 == 0;  // by a read of a pack that takes its time
     if (blocked) priority->begin_urgent();
@@ -720,7 +720,7 @@ void test_a_cancelled_sweep_does_not_write_what_waits(const Large& large) {
   bool dropped = false;
   for (int attempt = 0; attempt < 10 && !dropped; ++attempt) {
     File file("scratch");
-    auto writer = std::make_shared<Writer>(file.fd, 1, count, size);
+    auto writer = std::make_shared<Writer>(std::vector{file.fd}, 1, count, size);
     auto priority = std::make_shared<Priority>();
     priority->begin_urgent();  // the sweep itself writes nothing
     Sweep sweep(engine_of(large.path), writer, priority, {large.to_file()}, kSmallPieces);
@@ -738,7 +738,7 @@ void test_a_sweep_to_scratch_waits_for_urgent_reads_and_for_sweeps_to_memory(con
   File file("scratch");
   auto priority = std::make_shared<Priority>();
   auto read = std::make_unique<packs::Urgent>(priority);
-  auto writer = std::make_shared<Writer>(file.fd, 1, 4, 1 << 20);
+  auto writer = std::make_shared<Writer>(std::vector{file.fd}, 1, 4, 1 << 20);
   Sweep to_scratch(engine_of(large.path), writer, priority, {large.to_memory(first.data())}, kSmallPieces);
   CHECK(!to_scratch.wait_for(250));
   CHECK(std::all_of(first.begin(), first.end(), [](std::byte b) { return b == std::byte{0}; }));
@@ -769,7 +769,7 @@ void test_what_a_sweep_refuses(const Large& large) {
   CHECK(refused(large.to_memory(memory.data()), nullptr, short_pieces));
   CHECK(refused(large.to_file(), nullptr, kSmallPieces));
   File file("scratch");
-  CHECK(refused(large.to_file(), std::make_shared<Writer>(file.fd, 1, 2, 4096), kSmallPieces));
+  CHECK(refused(large.to_file(), std::make_shared<Writer>(std::vector{file.fd}, 1, 2, 4096), kSmallPieces));
   packs::TableSweep other = large.to_memory(memory.data());
   other.targets[0].rows = list_of({1}, large.table.g.row_count + 1);
   CHECK(refused(other, nullptr, kSmallPieces));

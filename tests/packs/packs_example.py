@@ -47,7 +47,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
+def open_source(path: Path, reads: str, memory: int | None = 16 << 20, **options: Any) -> gids.Source:
     return gids.open(path, reads=reads, memory=memory, window=4, **tuned(options, queue_depth=16))  # type: ignore[arg-type]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -53,7 +55,7 @@ def test_rates_of_a_disk_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(costs, "_known", {})
     file = tmp_path / "file"
     file.write_bytes(bytes(8 * MIB))
-    scratch = Scratch(tmp_path, 256 * MIB)
+    scratch = Scratch([tmp_path], 256 * MIB)
     for on in (scratch, None):
         found = [
             measure_rates([file], on, page_bytes=512, depth=16, direct=False, engine="threads")
@@ -64,6 +66,51 @@ def test_rates_of_a_disk_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert found[0].read_bytes_per_s > 0
         assert (found[0].write_bytes_per_s > 0) == (on is not None)
     assert not scratch.taken_bytes
+
+
+def test_directories_are_written_and_read_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "_known", {})
+    monkeypatch.setattr(costs, "device_of", lambda path: path)
+    file, directories, writers = tmp_path / "file", [tmp_path / "a", tmp_path / "b"], {}
+    file.write_bytes(bytes(8 * MIB))
+    for directory in directories:
+        directory.mkdir()
+    scratch = Scratch(directories, 256 * MIB)
+    both, write = threading.Barrier(2, timeout=10), os.pwrite
+
+    def noted(fd: int, data: Any, offset: int) -> int:
+        if offset == 0:
+            both.wait()  # so both are written at a time
+        writers[fd] = writers.get(fd, 0) + (count := write(fd, data, offset))
+        return count
+
+    monkeypatch.setattr(costs.os, "pwrite", noted)
+    read, opened = [], costs.open_engine
+
+    def opening(paths: Any, *args: Any, **options: Any) -> Any:
+        read.append(len(paths))
+        return opened(paths, *args, **options)
+
+    monkeypatch.setattr(costs, "open_engine", opening)
+    rates = measure_rates([file], scratch, page_bytes=512, depth=16, direct=True, engine="threads")
+    assert len(writers) == 2
+    assert len(set(writers.values())) == 1
+    assert rates.write_bytes_per_s > 0
+    assert read == [1, 1, 2]  # at random, the table's long reads, those of scratch
+    assert rates.packed_bytes_per_s
+    assert rates.packed_s(rates.packed_bytes_per_s) == 1
+    assert not scratch.taken_bytes
+
+
+@pytest.mark.parametrize("sizes", [[10, 0, 25], [7], [0], [10, 10]])
+def test_long_reads_take_files_in_turn(sizes: list[int]) -> None:
+    for _ in range(5):
+        pieces = list(costs._pieces(sizes, 10))
+        assert sorted(pieces) == [
+            (file, at, min(10, size - at)) for file, size in enumerate(sizes) for at in range(0, size, 10)
+        ]
 
 
 class SlowDisk:

@@ -74,9 +74,10 @@ def test_packs_are_where_direct_reads_need_no_copy(
     reads: list[tuple[int, int, int]] = []
     read = _core.PackRead
 
-    def noted(engine: Any, priority: Any, file: int, offset: int, memory: Any, at: int, nbytes: int) -> Any:
+    def noted(*args: Any, files: int) -> Any:
+        _, _, _, offset, _, at, nbytes = args
         reads.append((offset, at, nbytes))
-        return read(engine, priority, file, offset, memory, at, nbytes)
+        return read(*args, files=files)
 
     cut_small(monkeypatch, pack_bytes=memory // 5)
     with open_source(path, "pack", memory) as source:

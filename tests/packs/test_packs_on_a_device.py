@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from packs_example import (
     assert_same,
     cut_small,
     scratch_files,
+    take_over_at,
 )
 from packs_example import open_loader as open_large_loader
 from packs_example import open_source as open_on_host
@@ -36,9 +39,10 @@ from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.extent_reader import PinnedExtentReader
-from gids.loader import pack_switch
-from gids.packs import RowMemory, Superbatch, device_loads, device_rows, on_device
+from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.packs import DiskRates, RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
 from gids.packs.device_loads import KvikioExtents
+from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
 from gids.packs.scratch import ScratchFile
 from gids.write import DatasetWriter
@@ -59,7 +63,11 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
 
 
 def open_source(
-    path: Path, reads: str = "pack", memory: int = 16 << 20, device_memory: int = 16 << 20, **options: Any
+    path: Path,
+    reads: str = "pack",
+    memory: int | None = 16 << 20,
+    device_memory: int = 16 << 20,
+    **options: Any,
 ) -> gids.Source:
     return open_on_host(path, reads, memory, device_memory=device_memory, staging=1 << 20, **options)
 
@@ -279,13 +287,111 @@ def test_too_little_of_either_memory_says_so(
         list(open_large_loader(source, device="cuda", batch_size=1334))
 
 
-def test_auto_reads_at_random(path: Path, cuda_is: Callable[[Device], None]) -> None:
-    cuda_is(EmulatedDevice())
-    with open_source(path, "auto", device_memory=4 << 20) as source:
+def consider_packs(monkeypatch: pytest.MonkeyPatch, rates: DiskRates) -> None:
+    """With tables of any size, at once, for disks of these rates."""
+    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: rates)
+
+
+SLOW_AT_RANDOM, FAST_AT_RANDOM = DiskRates(4096, 10.0, 1e9, 1e9), DiskRates(4096, 1e9, 1e6, 1e6)
+
+
+def few_batches(count: int = 12) -> list[Ids]:
+    generator = torch.Generator().manual_seed(5)
+    return [{"paper.text": torch.randint(4000, (30,), generator=generator)} for _ in range(count)]
+
+
+@pytest.mark.parametrize(("first", "most"), [(0, 20), (3, 20), (2, 5)])
+def test_auto_changes_to_packs_at_any_minibatch(
+    on: Device, path: Path, rows: Ids, first: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first epoch; the second one begins with packs."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    take_over_at(monkeypatch, first)
+    batches = few_batches()
+    with open_source(path, "auto", device_memory=3 << 19) as source:
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        for _ in range(2):
+            assert not any(results(loader, batches, rows))
+        packs = loader.stats()["packs"]
+        assert packs["minibatches"] == 2 * len(batches) - first
+        assert {choice["way"] for choice in packs["choices"]} == {"pack"}
+    assert not scratch_files(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 2, 8, 20])
+@pytest.mark.parametrize("most", [22, 7])
+def test_auto_changes_to_packs_whatever_runs_late(
+    path: Path, first: int, most: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+) -> None:
+    """Sampling, reads and training."""
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
+    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
+    cuda_is(device := LateDevice(first, lazy=0.7))  # else nothing is ever ready without a wait
+    with open_source(path, "random") as source:
+        random = open_loader(source)
+        expected = [list(random) for _ in range(2)]
+    take_over_at(monkeypatch, first)
+    with open_source(path, "auto", device_memory=2 << 20) as source:
         loader = open_loader(source, device="cuda")
-        next(iter(loader))
+        for epoch in expected:
+            check_beside_training(device, epoch, loader)
+        assert loader.stats()["packs"]["minibatches"] >= 2 * len(loader) - first - 1 or first > most
+    device.close()
+    assert not scratch_files(path)
+
+
+def test_auto_keeps_to_random_reads_that_are_faster(
+    on: Device, path: Path, rows: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same rule as on the CPU, and by all lines: of the device and of the host."""
+    consider_packs(monkeypatch, FAST_AT_RANDOM)
+    lines: list[Any] = []
+    lines_for = gids.FeatureLoader._lines_for
+    monkeypatch.setattr(
+        gids.FeatureLoader, "_lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
+    )
+    with open_source(path, "auto", memory=3 << 19, device_memory=3 << 19) as source:
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        assert not any(results(loader, few_batches(), rows))
+        stats = loader.stats()
+        assert stats["packs"]["minibatches"] == 0
+        assert {choice["way"] for choice in stats["packs"]["choices"]} == {"random"}
+        assert "queue" in stats["memory"]
+        table = stats["tables"]["paper.text"]
+        assert table["host_lines"] > 0
+        assert lines[-1]["paper.text"] == pytest.approx(table["lines"] + table["host_lines"], rel=0.05)
+
+
+@pytest.mark.parametrize("taken", ["host", "device"])
+def test_auto_reads_at_random_where_others_have_the_memory_of_packs(
+    on: Device, path: Path, rows: Ids, taken: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    consider_packs(monkeypatch, SLOW_AT_RANDOM)
+    caplog.set_level("INFO", "gids")
+    memory = None if taken == "host" else 16 << 20
+    with open_source(path, "auto", memory, device_memory=3 << 19) as source:
+        if taken == "host":
+            other = iter(open_loader(source.with_options(reads="random")))
+            next(other)
+        else:
+            monkeypatch.setattr(device_rows, "check_memory", no_memory)
+        loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
+        for _ in range(2):
+            assert not any(results(loader, few_batches(), rows))
         assert loader.stats()["packs"]["minibatches"] == 0
-        assert "queue" in loader.stats()["memory"]
+    why = "no memory for packs: .* has an open epoch"
+    said = why if taken == "host" else "packs cannot be used, .*: full"
+    assert re.search(said, caplog.text)
+
+
+def no_memory(*_: Any) -> None:
+    raise MemoryBudgetError("full")
 
 
 @pytest.mark.parametrize("where", ["resident", "pack"])
@@ -371,8 +477,8 @@ def test_closing_does_not_wait_for_a_long_load(
     class Slow:
         """A read that takes 0.2 s."""
 
-        def __init__(self, *args: Any) -> None:
-            self._read = read(*args)
+        def __init__(self, *args: Any, files: int = 1) -> None:
+            self._read = read(*args, files=files)
 
         def wait(self) -> list[tuple[int, int, int]]:
             if slow.is_set():
@@ -433,8 +539,8 @@ def test_packs_that_kvikio_reads(
             self._engine.close()
 
     def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents:
-        engine = open_engine([scratch.path], direct=scratch.direct, max_read_bytes=1 << 20)
-        return KvikioExtents(device, Reader(device, engine, [scratch.path]), priority)
+        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
+        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
 
     monkeypatch.setattr(device_rows, "open_kvikio", opened)
     with open_source(path) as source:
@@ -451,6 +557,69 @@ def test_packs_that_kvikio_reads(
         assert len(told) == 1
         assert sum(staged) > 0
     assert not scratch_files(path)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("by_kvikio", [False, True])
+def test_packs_that_are_striped_over_directories(
+    on: Device, path: Path, tmp_path: Path, by_kvikio: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=900_000)
+    files: list[np.ndarray] = []
+
+    class Reader(PinnedExtentReader):
+        def read(self, numbers: Any, *args: Any) -> None:
+            files.append(numbers)
+            super().read(numbers, *args)
+
+        def close(self) -> None:
+            super().close()
+            self._engine.close()
+
+    def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
+        if not by_kvikio:
+            return None
+        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
+        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
+
+    monkeypatch.setattr(device_rows, "open_kvikio", opened)
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    with open_source(path, scratch=directories) as source:
+        loader = open_loader(source, device="cuda")
+        for a, b in zip(expected, loader, strict=True):
+            assert_same(a, b)
+        assert loader.stats()["packs"]["minibatches"] == len(expected)
+    if by_kvikio:
+        assert set(np.concatenate(files)) == {0, 1}
+        assert any(len(numbers) > 1 for numbers in files)
+
+
+@pytest.mark.parametrize(("disks", "most"), [(1, 64), (4, 64), (5, 128), (8, 128)])
+def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Path) -> None:
+    """So that reads of 8 MiB per disk are in flight while a part is copied."""
+    with open_source(path) as source:
+        spaces = spaces_of([source.store.table("paper.feat")], {})
+        budget = on_device.DevicePackBudget(
+            spaces=spaces,
+            output_row_bytes={},
+            bounce_bytes=0,
+            sampler_bytes=0,
+            waiting=0,
+            memory_bytes=16 << 30,
+            disks=disks,
+            device_bytes=0,
+        )
+        assert budget.staging_bytes == most << 20
+        in_flight = READS * budget._read_bytes * disks
+        assert (
+            in_flight <= budget.staging_bytes * (device_loads.STAGING_PARTS - 1) // device_loads.STAGING_PARTS
+        )
+    less = dataclasses.replace(budget, memory_bytes=64 << 20)
+    assert less.staging_bytes == 2 << 20
 
 
 def test_kvikio_that_failed_once_is_not_tried_again(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from packs_example import PAPERS, assert_same, open_loader, open_source, scratch_files
+from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source, scratch_files
 
 import gids
 import gids.pyg
+from gids import _core
 from gids.errors import StorageError
-from gids.packs import Scratch, ScratchFull, find_scratch, scratch
+from gids.io import open_engine
+from gids.packs import Scratch, ScratchFull, find_scratch, memory, scratch, superbatch
+from gids.packs.scratch import ScratchFile
 
 
 def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_a_dataset_that_cannot_be_written_is_read_at_random(
 
 
 def test_files_stay_within_the_limit_together(tmp_path: Path) -> None:
-    whole = find_scratch(tmp_path, 100_000, ())
+    whole = find_scratch([str(tmp_path)], 100_000, ())
     assert whole is not None
     one, other = whole.open(), whole.open()
     one.reserve(40_960)
@@ -85,7 +92,7 @@ def test_files_stay_within_the_limit_together(tmp_path: Path) -> None:
     other.close()
     one.reserve(61_440)
     assert whole.taken_bytes == 61_440
-    assert os.fstat(one.fd).st_blocks * 512 >= 61_440
+    assert os.fstat(one.fds[0]).st_blocks * 512 >= 61_440
     one.close()
     one.close()
     assert whole.taken_bytes == 0
@@ -93,7 +100,7 @@ def test_files_stay_within_the_limit_together(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
-    whole = Scratch(tmp_path, 1 << 20)
+    whole = Scratch([tmp_path], 1 << 20)
     file = whole.open()
     file.reserve(1 << 19)
     del file
@@ -102,7 +109,7 @@ def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
 
 
 def test_half_of_the_free_space_without_a_limit(tmp_path: Path) -> None:
-    found = find_scratch(tmp_path, None, ())
+    found = find_scratch([str(tmp_path)], None, ())
     assert found is not None
     of = os.statvfs(tmp_path)
     free = of.f_bavail * of.f_frsize
@@ -186,4 +193,159 @@ def test_options_of_scratch_hold_for_each_loader(path: Path, tmp_path: Path) -> 
         for taken, directory, limit in ((source, tmp_path, 1 << 30), (other, tmp_path / "other", 1 << 20)):
             space = gids.FeatureLoader(taken, ["paper.feat"])._packs.scratch
             assert space is not None
-            assert (space.directory, space.limit_bytes) == (directory, limit)
+            assert (space.directories, space.limit_bytes) == ((directory,), limit)
+
+
+def test_a_file_is_striped_over_its_directories(several: list[Path]) -> None:
+    """Reads of packs and a ScratchFile agree where each byte is; the writer, in the epochs below."""
+    rng = np.random.default_rng(0)
+    whole = Scratch(several, 32 << 20)
+    file = whole.open()
+    file.reserve(nbytes := (7 << 20) + (3 << 12))
+    assert whole.taken_bytes == nbytes
+    assert [os.fstat(fd).st_size for fd in file.fds] == [3 << 20, (2 << 20) + (3 << 12), 2 << 20]
+    model = rng.integers(0, 256, nbytes, np.uint8)
+    done = 0
+    for number, offset, n in file.stripes(0, nbytes):
+        assert os.pwrite(file.fds[number], aligned(model[done : done + n]), offset) == n
+        done += n
+    with open_engine(file.paths, direct=file.direct, max_read_bytes=256 << 10) as engine:
+        engine.inject_faults([(1, 1 << 20, errno.EIO, 1 << 30)])  # of the fifth stripe
+        to, priority = _core.PackMemory.create(nbytes), _core.Priority.create()
+        begin, n = 4096 * 100, nbytes - 4096 * 200
+        read = _core.PackRead(engine.native, priority, 0, begin, to, 4096, n, files=3)
+        [(first, end, code)] = read.wait()
+    assert (begin + first, code) == (4 << 20, errno.EIO)
+    assert file.directory_of(begin + first) == several[1]
+    expected, found = model[begin : begin + n], to.bytes()[4096 : 4096 + n]
+    assert (found[:first] == expected[:first]).all()
+    assert (found[end:] == expected[end:]).all()
+    file.close()
+    assert not whole.taken_bytes
+
+
+def aligned(data: np.ndarray) -> mmap.mmap:
+    """A copy for direct I/O."""
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data.tobytes()
+    return memory
+
+
+def test_packs_over_several_directories_are_those_of_random_reads(
+    path: Path, several: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=1_000_000)
+    depths = depths_of(monkeypatch)
+    monkeypatch.setattr(Scratch, "disks", 3)
+    with open_source(path, "pack", memory=512 << 20, scratch=several, scratch_bytes=64 << 20) as source:
+        loader = open_loader(source)
+        epoch = iter(loader)
+        assert_same(expected[0], next(epoch))
+        for directory in several:
+            assert len(set(scratch_files(directory))) == 2  # sampled minibatches, and packs
+        for a, b in zip(expected[1:], epoch, strict=True):
+            assert_same(a, b)
+        packs = loader.stats()["packs"]
+        assert packs["packs"] > 4
+        assert packs["bytes_written"] > 3 << 20
+        assert packs["scratch"] == list(map(str, several))
+        assert set(depths) == {3 * memory.READS}
+    assert not any(map(scratch_files, several))
+
+
+def depths_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests in flight of the engines of superbatches."""
+    depths: list[int] = []
+    opened = superbatch.open_engine
+
+    def noted(*args: Any, **options: Any) -> Any:
+        depths.append(options["depth"])
+        return opened(*args, **options)
+
+    monkeypatch.setattr(superbatch, "open_engine", noted)
+    return depths
+
+
+@pytest.mark.parametrize("fails", ["reserved", "written", "read"])
+def test_a_directory_that_fails_is_named(
+    path: Path, several: list[Path], fails: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Its file is replaced by one in memory that is sealed. The epoch goes on by random reads."""
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    seals = {"reserved": fcntl.F_SEAL_GROW, "written": fcntl.F_SEAL_WRITE, "read": 0}
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, seals[fails])
+    opened, reserve = superbatch.open_engine, ScratchFile.reserve
+
+    def seal(file_path: str) -> None:
+        os.dup2(sealed, int(Path(file_path).name))
+
+    def opening(paths: list[Any], *args: Any, **options: Any) -> Any:
+        engine = opened(paths, *args, **options)
+        if fails == "written":
+            seal(paths[-2])
+        elif fails == "read":
+            engine.inject_faults([(len(paths) - 2, 0, errno.EIO, 1 << 30)])
+        return engine
+
+    def reserved(file: ScratchFile, nbytes: int) -> None:
+        if fails == "reserved":
+            seal(file.paths[1])
+        reserve(file, nbytes)
+
+    monkeypatch.setattr(superbatch, "open_engine", opening)
+    monkeypatch.setattr(ScratchFile, "reserve", reserved)
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=1_000_000)
+    with open_source(path, "pack", scratch=several) as source:
+        epoch, lost = iter(open_loader(source)), []
+        for a in expected:
+            try:
+                assert_same(a, next(epoch))
+            except StorageError as error:
+                lost.append((error.errno, error.filename))
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    if fails == "read":
+        assert set(lost) == {(errno.EIO, str(several[1]))}
+    else:
+        assert not lost
+        [warning] = warnings
+        assert str(several[1]) in warning
+    os.close(sealed)
+
+
+def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(devices: str, *free: int) -> int:
+        names = list(map(str, several))
+        monkeypatch.setattr(scratch, "device_of", lambda p: devices[names.index(str(p))])
+        monkeypatch.setattr(
+            "gids.packs.scratch.os.statvfs",
+            lambda p: SimpleNamespace(f_frsize=1, f_bavail=free[names.index(str(p))]),
+        )
+        made = find_scratch(names, None, (), ranks=2)
+        assert made is not None
+        return made.limit_bytes
+
+    assert limit("abc", 400, 800, 1200) == 3 * 100
+    assert limit("aab", 800, 800, 300) == 3 * 75
+    assert limit("aab", 240, 240, 300) == 3 * 30
+    assert find_scratch(list(map(str, several)), 77, ()).limit_bytes == 77  # type: ignore[union-attr]
+
+
+def test_a_wrong_directory_of_several_is_named(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="scratch= must be a directory") as caught:
+        open_source(path, "pack", scratch=[tmp_path, tmp_path / "none"])
+    assert caught.value.filename == str(tmp_path / "none")
+    with pytest.raises(ValueError, match="scratch is an empty list: give a directory, or several"):
+        open_source(path, "pack", scratch=[])
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> list[Path]:
+    """Three directories."""
+    directories = [tmp_path / name for name in ("a", "b", "c")]
+    for directory in directories:
+        directory.mkdir()
+    return directories

@@ -110,7 +110,7 @@ def small_minibatch(other: Any = None, first: int = 0, count: int = 5) -> Miniba
 
 
 def open_spool(path: Path, nbytes: int = 1 << 30, spaces: int = 1) -> Spool:
-    return Spool(Scratch(path, nbytes), spaces, reads_of)
+    return Spool(Scratch([path], nbytes), spaces, reads_of)
 
 
 def put(spool: Spool, minibatch: Minibatch) -> None:
