@@ -116,6 +116,13 @@ class Placement:
         ]
         return costs
 
+    def within(self, most_cost: float) -> list[NDArray[np.bool_]]:
+        """By device, the rows that cost it at most this: bool[row_count], for gids.sampler.LocalityBias.
+
+        0: those in its own memory, if that costs nothing. More: also those of the cheapest peers.
+        """
+        return [self.row_costs(slice(None), device) <= most_cost for device in range(self.device_count)]
+
     def moved(self, ids: NDArray[np.integer[Any]], device: int) -> Moved:
         """Where a device reads these rows."""
         answering = self.answering(ids, device)
