@@ -33,6 +33,7 @@ RUNS = {
     "locality": "dependent.py locality --steps 200",
     "ranks": "ranks.py",
     "placing": "placement.py --log2-nodes 18 --times",
+    "links": "placement.py --log2-nodes 18 --links",
 }
 
 
