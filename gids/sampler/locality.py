@@ -95,9 +95,9 @@ class LocalityBias:
                 f"the LocalityBias has masks for {self.rank_count} ranks: sample by a loader, or give the "
                 "sampler those of one rank, bias.of_rank(rank, world_size)"
             )
-        given = self._of_ranks[self._rank]
-        masks = {topology.node_types[0] if ntype is None else ntype: mask for ntype, mask in given.items()}
-        if None in given and len(topology.node_types) > 1:
+        chosen = self._of_ranks[self._rank]
+        masks = {topology.node_types[0] if ntype is None else ntype: mask for ntype, mask in chosen.items()}
+        if None in chosen and len(topology.node_types) > 1:
             raise ValueError(
                 "nodes is one mask, but there are several node types: give a dictionary by node type"
             )
