@@ -113,20 +113,21 @@ class Figures:
     def add(
         self,
         name: str,
-        value: float,
+        value: float | tuple[float, float],
         unit: str,
         *,
         bar: float | None = None,
         most: float | None = None,
         note: str = "",
     ) -> None:
-        """unit: "x" for a ratio. bar: the target, the least good value; most: the greatest good value."""
-        passed = None
+        """value: one, or the least and the greatest of several settings. unit: "x" for a ratio. bar: the
+        target, the least good value; most: the greatest good value."""
+        passed, values = None, value if isinstance(value, tuple) else (value, value)
         if self._judged and (bar is not None or most is not None):
-            passed = bool((bar is None or value >= bar) and (most is None or value <= most))
+            passed = bool((bar is None or values[0] >= bar) and (most is None or values[1] <= most))
         figure = {
             "name": name,
-            "value": float(value),
+            "value": [*map(float, value)] if isinstance(value, tuple) else float(value),
             "unit": unit,
             "bar": bar,
             "passed": passed,
@@ -138,7 +139,8 @@ class Figures:
             f"{sign} {number(limit)}" for sign, limit in ((">=", bar), ("<=", most)) if limit is not None
         ]
         target = f"  (target {' and '.join(limits)}: {verdict})" if limits else ""
-        print(f"{name}: {number(value)} {unit}{target}{f'  {note}' if note else ''}", flush=True)
+        shown = " to ".join(map(number, dict.fromkeys(values)))
+        print(f"{name}: {shown} {unit}{target}{f'  {note}' if note else ''}", flush=True)
         self._write()
 
     def ratio(self, name: str, above: Sequence[float], below: Sequence[float], **options: Any) -> None:

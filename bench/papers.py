@@ -1,6 +1,6 @@
 """Run what docs/papers.md shows. papers.toml has the rows of that page.
 
-    python bench/papers.py                 # everything, then bench/report.py; 25 minutes on an idle machine
+    python bench/papers.py                 # everything, then bench/report.py; half an hour on an idle machine
     python bench/papers.py cold windows    # some of it
     python bench/papers.py --list          # print the commands
 
@@ -33,6 +33,7 @@ RUNS = {
     "locality": "dependent.py locality --steps 200",
     "ranks": "ranks.py",
     "placing": "placement.py --log2-nodes 18 --times",
+    "links": "placement.py --log2-nodes 18 --links",
 }
 
 

@@ -1,6 +1,7 @@
 """How many rows do P ranks move with each placement of the feature rows, and at what cost?
 
     python bench/placement.py           # 4 million nodes, 4 and 8 ranks; ten minutes
+    python bench/placement.py --links   # the same for two pairs, and two machines with four ranks each
     python bench/placement.py --times   # seconds of preprocessing, compared with METIS
     python bench/placement.py --small   # seconds; only shows that it works
 
@@ -15,6 +16,11 @@ rows on every rank. distinct: the hottest rows, none twice. hash, community, MET
 installed; `--no-metis` leaves it out, because it takes long on large graphs): each rank holds the hottest
 rows of its part, then the hottest of the others; random: random rows of its part by hash. local seeds: each
 rank has the seeds of its part. Each cost is compared with that of `placement`.
+
+--links: ranks 0 and 1, and 2 and 3, have a fast link ("2 + 2"); or 0 to 3, and 4 to 7 ("2 x 4"). A row over
+a fast link costs 1, over another one 2, 4 or 8, of the host 10. placement: by this matrix; one cost: by the
+mean of its links. bias: the sampler of each rank draws rows within reach 4 times as often (LocalityBias):
+its own, or also those over a fast link.
 """
 
 from __future__ import annotations
@@ -37,10 +43,14 @@ from graphs import GRAPHS, Ids, Owners, OwnersOf, make_graph, seed_order
 from harness import Figures, integers, make_parser
 
 from gids.distributed.place import Moved, Placement, Rule, place
-from gids.sampler import Neighbor, Topology
+from gids.sampler import LocalityBias, Neighbor, Topology
 from gids.store import Graph
 from gids.write.partition.owners import find_metis, metis_owners
 
+LINKS = {"2 + 2": 2, "2 x 4": 4}
+"""Ranks of each of the two groups."""
+
+BIAS = 4
 Heat = np.ndarray
 Row = dict[str, Any]
 
@@ -56,13 +66,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--ranks", type=integers, default=[4, 8])
     add("--percent", type=int, default=20, help="of the rows, on each rank or on all (default: 20)")
     add("--host-costs", type=integers, default=[2, 4, 10])
+    add("--far-costs", type=integers, default=[2, 4, 8], help="of a row over a slow link (default: 2,4,8)")
     add("--steps", type=int, default=50, help="steps to count (default: 50)")
     add("--metis", action=argparse.BooleanOptionalAction, default=_has_metis())
     add("--threads", type=int)
-    add("--times", action="store_true", help="measure the preprocessing in place of the costs")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--times", action="store_true", help="measure the preprocessing in place of the costs")
+    kind.add_argument("--links", action="store_true", help="count costs over fast and slow links")
     args = parser.parse_args(argv)
     if args.small:
-        args.log2_nodes, args.batch_size, args.steps = 12, 8, 3
+        args.log2_nodes, args.batch_size, args.steps, args.far_costs = 12, 8, 3, [4]
     return args
 
 
@@ -99,33 +112,36 @@ class Reads:
 
     def __init__(self, graph: Graph, args: argparse.Namespace) -> None:
         self._args, self._topology = args, Topology(graph)
-        self._sampler = Neighbor(args.fanouts, threads=args.threads)
         seeds = seed_order(graph, args.seed)
         self._seeds = seeds[: max(args.batch_size, len(seeds) // 10)]
 
     def heat(self) -> Heat:
         found = np.zeros(self._topology.node_counts[0], np.float32)
-        size = self._args.batch_size
+        size, sampler = self._args.batch_size, Neighbor(self._args.fanouts, threads=self._args.threads)
         for step, first in enumerate(range(0, len(self._seeds), size)):
-            found[self._sample(self._seeds[first : first + size], 1, step)] += 1
+            found[self._sample(self._seeds[first : first + size], 1, step, sampler)] += 1
         # Good and Turing: unread rows together are as hot as rows that were read once. Without it, copies of
         # all other rows would seem better than an unread row.
         unread = np.count_nonzero(found == 0)
         found[found == 0] = np.count_nonzero(found == 1) / max(1, unread)
         return found
 
-    def of_ranks(self, ranks: int, owners: Owners | None) -> list[tuple[int, Ids]]:
+    def of_ranks(
+        self, ranks: int, owners: Owners | None, bias: LocalityBias | None = None
+    ) -> list[tuple[int, Ids]]:
         """(rank, rows) of each minibatch. owners: give each rank the seeds of its part."""
+        sampler = Neighbor(self._args.fanouts, locality=bias, threads=self._args.threads)
         rng, found = np.random.default_rng([self._args.seed, 2]), []
         for rank in range(ranks):
             seeds = self._seeds if owners is None else self._seeds[owners[self._seeds] == rank]
             for step in range(self._args.steps):
                 chosen = rng.choice(seeds, min(len(seeds), self._args.batch_size), replace=False)
-                found.append((rank, self._sample(chosen, 2, step * ranks + rank)))
+                of_rank = sampler.of_rank(rank, ranks)
+                found.append((rank, self._sample(chosen, 2, step * ranks + rank, of_rank)))
         return found
 
-    def _sample(self, seeds: Ids, epoch: int, step: int) -> Ids:
-        made = self._sampler.sample(self._topology, torch.from_numpy(seeds), epoch=epoch, step=step)
+    def _sample(self, seeds: Ids, epoch: int, step: int, sampler: Neighbor) -> Ids:
+        made = sampler.sample(self._topology, torch.from_numpy(seeds), epoch=epoch, step=step)
         assert isinstance(made.input_nodes, torch.Tensor)
         return made.input_nodes.numpy()
 
@@ -136,30 +152,34 @@ def count(placed: Placement, reads: Sequence[tuple[int, Ids]]) -> Moved:
 
 @dataclass(frozen=True)
 class Setting:
-    """capacity: rows of each rank. parts: owners, by way. host_cost: of a row; a peer's row costs 1."""
+    """capacity: rows of each rank. parts: owners, by way. host_cost, peer_cost: of a row; see place()."""
 
     heat: Heat
     ranks: int
     capacity: int
     parts: Mapping[str, Owners]
     host_cost: float
+    peer_cost: Any = 1
 
     def placements(self, rng: np.random.Generator) -> Iterator[tuple[str, Placement]]:
-        yield "placement", self._placed(1, "total")
-        yield "published", self._placed(1, "own")
+        yield "placement", self._placed(self.peer_cost, "total")
+        if np.ndim(self.peer_cost):
+            yield "one cost", self._placed(self.peer_cost[self.peer_cost > 0].mean(), "total")
+        else:
+            yield "published", self._placed(self.peer_cost, "own")
         yield "hottest", self._placed(self.host_cost, "total")
         yield "distinct", self._placed(0, "total")
         yield "random", self._of_parts(rng.random(len(self.heat)), self.parts["hash"])
         for way, owners in self.parts.items():
             yield way, self._of_parts(self.heat, owners)
 
-    def _placed(self, peer_cost: float, rule: Rule) -> Placement:
+    def _placed(self, peer_cost: Any, rule: Rule) -> Placement:
         made = place(self.heat, [self.capacity] * self.ranks, peer_cost, self.host_cost, rule=rule)
-        return Placement(made.holders, self.ranks, 1, self.host_cost)
+        return Placement(made.holders, self.ranks, self.peer_cost, self.host_cost)
 
     def _of_parts(self, heat: Heat, owners: Owners) -> Placement:
         rows = by_part(heat, owners, self.capacity, self.ranks)
-        return Placement.of(rows, len(heat), peer_cost=1, host_cost=self.host_cost)
+        return Placement.of(rows, len(heat), peer_cost=self.peer_cost, host_cost=self.host_cost)
 
 
 def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], seed: int) -> Iterator[Row]:
@@ -181,6 +201,63 @@ def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], se
                 "cost": cost,
                 "over placement": cost / best,
             }
+
+
+def links_of(group: int, far_cost: float) -> np.ndarray:
+    """Costs of the links of two groups of ranks."""
+    of_rank = np.repeat([0, 1], group)
+    costs = np.where(of_rank[:, None] == of_rank, 1.0, far_cost)
+    np.fill_diagonal(costs, 0)
+    return costs
+
+
+def compare_links(
+    setting: Setting,
+    reads: Sequence[tuple[int, Ids]],
+    draw: Callable[[LocalityBias], list[tuple[int, Ids]]],
+    seed: int,
+) -> Iterator[Row]:
+    """A row of the table for each way. draw: minibatches of samplers with a bias."""
+    ways = [(way, placed, reads) for way, placed in setting.placements(np.random.default_rng([seed, 3]))]
+    best = ways[0][1]
+    for within, reach in (("own", 0), ("own and fast", 1)):
+        ways.append((f"placement, bias to {within}", best, draw(LocalityBias(best.within(reach), BIAS))))
+    least = 0.0
+    for way, placed, of_ranks in ways:
+        paid = np.concatenate([placed.row_costs(rows, rank) for rank, rows in of_ranks])
+        least = least or float(paid.sum())
+        far = float(np.max(setting.peer_cost))
+        shares = {"own": 0, "fast link": 1, "slow link": far, "host": setting.host_cost}
+        yield {
+            "held by a rank": setting.capacity / len(setting.heat),
+            "slow cost": far,
+            "way": way,
+            **{source: float(np.mean(paid == cost)) for source, cost in shares.items()},
+            "cost of a row": float(paid.mean()),
+            "cost over placement": float(paid.sum()) / least,
+        }
+
+
+def measure_links(name: str, args: argparse.Namespace, figures: Figures) -> None:
+    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
+    reads, owners_of = Reads(graph, args), OwnersOf(graph)
+    heat, host_cost = reads.heat(), max(args.host_costs)
+    for links, group in LINKS.items():
+        ranks = 2 * group
+        parts = {method: owners_of(method, ranks) for method in ("hash", "community")}
+        if args.metis:
+            parts["METIS"] = metis(graph, ranks)
+        minibatches, rows = reads.of_ranks(ranks, None), graph.num_dst * args.percent // 100
+        found: list[Row] = []
+        for capacity in (rows, rows // ranks):
+            for far_cost in args.far_costs:
+                setting = Setting(heat, ranks, capacity, parts, host_cost, links_of(group, far_cost))
+                found += compare_links(setting, minibatches, partial(reads.of_ranks, ranks, None), args.seed)
+        figures.table(f"{name}, {links}: where rows come from", found)
+        for way in dict.fromkeys(row["way"] for row in found):
+            if way != "placement":
+                ratios = [row["cost over placement"] for row in found if row["way"] == way]
+                figures.add(f"{name}, {links}: {way} over placement, cost", (min(ratios), max(ratios)), "x")
 
 
 def measure(name: str, args: argparse.Namespace) -> list[Row]:
@@ -232,7 +309,9 @@ def main() -> None:
     args = parse()
     figures = Figures(args)
     for name in args.graphs:
-        if args.times:
+        if args.links:
+            measure_links(name, args, figures)
+        elif args.times:
             figures.table(f"{name}: seconds of preprocessing", preprocess(name, args, figures))
         else:
             figures.table(f"{name}: where rows come from", measure(name, args))

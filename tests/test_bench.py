@@ -69,6 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ),
         ("ranks.py", [], "1 ranks: done"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
+        ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
         ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),

@@ -11,15 +11,21 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gids import _core
+
+Costs = NDArray[np.float64]
+"""float64[devices, devices]: [i, j] is what device i pays for a row in the memory of device j."""
 
 Rule = Literal["total", "own"]
 NOBODY = -1
 """No device holds the row: it comes from the host or from storage."""
 
 _BLOCK = 1 << 20
+_LEAST_GAIN = 1e-9
+"""Devices settle when none can save more than this share of what its rows save."""
+
 _MAX_ROWS = (1 << 32) - 1
 
 
@@ -36,21 +42,20 @@ class Placement:
     """Which devices hold which rows.
 
     holders: uint8, uint16, uint32 or uint64[row_count]; bit d is set if device d holds the row. device_count:
-    number of devices, 1 to 64. peer_cost, host_cost: of reading one row from another device, and from the
-    host or storage, in any unit; from the device itself it is 0. If peers cost more than the host, none is
-    asked.
+    number of devices, 1 to 64. peer_cost, host_cost: as of place(). A peer that costs more than the host is
+    not asked.
 
-    Raises ValueError for numbers out of their range.
+    Raises as place() for wrong costs, ValueError for other numbers out of their range.
     """
 
     holders: NDArray[np.unsignedinteger[Any]]
     device_count: int
-    peer_cost: float
+    peer_cost: float | ArrayLike
     host_cost: float
 
     def __post_init__(self) -> None:
-        _check_costs(self.peer_cost, self.host_cost)
         _check_device_count(self.device_count)
+        assert self.costs.shape == (self.device_count, self.device_count)  # which checks them
         if self.holders.dtype != _mask_dtype(self.device_count) or self.holders.ndim != 1:
             raise ValueError(
                 f"holders of {self.device_count} devices must be {_mask_dtype(self.device_count)}[row_count] "
@@ -59,7 +64,12 @@ class Placement:
 
     @classmethod
     def of(
-        cls, rows: Sequence[NDArray[np.integer[Any]]], row_count: int, *, peer_cost: float, host_cost: float
+        cls,
+        rows: Sequence[NDArray[np.integer[Any]]],
+        row_count: int,
+        *,
+        peer_cost: float | ArrayLike,
+        host_cost: float,
     ) -> Placement:
         """The placement in which device d holds rows[d], int[n], each once."""
         _check_device_count(len(rows))
@@ -67,6 +77,11 @@ class Placement:
         for device, held in enumerate(rows):
             holders[held] |= holders.dtype.type(1 << device)
         return cls(holders, len(rows), peer_cost, host_cost)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """peer_cost as a matrix: float64[devices, devices]. A number is the cost of every other device."""
+        return _costs(self.peer_cost, self.host_cost, self.device_count)
 
     @cached_property
     def devices(self) -> list[NDArray[np.int64]]:
@@ -78,54 +93,63 @@ class Placement:
         masks = self.holders[ids]
         return (masks & masks.dtype.type(1 << device)).astype(np.bool_)
 
-    def answering(self, ids: NDArray[np.integer[Any]], device: int) -> NDArray[np.int64]:
-        """The device from which `device` reads each of these rows: itself if it holds the row, else the next
-        device that does, in a circle, so that requests are spread; -1: no device. Returns int64[n].
+    def answering(self, ids: NDArray[np.integer[Any]] | slice, device: int) -> NDArray[np.int64]:
+        """The device from which `device` reads each of these rows: itself if it holds the row, else the
+        cheapest device that does; of several, the next one in a circle, so that requests are spread; -1: no
+        device. Returns int64[n].
         """
-        answering = np.full(len(ids), NOBODY, np.int64)
-        masks = self.holders[ids]
+        masks, costs, count = self.holders[ids], self.costs[device], self.device_count
+        answering = np.full(len(masks), NOBODY, np.int64)
         left = np.flatnonzero(masks)
-        for step in range(self.device_count if self._asks_peers else 1):
-            asked = (device + step) % self.device_count
+        for asked in sorted(range(count), key=lambda d: (costs[d], (d - device) % count)):
+            if costs[asked] > self.host_cost or not len(left):
+                break
             holds = (masks[left] & masks.dtype.type(1 << asked)).astype(np.bool_)
             answering[left[holds]] = asked
             left = left[~holds]
         return answering
 
+    def row_costs(self, ids: NDArray[np.integer[Any]] | slice, device: int) -> NDArray[np.float64]:
+        """What each of these rows costs a device: float64[n]."""
+        costs: NDArray[np.float64] = np.append(self.costs[device], self.host_cost)[
+            self.answering(ids, device)
+        ]
+        return costs
+
+    def within(self, most_cost: float) -> list[NDArray[np.bool_]]:
+        """By device, the rows that cost it at most this: bool[row_count], for gids.sampler.LocalityBias.
+
+        0: those in its own memory, if that costs nothing. More: also those of the cheapest peers.
+        """
+        return [self.row_costs(slice(None), device) <= most_cost for device in range(self.device_count)]
+
     def moved(self, ids: NDArray[np.integer[Any]], device: int) -> Moved:
         """Where a device reads these rows."""
-        masks = self.holders[ids]
-        own = int(np.count_nonzero(masks & masks.dtype.type(1 << device)))
-        held = int(np.count_nonzero(masks)) if self._asks_peers else own
-        return Moved(own, held - own, len(masks) - held)
+        answering = self.answering(ids, device)
+        own, host = int(np.count_nonzero(answering == device)), int(np.count_nonzero(answering == NOBODY))
+        return Moved(own, len(answering) - own - host, host)
 
     def cost(self, moved: Moved) -> float:
-        """The cost of reading these rows."""
-        return self.peer_cost * moved.peer + self.host_cost * moved.host
+        """The cost of reading these rows. Raises ValueError for a matrix: use row_costs()."""
+        if np.ndim(self.peer_cost):
+            raise ValueError("peer_cost is a matrix: sum row_costs(ids, device) instead")
+        return float(self.peer_cost) * moved.peer + self.host_cost * moved.host  # type: ignore[arg-type]
 
     def expected_cost(self, heat: NDArray[Any]) -> float:
         """The mean cost of reading a row, if every device reads rows in proportion to their heat."""
         cost = total = 0.0
         for first in range(0, len(heat), _BLOCK):
             part = np.asarray(heat[first : first + _BLOCK], np.float64)
-            masks = self.holders[first : first + _BLOCK]
-            copies = np.zeros(len(masks), np.int64)
             for device in range(self.device_count):
-                copies += (masks & masks.dtype.type(1 << device)).astype(np.bool_)
-            from_peers = (1 - copies / self.device_count) * min(self.peer_cost, self.host_cost)
-            cost += float(part @ np.where(copies > 0, from_peers, self.host_cost))
-            total += float(part.sum())
+                cost += float(part @ self.row_costs(slice(first, first + _BLOCK), device))
+            total += float(part.sum()) * self.device_count
         return cost / total if total else 0.0
-
-    @property
-    def _asks_peers(self) -> bool:
-        return self.peer_cost <= self.host_cost
 
 
 def place(
     heat: NDArray[Any],
     capacities: Sequence[int],
-    peer_cost: float,
+    peer_cost: float | ArrayLike,
     host_cost: float,
     *,
     rule: Rule = "total",
@@ -137,33 +161,62 @@ def place(
     device, and from the host or storage, in any unit. If peers are not cheaper than the host, the hottest
     rows are on every device; if they cost nothing, no row is on two devices.
 
+    peer_cost may be a matrix, float[devices, devices], if links differ: peer_cost[i, j] is what a row in the
+    memory of device j costs device i. The diagonal, a device's own memory, is 0 or more, and at most the
+    other costs of its row and host_cost.
+
     Starts with the hottest rows on every device. Then rows that no device holds replace copies, the hottest
     new row the coldest copy, as long as this is an advantage; one copy of each row stays. Devices take turns:
     the one that gained least takes the next row. rule: "total": an advantage for all devices together, which
     gives the smallest possible expected cost. "own": for the device that exchanges the row, as published:
     heat(new) x host_cost > heat(old) x peer_cost; the savings of the other devices do not count.
 
-    Equal heats are in the order of the ids, so the result depends only on the arguments. Linear in row_count;
-    takes about 24 bytes per row (16 if heat is float32) while it works. Blocks without the GIL.
+    If costs of peers differ, begins with the placements for peers that cost nothing, the mean, or as much as
+    the host, and with empty devices. In each, one device after the other takes the rows that save all devices
+    most, given what the others hold, until none can save more; the cheapest result is returned. It costs at
+    most what these placements do, and saves, compared with reading all rows from the host, at least half of
+    what the best of all placements saves: a copy saves less, the more copies there are (Vetta, "Nash
+    equilibria in competitive societies", FOCS 2002). Takes seconds per million rows; rule must be "total".
+
+    Equal heats are in the order of the ids, so the result depends only on the arguments. With one cost for
+    all peers, linear in row_count; takes about 24 bytes per row (16 if heat is float32) while it works, and
+    blocks without the GIL.
 
     Song and Jiang, "Rethinking graph data placement for graph neural network training on multiple GPUs", ICS
     2022, Algorithm 1. As printed, it loses a row whenever it leaves the last copy of another one in place.
 
-    Raises TypeError for heat that is not numbers, ValueError for arguments out of their range.
+    Raises TypeError for heat or costs that are not numbers, ValueError for arguments out of their range.
     """
     heat = _checked(heat)
-    _check_device_count(len(capacities))
-    _check_costs(peer_cost, host_cost)
+    count = len(capacities)
+    _check_device_count(count)
+    costs = _costs(peer_cost, host_cost, count)
     if rule not in ("total", "own"):
         raise ValueError(f"rule={rule!r}: it must be 'total' or 'own'")
     if any(c < 0 for c in capacities):
         raise ValueError(f"capacities={list(capacities)}: each must be 0 or more")
     rows = np.empty(len(heat), np.uint32)
     _core.by_heat(heat, rows)
-    holders = np.empty(len(heat), _mask_dtype(len(capacities)))
     limits = [min(int(c), len(heat)) for c in capacities]
-    _core.place(rows, heat, limits, worth(len(capacities), peer_cost, host_cost, rule), holders)
-    return Placement(holders, len(capacities), peer_cost, host_cost)
+
+    def for_one_cost(peer: float, host: float) -> NDArray[Any]:
+        holders = np.empty(len(heat), _mask_dtype(count))
+        _core.place(rows, heat, limits, worth(count, peer, host, rule), holders)
+        return holders
+
+    own, peers = costs.diagonal(), costs[~np.eye(count, dtype=np.bool_)]
+    if (own == own[0]).all() and (peers == peers[:1]).all():
+        peer = float(peers[0] - own[0]) if len(peers) else 0.0
+        return Placement(for_one_cost(peer, host_cost - float(own[0])), count, peer_cost, host_cost)
+    if rule == "own":
+        raise ValueError("rule='own' takes one peer_cost for all devices: use rule='total' with a matrix")
+    starts = [for_one_cost(peer, host_cost) for peer in (0.0, float(peers.mean()), host_cost)]
+    starts.append(np.zeros_like(starts[0]))
+    near = rows[: sum(limits)]  # in the best placement no row is held while a hotter one is not
+    for holders in starts:
+        holders[near] = _settled(holders[near], heat[near].astype(np.float64), limits, costs, host_cost)
+    placements = [Placement(holders, count, peer_cost, host_cost) for holders in starts]
+    return min(placements, key=lambda placement: placement.expected_cost(heat))
 
 
 def worth(device_count: int, peer_cost: float, host_cost: float, rule: Rule) -> tuple[float, float]:
@@ -173,6 +226,50 @@ def worth(device_count: int, peer_cost: float, host_cost: float, rule: Rule) -> 
         return host_cost, nearer
     # The device that takes the row no longer reads it at all, and the others read it from there.
     return host_cost + (device_count - 1) * (host_cost - nearer), nearer
+
+
+def _settled(
+    holders: NDArray[Any], heat: NDArray[np.float64], limits: Sequence[int], costs: Costs, host_cost: float
+) -> NDArray[Any]:
+    """Holders of rows, changed until no device alone can save more by holding other rows."""
+    changed = True
+    while changed:
+        changed = False
+        for device, limit in enumerate(limits):
+            bit = holders.dtype.type(1 << device)
+            others = holders & ~bit
+            saves = heat * _saves(others, device, costs, host_cost)
+            chosen = _greatest(saves, limit)
+            if saves[chosen].sum() > saves[holders != others].sum() * (1 + _LEAST_GAIN):
+                holders, changed = np.where(chosen, others | bit, others), True
+    return holders
+
+
+def _saves(holders: NDArray[Any], device: int, costs: Costs, host_cost: float) -> NDArray[np.float64]:
+    """What a copy on a device saves all devices per access, for rows with these other holders: float64[n]."""
+    if holders.dtype == np.uint8:
+        kinds, kind = np.arange(256, dtype=np.uint8), holders
+    else:
+        kinds, kind = np.unique(holders, return_inverse=True)
+    saves = np.zeros(len(kinds))
+    for reader in costs:
+        pays = np.full(len(kinds), host_cost)
+        for holder, cost in enumerate(reader):
+            held = (kinds & kinds.dtype.type(1 << holder)).astype(np.bool_)
+            pays[held] = np.minimum(pays[held], cost)
+        saves += np.maximum(pays - reader[device], 0)
+    of_rows: NDArray[np.float64] = saves[kind]
+    return of_rows
+
+
+def _greatest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Which are the `count` greatest, at most len(values); of equal ones the first."""
+    if not count:
+        return np.zeros(len(values), np.bool_)
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    chosen: NDArray[np.bool_] = values > least
+    chosen[np.flatnonzero(values == least)[: count - np.count_nonzero(chosen)]] = True
+    return chosen
 
 
 def _checked(heat: NDArray[Any]) -> NDArray[Any]:
@@ -188,11 +285,38 @@ def _checked(heat: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(heat)
 
 
-def _check_costs(peer_cost: float, host_cost: float) -> None:
-    if not (0 <= peer_cost < np.inf and 0 <= host_cost < np.inf):
+def _costs(peer_cost: float | ArrayLike, host_cost: float, count: int) -> Costs:
+    """What each device pays for a row of each device. Raises TypeError, ValueError."""
+    peers = np.asarray(peer_cost)
+    if peers.dtype.kind not in "biuf":
+        raise TypeError(f"peer_cost must be a number, or a matrix of numbers (got {peer_cost!r})")
+    if peers.ndim == 0:
+        if not (0 <= peers < np.inf and 0 <= host_cost < np.inf):
+            raise ValueError(
+                f"peer_cost and host_cost must be 0 or more, and finite (got {peers} and {host_cost})"
+            )
+        return np.where(np.eye(count, dtype=np.bool_), 0.0, float(peers))
+    if peers.shape != (count, count):
         raise ValueError(
-            f"peer_cost and host_cost must be 0 or more, and finite (got {peer_cost} and {host_cost})"
+            f"peer_cost must be a number, or a matrix [{count}, {count}] of the {count} devices (got "
+            f"{list(peers.shape)})"
         )
+    if not 0 <= host_cost < np.inf:
+        raise ValueError(f"host_cost must be 0 or more, and finite (got {host_cost})")
+    costs = peers.astype(np.float64)
+    wrong = ~((costs >= 0) & (costs < np.inf))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0].tolist()
+        raise ValueError(f"peer_cost[{i}, {j}] must be 0 or more, and finite (got {costs[i, j]})")
+    own = costs.diagonal()
+    wrong = own > np.minimum(costs.min(1), host_cost)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(
+            f"peer_cost[{i}, {i}], of a device's own memory, must be at most the other costs of its row and "
+            f"host_cost (got {own[i]}, {costs[i].min()} and {host_cost})"
+        )
+    return costs
 
 
 def _check_device_count(count: int) -> None:

@@ -36,6 +36,10 @@ class PlacedOwners:
         self.held = placement.holds(slice(None), rank)
         """bool[page_count]: the pages of which this rank holds a copy."""
 
+    def seen_by(self, rank: int) -> PlacedOwners:
+        """The owners for another rank."""
+        return PlacedOwners(self._placement, rank, self._rest, self._rows_per_page, self._positions)
+
     def of(self, ids: np.ndarray) -> np.ndarray:
         at = positions_of(ids, self._positions)
         owners = self._placement.answering(at // self._rows_per_page, self._rank)

@@ -68,6 +68,7 @@ class GroupSampling:
         self.group, self.ranks, self.counts = group, ranks, counts
         self.local, self.whole, self.owners = local, whole, list(owners)
         self._locals: weakref.WeakKeyDictionary[Any, Neighbor] = weakref.WeakKeyDictionary()
+        self._of_ranks: weakref.WeakKeyDictionary[Any, list[Neighbor]] = weakref.WeakKeyDictionary()
         self._layers: weakref.WeakKeyDictionary[Any, dict[int, LayeredSampler]] = weakref.WeakKeyDictionary()
         whole.drawn_by = self
 
@@ -122,6 +123,15 @@ class GroupSampling:
         local = Topology([replace(g, relation=c.relation) for g, c in pairs])
         copied = [owners[names[t]] for t in copies.node_types]
         return GroupSampling(self.group, self.ranks, local, copies, copied, self.counts)
+
+    def drawing_for(self, sampler: LayeredSampler) -> Sequence[LayeredSampler]:
+        """The samplers to draw with for each rank of the group: one alone, if it is the same for all."""
+        if not isinstance(sampler, Neighbor) or sampler.locality is None or not sampler.locality.rank_count:
+            return [sampler]
+        if sampler not in self._of_ranks:
+            count = sampler.locality.rank_count
+            self._of_ranks[sampler] = [sampler.of_rank(rank, count) for rank in self.group.ranks]
+        return self._of_ranks[sampler]
 
     def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
         """The same sampler, with the weights of this part's edges."""
@@ -301,6 +311,23 @@ class _DividedSteps(LayeredSteps):
 
     def _answer(self, layer: int, asked: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Draw for all ranks that ask."""
+        sampling, samplers = self._sampling, self._sampling.drawing_for(self._sampler)
+        if len(samplers) == 1:
+            messages = self._draw_for(layer, asked, samplers[0])
+        else:  # each rank has a mask of its own
+            messages = []
+            for sampler, sent in zip(samplers, asked, strict=True):
+                messages += self._draw_for(layer, [sent], sampler)
+        for rank, message in enumerate(messages):
+            if rank != sampling.group.rank:
+                sampling.counts["edges sent"] += sum(len(v) for v in message[1::4])
+                sampling.counts["bytes sent"] += sum(v.nbytes for v in message)
+        return messages
+
+    def _draw_for(
+        self, layer: int, asked: list[list[torch.Tensor]], sampler: LayeredSampler
+    ) -> list[list[torch.Tensor]]:
+        """The answers to some ranks, in the order of `asked`."""
         sampling, topology, trees = self._sampling, self._sampling.local, self._seeds[0].trees
         types, count = range(len(topology.node_types)), self._count
         by_type = [[[v.numpy() for v in sent[4 * t : 4 * t + 4]] for sent in asked] for t in types]
@@ -323,12 +350,12 @@ class _DividedSteps(LayeredSteps):
             times = np.concatenate([asked_in(step, t, 3) for t in types])
             steps.append(Given(ids, batch, Trees({}, {}, tags, None if trees.times is None else times)))
         if self._sampler.draws_alone:
-            drawn = sampling.local_of(self._sampler).draw(topology, steps, layer, self._numbers)
+            drawn = sampling.local_of(sampler).draw(topology, steps, layer, self._numbers)
         else:
             drawn = self._whole_lists(layer).draw(topology, steps, 0, self._numbers)
         self._weighted = [block.weights is not None for block in drawn[0]]
         messages: list[list[torch.Tensor]] = []
-        for rank in range(sampling.group.size):
+        for rank in range(len(asked)):
             message = []
             for r, (_, dst) in enumerate(topology.ends):
                 firsts = counts[dst][:rank].sum(0)  # nodes of the ranks before, by step
@@ -337,9 +364,6 @@ class _DividedSteps(LayeredSteps):
                     for step in range(count)
                 ]
                 message += [torch.cat(values) for values in zip(*pieces, strict=True)]
-            if rank != sampling.group.rank:
-                sampling.counts["edges sent"] += sum(len(v) for v in message[1::4])
-                sampling.counts["bytes sent"] += sum(v.nbytes for v in message)
             messages.append(message)
         return messages
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gids.cache.heat import page_weights
+from gids.cuda import open_device
 from gids.distributed.cooperative import Cooperation
 from gids.distributed.group import Group
 from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
@@ -37,6 +38,7 @@ OwnedBy = Literal["hash", "range", "heat"]
 _SWEPT_BYTES = 1 << 20
 """If rows may be read by packs, a rank owns so many successive bytes, which one pass reads at once."""
 
+_BLOCK = 1 << 20
 _LEAST_BLOCKS = 64
 """But at least so many blocks of rows, for balance."""
 
@@ -177,6 +179,36 @@ class GroupSource(RowSource):
             if self._owned_by == "heat" and isinstance(table.type, str):
                 self._owners[key] = self._placed(table, table.type, self._owners[key], line_bytes)
         return self._owners[key]
+
+    def own_nodes(self, table: str, *, device: str | torch.device = "cpu") -> list[torch.Tensor]:
+        """By rank, the nodes whose rows of a table the rank reads itself; it asks other ranks for the rest.
+
+        For gids.sampler.LocalityBias. table: of nodes, such as "paper.feat". device: of the loaders: the
+        copies of owners="heat" are in its memory. Collective. Returns bool[num_nodes] on the CPU for each
+        rank, the same on all ranks.
+
+        Raises MissingError for an unknown table, ValueError for a table of edges, and for owners="heat" with
+        replicas, whose copies are not known to all ranks.
+        """
+        stored = self.store.table(table)
+        if not isinstance(stored.type, str):
+            raise ValueError(f"{table} is a table of edges: give a table of nodes")
+        columns = self._everyone.size // self.group.size
+        cache = self.options.cache
+        line_bytes = self.memory
+        if torch.device(device).type != "cpu":
+            line_bytes = self.lender.device_bytes(open_device(device), cache)
+        owners = self.owners_of(stored, line_bytes if cache is None else min(line_bytes, cache))
+        assert owners is not None
+        if isinstance(owners, PlacedOwners) and columns > 1:
+            raise ValueError(f"owners='heat' with replicas={columns}: use 'hash' or 'range', or replicas=1")
+        own = [torch.empty(stored.id_count, dtype=torch.bool) for _ in range(self.group.size)]
+        for first in range(0, stored.id_count, _BLOCK):
+            ids = np.arange(first, min(first + _BLOCK, stored.id_count))
+            for rank, nodes in enumerate(own):
+                of_rank = owners.seen_by(rank) if isinstance(owners, PlacedOwners) else owners
+                nodes[first : first + _BLOCK] = torch.from_numpy(of_rank.of(ids) == rank)
+        return [own[rank // columns] for rank in range(self._everyone.size)]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
         """Owners of so many ids, by "hash" or "range". Rows on a page of the tables have one owner; if packs

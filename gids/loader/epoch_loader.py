@@ -95,6 +95,8 @@ class EpochLoader(Closing, ABC):
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
         self._ranks = self.source.ranks(rank, world_size)
+        if isinstance(self.sampler, Neighbor):
+            self.sampler = self.sampler.of_rank(self._ranks.rank, self._ranks.world_size)
         self.epoch = 0
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # its position, if it is the next epoch

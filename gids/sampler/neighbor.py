@@ -146,6 +146,15 @@ class Neighbor(LayeredSampler):
         """The same sampler with other weights."""
         return Neighbor(**self._arguments() | {"weights": weights})
 
+    def of_rank(self, rank: int, world_size: int) -> Neighbor:
+        """The same sampler with the masks of one rank, if its locality has some for each rank, else itself.
+
+        Raises as LocalityBias.of_rank.
+        """
+        if self.locality is None or self.locality.rank_count is None:
+            return self
+        return type(self)(**self._arguments() | {"locality": self.locality.of_rank(rank, world_size)})
+
     @property
     def repeatable(self) -> bool:
         """See Sampler. The arrays of weights and of a locality may change."""

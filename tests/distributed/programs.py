@@ -25,7 +25,7 @@ from gids.distributed.placed import PlacedOwners
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
-from gids.sampler import Block, Minibatch, Sampler, Topology
+from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
 from gids.store.names import Relation
 from gids.write import DatasetWriter
@@ -290,6 +290,42 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
         cached = features.cached_rows(table.name)
         read = of_pages & wanted
         return int(owners.held.sum()), int(read.sum()), int((read & cached).sum())
+
+
+def read_near(dataset: Path, options: Mapping[str, Any], factor: float) -> list[torch.Tensor]:
+    """Read an epoch whose samplers favour the rows that each rank has. Returns these nodes, by rank.
+
+    Rows that are asked of other ranks are counted, and are those of other nodes.
+    """
+    rank = dist.get_rank()
+    with gids.distributed.open(dataset, **tuned({"memory": "64MB", "timeout": 60, **options})) as source:
+        table = source.store.table("paper.feat")
+        own = source.own_nodes(table.name)
+        sampler = Neighbor([4, 4], locality=LocalityBias(own, factor))
+        loader = gids.NodeLoader(
+            source, torch.arange(0, table.id_count, 4), sampler, tables=[table], batch_size=20, shuffle=True
+        )
+        with loader:
+            nodes = torch.cat([minibatch.input_nodes for minibatch in loader])  # type: ignore[misc]
+            assert loader.stats()["group"]["rows asked"] == int((~own[rank][nodes]).sum())
+        return [*own, own[rank][nodes]]
+
+
+def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
+    """Cooperative minibatches: the rank that owns a seed draws its edges by its own mask."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6))
+    with gids.distributed.open(dataset, memory="64MB", reads="random", timeout=60) as source:
+        loader = gids.NodeLoader(
+            source, torch.arange(0, 900, 3), sampler, batch_size=20, tables=["paper.feat"], cooperative=True
+        )
+        with loader:
+            for m in loader:
+                mine = sampler.of_rank(rank, size)
+                alone = mine.sample(source.graphs()[0], m.seeds, epoch=m.epoch, step=m.step).blocks[-1]
+                assert isinstance(alone, Block)
+                assert torch.equal(m.blocks[-1].edge_ids, alone.edge_ids)
+                assert same_bits(m.blocks[-1].weights, alone.weights)
 
 
 def read_alone(dataset: Path) -> list[str]:

@@ -11,7 +11,7 @@ from partition_example import AUTHORS, PAPERS, Datasets
 from programs import compare
 from rank_pool import RankError, RankPool
 
-from gids.sampler import Labor, Ladies, Neighbor
+from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
 
 SEEDS = {"paper": torch.arange(0, PAPERS, 3), "author": torch.arange(0, AUTHORS, 2)}
 ARGUMENTS = {"seeds": SEEDS["paper"], "sampler": [3, 4], "batch_size": 20, "shuffle": True}
@@ -39,6 +39,18 @@ def test_one_type(rich: Datasets, ranks: RankPool, name: str, size: int) -> None
 def test_several_types(rich_types: Datasets, ranks: RankPool, name: str, size: int) -> None:
     arguments = ARGUMENTS | {"seeds": SEEDS, "sampler": SAMPLERS[name], "tables": rich_types.tables()}
     ranks.run(size, compare, rich_types.parts(size), rich_types.whole, "NodeLoader", arguments, {}, 2)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("size", "replicas"), [(3, 1), (1, 1), (4, 2)])
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_owners_draw_by_the_masks_of_the_rank_that_asks(
+    rich: Datasets, ranks: RankPool, size: int, replicas: int, disjoint: bool
+) -> None:
+    masks = [torch.arange(PAPERS) % size == rank for rank in range(size)]
+    sampler = Neighbor([3, 4], locality=LocalityBias(masks, 6), disjoint=disjoint)
+    arguments, options = ARGUMENTS | {"sampler": sampler}, {"replicas": replicas}
+    ranks.run(size, compare, rich.parts(size // replicas), rich.whole, "NodeLoader", arguments, options)
 
 
 @pytest.mark.few(1)

@@ -10,13 +10,16 @@ import torch
 from datasets import random_in_edges
 from programs import (
     compare,
+    cooperate_near,
     measure_nothing,
     read_alone,
+    read_near,
     read_table_of_another,
     read_with_placed_pages,
 )
 from rank_pool import RankPool
 
+import gids
 from gids.distributed.owners import HashOwners, RangeOwners
 from gids.distributed.place import place
 from gids.distributed.placed import PlacedOwners
@@ -63,6 +66,29 @@ def test_placed_pages_stay_in_the_lines_of_their_rank(one: Path, ranks: RankPool
     for held, read, stayed in ranks.run(2, read_with_placed_pages, one, "30kB"):
         assert 0 < held <= 0.5 * 30_000 // 512
         assert 0 < read == stayed
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("owners", "replicas", "size"), [("hash", 1, 2), ("heat", 1, 3), ("range", 2, 4), ("range", 1, 2)]
+)
+def test_a_bias_to_the_rows_of_its_rank_asks_for_fewer(
+    one: Path, ranks: RankPool, owners: str, replicas: int, size: int
+) -> None:
+    options = {"owners": owners, "replicas": replicas, "tuning": gids.Tuning(cache="20kB")}
+    plain, near = (ranks.run(size, read_near, one, options, factor) for factor in (1, 8))
+    for told in (plain, near):
+        for *own, _ in told:
+            holders = torch.stack(own).sum(0)
+            assert all(map(torch.equal, own, told[0]))
+            # By heat, the hottest pages may have copies.
+            assert (holders >= 1 if owners == "heat" else holders == replicas).all()
+    asked = [np.mean([1 - float(owned.float().mean()) for *_, owned in told]) for told in (plain, near)]
+    assert asked[1] < 0.7 * asked[0]
+
+
+def test_the_owner_of_a_node_of_cooperative_minibatches_draws_by_its_mask(one: Path, ranks: RankPool) -> None:
+    ranks.run(2, cooperate_near, one, [torch.arange(NODES) % 2 == rank for rank in range(2)])
 
 
 @pytest.mark.few(1)

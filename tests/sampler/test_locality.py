@@ -16,6 +16,7 @@ from scipy import stats
 
 import gids
 from gids.cuda import Device
+from gids.distributed import Placement, place
 from gids.heat import hottest_nodes
 from gids.sampler import LocalityBias, Neighbor
 from gids.store import FeatureStore, Graph
@@ -61,6 +62,87 @@ def test_only_relations_from_a_masked_type_are_biased() -> None:
         other = plain.blocks[0][relation]  # type: ignore[index]
         assert (block.weights is None) == torch.equal(block.positions, other.positions)
         assert (block.weights is not None) == (relation[0] == "author")
+
+
+# --- masks by rank ---
+
+
+def test_a_rank_draws_by_its_own_mask() -> None:
+    graph, graphs, seeds = make_graph(mixed_degrees(500)), citations(), torch.arange(100)
+    of_ranks = [np.arange(500) % 3 == rank for rank in range(3)]
+    of_types = [{"author": np.arange(150) % 3 == rank} for rank in range(3)]
+    for masks, of_one in ((of_ranks, graph), (of_types, graphs)):
+        bias = LocalityBias(masks, 4)
+        nodes = seeds if of_one is graph else {"paper": seeds}
+        for options in ({}, {"replace": True}, {"batch_dependency": 4}):
+            sampler = Neighbor([3, 4], locality=bias, **options)  # type: ignore[arg-type]
+            for rank, mask in enumerate(masks):
+                alone = Neighbor([3, 4], locality=LocalityBias(mask, 4), **options)  # type: ignore[arg-type]
+                of_rank = sampler.of_rank(rank, 3)
+                assert_same(of_rank.sample(of_one, nodes, step=2), alone.sample(of_one, nodes, step=2))
+                assert repr(of_rank) == repr(sampler)  # so that ranks and checkpoints compare all masks
+    assert repr(LocalityBias(of_ranks, 4)) != repr(LocalityBias(of_ranks[::-1], 4))
+    with pytest.raises(ValueError, match=r"masks for 3 ranks: sample by a loader, or .*\.of_rank"):
+        Neighbor([3], locality=LocalityBias(of_ranks, 4)).sample(graph, seeds)
+
+
+def test_estimates_by_the_masks_of_a_placement_are_unbiased() -> None:
+    """The mean over each node's neighbors, which many nodes with the same neighbors estimate."""
+    nodes, degree, copies = 60, 12, 400
+    sources = np.random.default_rng(1).integers(0, nodes, (nodes, degree))
+    indptr = np.arange(nodes * copies + 1) * degree
+    graph = Graph(
+        ("a", "to", "b"), nodes, nodes * copies, indptr, np.tile(sources, (copies, 1)).ravel(), None
+    )
+    costs = np.array([[0, 1, 4, 4], [1, 0, 4, 4], [4, 4, 0, 1], [4, 4, 1, 0]])
+    placed = place(np.random.default_rng(0).random(nodes), [12] * 4, costs, 10)
+    values = np.arange(nodes) ** 2.0
+    for most_cost in (0, 1):
+        masks = placed.within(most_cost)
+        bias = LocalityBias([{"a": mask} for mask in masks], 4)
+        for rank in (0, 3):
+            sampler = Neighbor([4], locality=bias).of_rank(rank, 4)
+            [block] = sampler.sample([graph], {"b": torch.arange(nodes * copies)}).blocks[0].values()  # type: ignore[union-attr]
+            drawn = graph.indices[block.positions.numpy()]
+            assert block.weights is not None
+            estimates = (values[drawn] * block.weights.numpy()).reshape(copies, nodes, 4).sum(2) / degree
+            error = (estimates.mean(0) - values[sources].mean(1)) / (estimates.std(0) / np.sqrt(copies))
+            assert stats.kstest(error, "norm").pvalue > UNLIKELY
+            assert masks[rank][drawn].mean() > 1.5 * masks[rank][sources].mean()
+
+
+def test_a_placement_tells_which_rows_are_cheap_for_a_device() -> None:
+    rows = [np.array([0, 1]), np.array([1, 2]), np.array([3]), np.array([4])]
+    costs = np.array([[0, 1, 4, 6], [1, 0, 4, 4], [4, 4, 0, 1], [9, 4, 1, 0]])
+    placed = Placement.of(rows, 6, peer_cost=costs, host_cost=8)
+    for most_cost, expected in (
+        (0, [[0, 1], [1, 2], [3], [4]]),
+        (1, [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4]]),
+        (4, [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4]]),
+        (8, [[0, 1, 2, 3, 4, 5]] * 4),  # all that is left is in the host, which costs less than device 0
+    ):
+        assert [np.flatnonzero(mask).tolist() for mask in placed.within(most_cost)] == expected
+
+
+def test_loaders_give_each_rank_its_mask(dataset: FeatureStore) -> None:
+    masks = [torch.arange(NODES) % 2 == rank for rank in range(2)]
+
+    def loader(nodes: object, rank: int, world_size: int = 2) -> gids.NodeLoader:
+        sampler = Neighbor([3], locality=LocalityBias(nodes, 4))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"batch_size": 100, "shuffle": True, "tables": []}
+        return gids.NodeLoader(
+            dataset, torch.arange(400), sampler, rank=rank, world_size=world_size, **options
+        )
+
+    states = []
+    for rank in range(2):
+        with loader(masks, rank) as by_rank, loader(masks[rank], rank) as alone:
+            for minibatch, expected in zip(by_rank, alone, strict=True):
+                assert_same(minibatch, expected)
+            states.append(by_rank.state_dict())
+    assert states[0] == states[1]
+    with pytest.raises(ValueError, match="masks for 2 ranks, but this is rank 2 of 3"):
+        loader(masks, 2, 3)
 
 
 # --- what is held, and what it saves ---
@@ -172,6 +254,14 @@ def test_bad_masks_and_factors() -> None:
             LocalityBias(wrong, 2)
     with pytest.raises(TypeError, match=r"mask of 'a' must be .*got float64"):
         LocalityBias({"a": HELD.astype(float)}, 2)
+    with pytest.raises(ValueError, match="nodes is an empty list"):
+        LocalityBias([], 2)
+    with pytest.raises(ValueError, match=r"masks of rank 1 must be of the same nodes .*got 4, and 5"):
+        LocalityBias([HELD, HELD[:4]], 2)
+    with pytest.raises(ValueError, match=r"masks of rank 1 .*got {'b': 5}, and {'a': 5}"):
+        LocalityBias([{"a": HELD}, {"b": HELD}], 2)
+    with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
+        LocalityBias([HELD, HELD.astype(int)], 2)
     with pytest.raises(TypeError, match=r"locality must be a gids\.sampler\.LocalityBias \(got ndarray\)"):
         Neighbor([2], locality=HELD)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"exceed float32: scale them down"):
