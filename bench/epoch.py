@@ -93,8 +93,9 @@ def run_sides(args: argparse.Namespace, directory: Path, table: Table) -> tuple[
     memory_bytes = max(int(feature_bytes * args.memory_share), 384 << 20 if args.small else 0)
     ours = EpochConfig(
         side="gids",
-        source=str(directory / "graph"),
         dataset=str(directory / "graph.gids"),
+        tables=(table.name,),
+        source=str(directory / "graph"),
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
         hidden=args.hidden,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +20,18 @@ from gids.measure.choices import describe_choices, predictions
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gids.measure.sides import EpochConfig, EpochResult
     from gids.store import FeatureStore, Table
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
-Trains GraphSAGE on the train split of a dataset with one node type, features, and classes as labels. DGL's
-NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding. It
-runs twice: at most a minute with MADV_RANDOM (no read-ahead), and 15 seconds without. If stock DGL fails, for
-example because it needs more memory, a note says so. Some of the rows that the model gets are compared with
-the dataset.
+Trains GraphSAGE on the train split of the node type that has classes as labels; with several relations,
+R-GCN on the features of all node types. DGL's NeighborSampler samples. Stock DGL maps the tables' shards, so
+each table needs one shard without padding. It runs twice: at most a minute with MADV_RANDOM (no read-ahead),
+and 15 seconds without. If stock DGL fails, for example because it needs more memory, a note says so. Some of
+the rows that the model gets are compared with the dataset.
 """
 SETTINGS = {"side": "side"}
 STAGES = {
@@ -91,8 +92,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.measure.sides import Comparison, why_no_limit
 
     store, table = arguments.open_table(args)
-    check_dataset(store, table)
-    names = _sides(args.sides, table, report)
+    task = choose_task(store, table)
+    names = _sides(args.sides, task.tables, report)
     if args.trace is not None:
         _check_trace(args.trace, names, report)
     no_limit = why_no_limit()
@@ -102,87 +103,90 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             "cache, which it cannot if they are larger than memory"
         )
     comparison = Comparison(limited=not no_limit, say=report.note)
-    with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
-        write_links(store, Path(directory))
-        ours = _config(args, store, table, Path(directory), report)
-        configs = {
-            OURS: ours,
-            ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
-            PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
-        }
-        plan = [name for turn in range(session.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
-        session.total(len(plan))
-        for number, name in enumerate(plan):
-            config = configs[name]
-            if args.trace is not None and name not in comparison.results and name == OURS:
-                config = replace(config, timeline=str(args.trace.absolute()))
-            config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
-            result = comparison.run(name, config, timeout_s=timeout_s)
-            if result is not None:
-                report.subject.update(headroom_bytes=comparison.headroom_bytes)
-                _add(report, name, result, config)
-            session.done()
+    ours = _config(args, store, task, report)
+    configs = {
+        OURS: ours,
+        ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
+        PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
+    }
+    plan = [name for turn in range(session.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
+    session.total(len(plan))
+    for number, name in enumerate(plan):
+        config = configs[name]
+        if args.trace is not None and name not in comparison.results and name == OURS:
+            config = replace(config, timeline=str(args.trace.absolute()))
+        config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
+        result = comparison.run(name, config, timeout_s=timeout_s)
+        if result is not None:
+            report.subject.update(headroom_bytes=comparison.headroom_bytes)
+            _add(report, name, result, config)
+        session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def check_dataset(store: FeatureStore, table: Table) -> None:
-    """Raise ValueError unless the dataset has what an epoch needs."""
-    if len(store.node_types) != 1 or len(store.relations) != 1:
-        raise ValueError(f"{store.name} is heterogeneous; this comparison needs a dataset with one node type")
-    (ntype,) = store.node_types
-    labels = store.labels.get(ntype)
-    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or int(labels.min()) < 0:
+@dataclass(frozen=True)
+class Task:
+    """target: the node type that is classified. tables: the features of each node type that has them."""
+
+    target: str
+    tables: list[Table]
+
+
+def choose_task(store: FeatureStore, table: Table) -> Task:
+    """The task of a dataset with the features `table`. Raises ValueError if it lacks what an epoch needs.
+
+    Other node types have the table with the same key, or their largest. If several types have classes and a
+    train split, the target is that of the table.
+    """
+    by_type: dict[str, list[Table]] = {}
+    for candidate in store.tables.values():
+        if candidate.kind == "node":
+            by_type.setdefault(str(candidate.type), []).append(candidate)
+    tables = [
+        max(candidates, key=lambda t: (t is table, t.key == table.key, t.row_bytes))
+        for candidates in by_type.values()
+    ]
+    for chosen in tables if table in tables else [table]:
+        if chosen.kind != "node" or len(chosen.shape) != 1:
+            raise ValueError(
+                f"table {chosen.name!r} has {chosen.kind} rows of shape {list(chosen.shape)}; this "
+                "comparison needs a vector per node"
+            )
+    classified = [ntype for ntype, labels in store.labels.items() if _are_classes(labels)]
+    if not classified:
         raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
-    train = store.splits.get(ntype, {}).get("train")
-    if train is None or not len(train):
+    targets = [ntype for ntype in classified if len(store.splits.get(ntype, {}).get("train", ()))]
+    if not targets:
         raise ValueError(f"{store.name} has no train split; this comparison needs one")
-    if table.kind != "node" or len(table.shape) != 1:
+    if len(targets) > 1 and table.type not in targets:
         raise ValueError(
-            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; this comparison needs "
-            "a vector per node"
+            f"nodes of {store.name} of the types {', '.join(targets)} have labels and a train split: choose "
+            "one type by its --table"
         )
+    return Task(str(table.type) if table.type in targets else targets[0], tables)
 
 
-def write_links(store: FeatureStore, directory: Path) -> None:
-    """Make the .npy files of topology, labels and splits in directory, as links where possible."""
-    import numpy as np
-
-    (ntype,) = store.node_types
-    graph = store.graph()
-    splits = store.splits[ntype]
-    train = splits["train"].numpy()
-    arrays = {
-        "indptr": graph.indptr,
-        "indices": graph.indices,
-        "labels": store.labels[ntype].numpy().astype(np.int64, copy=False),
-        "train_idx": train,
-        "val_idx": splits["val"].numpy() if "val" in splits else train,
-    }
-    for name, array in arrays.items():
-        file = getattr(array, "filename", None)
-        if file is not None and array.dtype == np.int64 and Path(file).suffix == ".npy":
-            (directory / f"{name}.npy").symlink_to(file)
-        else:
-            np.save(directory / f"{name}.npy", np.asarray(array, np.int64))  # DGL takes one type for all
+def _are_classes(labels: Tensor) -> bool:
+    return labels.dim() == 1 and not labels.dtype.is_floating_point and int(labels.min()) >= 0
 
 
-def _sides(names: list[str] | None, table: Table, report: Report) -> list[str]:
-    """The sides to run. Raises ValueError for an unknown one, and for stock if it cannot map the table."""
+def _sides(names: list[str] | None, tables: list[Table], report: Report) -> list[str]:
+    """The sides to run. Raises ValueError for an unknown one, and for stock if it cannot map a table."""
     from gids.measure.features import why_no_array
 
     for name in names or []:
         if name not in SIDES:
             raise ValueError(f"--sides takes {', '.join(SIDES)} (got {name!r})")
     chosen = [SIDES[name] for name in SIDES if names is None or name in names]
-    reason = why_no_array(table)
-    if not reason or chosen == [OURS]:
+    table, reason = next(((t, reason) for t in tables if (reason := why_no_array(t))), (None, ""))
+    if table is None or chosen == [OURS]:
         return chosen
     if names is not None:
         raise ValueError(f"stock DGL cannot map table {table.name!r}: {reason}; use --sides gids")
-    report.note(f"only gids is measured: stock DGL cannot map the table, because {reason}")
+    report.note(f"only gids is measured: stock DGL cannot map table {table.name!r}, because {reason}")
     return [OURS]
 
 
@@ -197,20 +201,19 @@ def _check_trace(path: Path, names: list[str], report: Report) -> None:
 def _config(
     args: argparse.Namespace,
     store: FeatureStore,
-    table: Table,
-    directory: Path,
+    task: Task,
     report: Report,
 ) -> EpochConfig:
     from gids.measure.sides import EpochConfig
 
-    (splits,) = store.splits.values()
-    batches = -(-len(splits["train"]) // args.batch_size)
+    batches = -(-len(store.splits[task.target]["train"]) // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, table)
+    feature_bytes = sum(table.row_count * table.row_bytes for table in task.tables)
+    memory_bytes = _memory_bytes(args, store, task, feature_bytes)
     report.subject.update(
         dataset=str(store.path),
-        table=table.name,
-        feature_bytes=table.row_count * table.row_bytes,
+        table=", ".join(table.name for table in task.tables),
+        feature_bytes=feature_bytes,
         memory_limit_bytes=memory_bytes,
         fanouts=list(args.fanouts),
         batch_size=args.batch_size,
@@ -218,10 +221,13 @@ def _config(
         window=args.window,
         reads=args.reads,
     )
+    if len(store.node_types) > 1:
+        report.subject.update(target=task.target)
     return EpochConfig(
         side="gids",
-        source=str(directory),
         dataset=str(store.path),
+        tables=tuple(table.name for table in task.tables),
+        target=task.target,
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
         hidden=_HIDDEN,
@@ -234,12 +240,11 @@ def _config(
         scratch=tuple(str(directory.absolute()) for directory in args.scratch),
         scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
-        shards=tuple(map(str, table.shard_paths)),
-        feature_key=table.key,
+        shards=tuple(str(shard) for table in task.tables for shard in table.shard_paths),
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, table: Table) -> int:
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, task: Task, feature_bytes: int) -> int:
     """--memory-limit; by default a quarter of the features, or more for large minibatches."""
     from gids.bench.minibatches import endless, input_nodes, make_sampler
 
@@ -252,11 +257,9 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, table: Table) -
         return int(args.memory_limit)
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    rows = len(input_nodes(minibatch, str(table.type)))
+    row_bytes = sum(len(input_nodes(minibatch, str(t.type))) * t.row_bytes for t in task.tables)
     blocks = 2 * minibatch.nbytes  # DGL's minibatches take about twice the memory of ours
-    return max(
-        table.row_count * table.row_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks
-    )
+    return max(feature_bytes // 4, _LEAST_BYTES + 8 * row_bytes + 24 * blocks)
 
 
 def _in_time(config: EpochConfig, seconds: float) -> tuple[EpochConfig, float]:

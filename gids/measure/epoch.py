@@ -1,4 +1,6 @@
-"""Train GraphSAGE for an epoch, with features read by gids or by stock DGL, and measure it.
+"""Train for an epoch, with features read by gids or by stock DGL, and measure it.
+
+The model is GraphSAGE, with several relations R-GCN.
 
 ``python -m gids.measure.epoch`` is one side of a comparison, in its own process (isolation.py). Both sides
 run this code with the same topology in memory, seeds, model, workers and threads. They differ only in
@@ -17,7 +19,7 @@ import gc
 import mmap
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
@@ -42,8 +44,11 @@ from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_byte
 from gids.measure.model import GraphSage
 from gids.measure.sides import EpochConfig, EpochResult
 from gids.sampler import Block
-from gids.store import FeatureStore
+from gids.store import FeatureStore, Table
+from gids.store.names import Relation
 from gids.trace.timeline import Timeline
+
+PerType = dict[str, Tensor]
 
 TRIAL_BATCHES, TRIAL_S = 8, 5.0  # trial training: steps per process, time limit
 # More than measured: later minibatches are larger, and memory gets fragmented.
@@ -56,19 +61,27 @@ class Side:
 
     def __init__(self, config: EpochConfig) -> None:
         self.config = config
-        source = Path(config.source)
-        self.graph = _load_graph(source)
         self.store = FeatureStore(config.dataset, allow_dirs=config.allow_dirs)
-        table = self.store.find_table("node", self.store.node_types[0], config.feature_key)
-        assert table is not None
-        self.table = table
-        self.array_file = array_file(source, table)
-        seeds = torch.from_numpy(np.load(source / "train_idx.npy"))
-        self.train_ids = seeds[: config.batches * config.batch_size]
+        self.target = config.target or self.store.node_types[0]
+        self.labels = self.store.labels[self.target].long()
+        self.graph = _load_graph(self.store)
+        self.graph.nodes[self.target].data["label"] = self.labels
+        self.tables = {str(table.type): table for table in map(self.store.table, config.tables)}
+        self.array_files = {
+            ntype: array_file(Path(config.source) if config.source else None, table)
+            for ntype, table in self.tables.items()
+        }
+        self.train_ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
         self.batches = -(-len(self.train_ids) // config.batch_size)
         torch.manual_seed(config.seed)
-        classes = int(self.graph.ndata["label"].max()) + 1
-        self.model = GraphSage(table.shape[0], config.hidden, classes, len(config.fanouts))
+        self.model = GraphSage(
+            {ntype: table.shape[0] for ntype, table in self.tables.items()},
+            config.hidden,
+            int(self.labels.max()) + 1,
+            len(config.fanouts),
+            self.graph.canonical_etypes,
+            self.target,
+        )
 
     def run(self) -> EpochResult:
         """Train. Blocks. Needs a fresh process, for a cold start and a correct peak of memory.
@@ -76,15 +89,16 @@ class Side:
         Raises OSError if the memory limit cannot be set, and the loader's errors.
         """
         config = self.config
-        kept = KeptRows(self.batches, self.table)
+        kept = {ntype: KeptRows(self.batches, table) for ntype, table in self.tables.items()}
         headroom = self._headroom()
-        cached_before = max(map(cached_share, self._feature_files()))
+        cached_before = max(map(cached_share, self._feature_files()), default=0.0)
         base_rss = resident_bytes("VmRSS")
         limit = None
         if config.memory_bytes:
             limit = own_memory_bytes() + headroom + config.memory_bytes
             limit_own_memory(limit)
         torch.manual_seed(config.seed)
+        np.random.seed(config.seed)  # noqa: NPY002  (DGL shuffles with it)
         dgl.seed(config.seed)
         measured = self._train(kept)
         if limit is not None:
@@ -92,7 +106,8 @@ class Side:
         val_accuracy = None
         if config.val_nodes and measured["batches"] == self.batches:
             val_accuracy = self._validate()
-        compared, wrong = kept.compare(self._source_rows())
+        counts = [rows.compare(self._source_rows(ntype)) for ntype, rows in kept.items()]
+        compared, wrong = map(sum, zip(*counts, strict=True))
         return EpochResult(
             side=config.side,
             val_accuracy=val_accuracy,
@@ -105,15 +120,15 @@ class Side:
             **measured,
         )
 
-    def _train(self, kept: KeptRows) -> dict[str, Any]:
+    def _train(self, kept: Mapping[str, KeptRows]) -> dict[str, Any]:
         """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
         config, total = self.config, self.batches
         optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
         timeline = Timeline() if config.timeline else Timeline(most_events=0)
-        waits = Waits(timeline, config.feature_key)
+        waits = Waits(timeline, self.tables, self.target)
         training_s = 0.0
         accuracies: list[float] = []
-        rows = 0
+        rows = dict.fromkeys(self.tables, 0)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
         with self._open_loader(waits, timeline) as loader:
@@ -123,8 +138,9 @@ class Side:
                 step_end = time.perf_counter_ns()
                 training_s += (step_end - step_begun) * 1e-9
                 timeline.add("training", step_begun, step_end)
-                rows += len(input_nodes)
-                kept.add(input_nodes, x)
+                for ntype, ids in input_nodes.items():
+                    rows[ntype] += len(ids)
+                    kept[ntype].add(ids, x[ntype])
                 if 0 < config.most_seconds < time.perf_counter() - begun:
                     break
             seconds = time.perf_counter() - begun
@@ -133,14 +149,14 @@ class Side:
             read_bytes = _difference(device_bytes_read(), read_before)
             hit_ratio = stats["hit_ratio"] if stats.get("pages") else None
             if config.side == "stock":
-                hit_ratio = _page_cache_hits(read_bytes, rows, self.table.row_bytes)
+                hit_ratio = _page_cache_hits(read_bytes, rows, self.tables)
             whole = len(accuracies) == total
             return {
                 "seconds": seconds,
                 "cpu_seconds": cpu_seconds() - cpu_before,
                 "stages": {**waits.stages(stats), "training": training_s},
                 "batches": len(accuracies),
-                "rows": rows,
+                "rows": sum(rows.values()),
                 "read_bytes": read_bytes,
                 "hit_ratio": hit_ratio,
                 "train_accuracy": float(np.mean(accuracies[total // 2 :])) if whole else None,
@@ -168,9 +184,11 @@ class Side:
         """The only difference between the sides."""
         config = self.config
         sampler = dgl.dataloading.NeighborSampler(
-            list(config.fanouts), prefetch_node_feats=[config.feature_key], prefetch_labels=["label"]
+            list(config.fanouts),
+            prefetch_node_feats={ntype: [table.key] for ntype, table in self.tables.items()},
+            prefetch_labels={self.target: ["label"]},
         )
-        arguments = self.graph, self.train_ids, sampler
+        arguments = self.graph, self._seeds(self.train_ids), sampler
         options: dict[str, Any] = {
             "batch_size": config.batch_size,
             "shuffle": True,
@@ -186,26 +204,31 @@ class Side:
                 scratch_bytes=config.scratch_bytes or None,
             )
             return gids.dgl.DataLoader(*arguments, gids=source, **options)
-        if self.array_file is None:
-            raise ValueError(f"stock DGL cannot map {self.table.name!r}: {why_no_array(self.table)}")
-        self.graph.ndata[config.feature_key] = map_array(
-            self.array_file, self.table, random_access=config.random_access
-        )
+        for ntype, table in self.tables.items():
+            file = self.array_files[ntype]
+            if file is None:
+                raise ValueError(f"stock DGL cannot map {table.name!r}: {why_no_array(table)}")
+            array = map_array(file, table, random_access=config.random_access)
+            self.graph.nodes[ntype].data[table.key] = array
         waits.watch_stock_reads()
         return dgl.dataloading.DataLoader(*arguments, **options)
 
+    def _seeds(self, ids: Tensor) -> Any:
+        """Seeds as DGL takes them."""
+        return ids if self.graph.is_homogeneous else {self.target: ids}
+
     def _validate(self) -> float | None:
-        """Accuracy with full neighborhoods, from the dataset on both sides; not timed.
+        """Accuracy with full neighborhoods, from the dataset on both sides; not timed. One relation only.
 
         None if a node's whole neighborhood needs too much memory.
         """
         config = self.config
-        ids = torch.from_numpy(np.load(Path(config.source) / "val_idx.npy"))[: config.val_nodes]
+        ids = self.store.splits[self.target]["val"][: config.val_nodes]
 
         def layer(index: int, block: Block, h: Tensor) -> Tensor:
             edges: Any = ("csc", (block.indptr, block.indices, []))
             dgl_block = dgl.create_block(edges, num_src_nodes=block.num_src, num_dst_nodes=block.num_dst)
-            return self.model.layer(index, dgl_block, h)
+            return self.model.layer(index, dgl_block, {self.target: h})[self.target]
 
         try:
             result = layerwise(
@@ -217,7 +240,7 @@ class Side:
         except MemoryBudgetError:
             return None
         assert isinstance(result.values, Tensor)
-        return _accuracy(result.values, self.graph.ndata["label"][ids])
+        return _accuracy(result.values, self.labels[ids])
 
     def _headroom(self) -> int:
         """Peak memory of training without features, in bytes, the same for both sides; 0 without a limit.
@@ -238,59 +261,74 @@ class Side:
     def _train_trial(self, model: GraphSage) -> None:
         config, count = self.config, len(self.train_ids)
         optimizer = torch.optim.Adam(model.parameters())
-        sampler = dgl.dataloading.NeighborSampler(list(config.fanouts), prefetch_labels=["label"])
+        sampler = dgl.dataloading.NeighborSampler(
+            list(config.fanouts), prefetch_labels={self.target: ["label"]}
+        )
         seeds = min(count, TRIAL_BATCHES * (1 + config.workers) * config.batch_size)
         ids = self.train_ids[torch.linspace(0, count - 1, seeds).long()]
         begun = time.perf_counter()
-        for input_nodes, _, blocks in dgl.dataloading.DataLoader(
-            self.graph, ids, sampler, batch_size=config.batch_size, num_workers=config.workers
+        for _, _, blocks in dgl.dataloading.DataLoader(
+            self.graph, self._seeds(ids), sampler, batch_size=config.batch_size, num_workers=config.workers
         ):
-            shape = len(input_nodes), *self.table.shape
-            x = torch.full(shape, 0.1, dtype=out_dtype_of(self.table, None))
-            _train_step(model, optimizer, blocks, x, blocks[-1].dstdata["label"])
+            x = {
+                ntype: torch.full(
+                    (blocks[0].num_src_nodes(ntype), *table.shape), 0.1, dtype=out_dtype_of(table, None)
+                )
+                for ntype, table in self.tables.items()
+            }
+            _train_step(model, optimizer, blocks, x, blocks[-1].dstnodes[self.target].data["label"])
             if time.perf_counter() - begun > TRIAL_S:
                 break
 
     def _feature_files(self) -> list[Path]:
-        if self.config.side == "stock" and self.array_file is not None:
-            return [self.array_file]
+        if self.config.side == "stock":
+            return [file for file in self.array_files.values() if file is not None]
         return [shard for table in self.store.tables.values() for shard in table.shard_paths]
 
-    def _source_rows(self) -> Callable[[Tensor], Tensor]:
-        """A function that reads rows by id."""
-        if self.array_file is None:
-            return self.table.read_rows
-        rows = map_array(self.array_file, self.table, random_access=True)
+    def _source_rows(self, ntype: str) -> Callable[[Tensor], Tensor]:
+        """A function that reads rows of a type by id."""
+        table, file = self.tables[ntype], self.array_files[ntype]
+        if file is None:
+            return table.read_rows
+        rows = map_array(file, table, random_access=True)
         return lambda ids: rows.index_select(0, ids)  # without the GIL
 
 
-def _load_graph(source: Path) -> Any:
-    """The DGL graph, with labels."""
-    indptr, indices, labels = (
-        torch.from_numpy(np.load(source / f"{name}.npy")) for name in ("indptr", "indices", "labels")
-    )
+def _load_graph(store: FeatureStore) -> Any:
+    """The DGL graph, in memory."""
+    edges: dict[Relation, tuple[str, Any]] = {}
+    for relation in store.relations:
+        graph = store.graph(relation)
+        # DGL takes one type for all.
+        indptr, indices = (torch.from_numpy(a.astype(np.int64)) for a in (graph.indptr, graph.indices))
+        edges[relation] = ("csc", (indptr, indices, []))
+    counts = {ntype: store.num_nodes(ntype) for ntype in store.node_types}
     # Only the format for sampling: with workers, DGL makes all allowed formats.
-    graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1).formats("csc")
-    graph.ndata["label"] = labels
-    return graph
+    return dgl.heterograph(edges, counts).formats("csc")
 
 
 class Waits:
     """Time between training steps, by stage."""
 
-    def __init__(self, timeline: Timeline, feature_key: str) -> None:
-        self._timeline, self._feature_key = timeline, feature_key
+    def __init__(self, timeline: Timeline, tables: Mapping[str, Table], target: str) -> None:
+        self._timeline, self._tables, self._target = timeline, tables, target
         self._next_s = 0.0
         self._stock_read_s = 0.0
 
-    def of_next(self, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
-        """Yield (input nodes, features, labels, blocks) of one epoch, and add up the time to get them."""
+    def of_next(self, loader: Any) -> Iterator[tuple[PerType, PerType, Tensor, Any]]:
+        """Yield (input nodes, features, labels, blocks) of one epoch, and add up the time to get them.
+
+        Input nodes and features are by the node types that have features.
+        """
         begun = time.perf_counter_ns()
-        for input_nodes, _, blocks in loader:
-            x, labels = blocks[0].srcdata[self._feature_key], blocks[-1].dstdata["label"]
+        for _, _, blocks in loader:
+            sources = {ntype: blocks[0].srcnodes[ntype].data for ntype in self._tables}
+            input_nodes = {ntype: data[dgl.NID] for ntype, data in sources.items()}
+            x = {ntype: data[self._tables[ntype].key] for ntype, data in sources.items()}
+            labels = blocks[-1].dstnodes[self._target].data["label"]
             self._took(begun)
             yield input_nodes, x, labels, blocks
-            del input_nodes, x, labels, blocks  # frees the minibatch before the next one is made
+            del sources, input_nodes, x, labels, blocks  # frees the minibatch before the next one is made
             begun = time.perf_counter_ns()
         self._took(begun)
 
@@ -332,9 +370,9 @@ def _stats(loader: Any) -> dict[str, Any]:
 
 
 def _train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Tensor, labels: Tensor
+    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: PerType, labels: Tensor
 ) -> float:
-    logits = model(blocks, x.float())
+    logits = model(blocks, {ntype: rows.float() for ntype, rows in x.items()})
     optimizer.zero_grad()
     nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -349,11 +387,13 @@ def _difference(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
 
 
-def _page_cache_hits(read_bytes: int | None, rows: int, row_bytes: int) -> float | None:
+def _page_cache_hits(
+    read_bytes: int | None, rows: Mapping[str, int], tables: Mapping[str, Table]
+) -> float | None:
     """The share of pages that stock found in the page cache, if rows are whole pages."""
-    if read_bytes is None or row_bytes % mmap.PAGESIZE:
+    if read_bytes is None or any(table.row_bytes % mmap.PAGESIZE for table in tables.values()):
         return None
-    return max(0.0, 1 - read_bytes / (rows * row_bytes))
+    return max(0.0, 1 - read_bytes / sum(rows[ntype] * table.row_bytes for ntype, table in tables.items()))
 
 
 def _run(values: dict[str, Any]) -> dict[str, Any]:

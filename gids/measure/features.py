@@ -30,9 +30,9 @@ def why_no_array(table: Table) -> str:
     return ""
 
 
-def array_file(source: Path, table: Table) -> Path | None:
+def array_file(source: Path | None, table: Table) -> Path | None:
     """The file to map: feat.npy in the directory source, or the table's only shard; None without both."""
-    if (source / "feat.npy").exists():
+    if source is not None:
         return source / "feat.npy"
     return None if why_no_array(table) else Path(table.shard_paths[0])
 

@@ -34,7 +34,7 @@ class KeptRows:
 
     def add(self, ids: Tensor, rows: Tensor) -> None:
         """Keep some rows of the next minibatch; ids: int64[n], rows: [n, *shape]."""
-        if self._batches % self._every == 0:
+        if self._batches % self._every == 0 and len(ids):
             chosen = torch.linspace(0, len(ids) - 1, self._per_batch).long()
             place = slice(self._count, self._count + self._per_batch)
             self._ids[place], self._rows[place] = ids[chosen], rows[chosen]

@@ -38,26 +38,29 @@ _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too sma
 class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
-    side: "gids" or "stock". source: the directory of .npy files; without a feat.npy, stock maps the table's
-    shard. dataset: the same data, converted by gids. batches: minibatches to train on. val_nodes: nodes of
-    the validation split to validate on, with full neighborhoods, read from the dataset on both sides.
-    memory_bytes: memory for features, page cache included; 0: no limit. headroom_bytes: memory for everything
-    else from the opening of the features on, besides what is in use then; 0: as much as a trial training
-    needs. spare_bytes: added to the headroom. gids_memory_bytes, window, reads, scratch, scratch_bytes: for
-    gids.open(); "" and 0: its defaults. random_access: map stock's features with MADV_RANDOM, without
-    read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after the
-    minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
-    allow_dirs, shards: the allowed directories and the shards outside the dataset. feature_key: the features'
-    name in the dataset.
+    side: "gids" or "stock". dataset: with labels and a train split of target, by default the first node type.
+    tables: names of the tables of features, one for each node type at most. source: a directory with the only
+    table as feat.npy, which stock maps; "": it maps the tables' shards. batches: minibatches to train on.
+    val_nodes: nodes of the validation split to validate on, with full neighborhoods, read from the dataset on
+    both sides; only with one relation. memory_bytes: memory for features, page cache included; 0: no limit.
+    headroom_bytes: memory for everything else from the opening of the features on, besides what is in use
+    then; 0: as much as a trial training needs. spare_bytes: added to the headroom. gids_memory_bytes, window,
+    reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults. random_access: map stock's
+    features with MADV_RANDOM, without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch.
+    most_seconds: stop after the minibatch in which they have passed; 0: no limit. timeline: a file for the
+    training's Timeline, or "". allow_dirs, shards: the allowed directories and the shards outside the
+    dataset.
     """
 
     side: str
-    source: str
     dataset: str
+    tables: tuple[str, ...]
     fanouts: tuple[int, ...]
     batch_size: int
     hidden: int
     batches: int
+    target: str = ""
+    source: str = ""
     val_nodes: int = 0
     workers: int = 0
     threads: int = 0
@@ -75,7 +78,6 @@ class EpochConfig:
     timeline: str = ""
     allow_dirs: tuple[str, ...] = ()
     shards: tuple[str, ...] = ()
-    feature_key: str = "feat"
 
 
 @dataclass
@@ -138,7 +140,7 @@ def run_side(
     FreshProcessError, FreshProcessTimeout (after timeout_s), OSError. cached_before shows if the page cache
     could not be emptied.
     """
-    for path in (config.source, config.dataset, *config.shards):
+    for path in filter(None, (config.source, config.dataset, *config.shards)):
         with suppress(OSError):  # EpochResult.cached_before shows the rest
             drop_page_cache(path)
     values = asdict(config)

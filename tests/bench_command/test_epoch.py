@@ -15,7 +15,9 @@ import torch
 from epoch_results import epoch_result
 
 from gids.bench import arguments, epoch
-from gids.bench.epoch import check_dataset, write_links
+from gids.bench.epoch import choose_task
+from gids.cli import main
+from gids.convert.synthetic import GraphSpec, write_typed_graph
 from gids.loader.options import Reads
 from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
@@ -48,17 +50,6 @@ def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
 
 def test_reads_has_the_values_of_gids_open() -> None:
     assert get_args(Reads) == arguments.READS
-
-
-def test_int64_files_are_linked(dataset: Path, tmp_path: Path) -> None:
-    store = FeatureStore(dataset)
-    write_links(store, tmp_path)
-    assert (tmp_path / "indptr.npy").is_symlink()
-    for name, expected in (("indptr", store.graph().indptr), ("indices", store.graph().indices)):
-        found = np.load(tmp_path / f"{name}.npy")
-        assert found.dtype == np.int64
-        assert np.array_equal(found, expected)
-    assert np.array_equal(np.load(tmp_path / "train_idx.npy"), store.splits["_N"]["train"])
 
 
 def write(
@@ -150,7 +141,35 @@ def test_edge_features_are_refused(dataset: Path) -> None:
         writer.write_split("_N", "train", torch.arange(40))
     store = FeatureStore(dataset.parent / "edges.gids")
     with pytest.raises(ValueError, match="has edge rows of shape"):
-        check_dataset(store, store.table("feat"))
+        choose_task(store, store.table("feat"))
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Papers with classes and a train split, and authors; rows of 4 KiB."""
+    directory = tmp_path_factory.mktemp("typed")
+    spec = GraphSpec(node_count=300, degree=6, dim=1024, train_count=60)
+    write_typed_graph(directory / "source", spec)
+    assert main(["convert", str(directory / "source"), str(directory / "typed.gids"), "--quiet"]) == 0
+    return directory / "typed.gids"
+
+
+def test_a_heterogeneous_dataset_trains_on_the_type_with_classes(typed: Path) -> None:
+    store = FeatureStore(typed)
+    task = choose_task(store, store.table("author.feat"))
+    assert task.target == "paper"
+    assert sorted(table.name for table in task.tables) == ["author.feat", "paper.feat"]
+
+
+@pytest.mark.slow
+def test_all_sides_train_on_a_heterogeneous_dataset(typed: Path, bench: Bench) -> None:
+    status, said, report = bench("epoch", typed, *SMALL)
+    assert status == 0, said
+    assert report["subject"]["target"] == "paper"
+    assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM", "stock"]
+    assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3, 3]
+    rows = [f["metrics"]["rows"]["median"] for f in report["figures"]]
+    assert min(rows) > 0.9 * max(rows)  # DGL's threads draw different neighbors of the same seeds
 
 
 def test_a_note_says_that_memory_is_not_limited(

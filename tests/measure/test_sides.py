@@ -16,8 +16,9 @@ MEMORY = 100 << 20
 
 CONFIG = EpochConfig(
     side="gids",
-    source="graph",
     dataset="graph.gids",
+    tables=("_N.feat",),
+    source="graph",
     fanouts=(3, 3),
     batch_size=16,
     hidden=8,
