@@ -102,5 +102,7 @@ def test_results_of_other_tags_stay_on_the_page(monkeypatch: pytest.MonkeyPatch)
         page = tool.with_results(page, f"PyG {tag}", {"in memory": plugin}, [])
     assert page.count("Not yet run") == 0
     assert page.count("failed in memory: `test_a`") == 1
-    assert page.index("### PyG 2.6.1") < page.index("failed in memory") < page.index("### PyG 2.7.0")
+    assert (
+        page.index("### PyG 2.6.1") < page.index("failed in memory: `test_a`") < page.index("### PyG 2.7.0")
+    )
     assert page.index("* data in memory: 2 passed") > page.index("### PyG 2.7.0")
