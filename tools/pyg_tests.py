@@ -2,10 +2,12 @@
 
 CHECKOUT: a directory with PyG's `test` and `torch_geometric` folders, of any tag. The PyG that runs is the
 installed one. Runs twice: with data in memory, and with data that is first converted to a dataset on
-disk. Prints the passes and failures of both. `--write docs/pyg.md` writes them to the page, by tag.
+disk. Prints the passes and failures of both. `--write docs/pyg.md` writes them to the page, by tag, or by
+`--title` for files of no tag.
 
 PyG's tests import its classes by name. While a test module is imported, these names lead to gids.pyg, and
-PyG's tests of pyg-lib and torch-sparse are not skipped. A random graph stands in for the data set Cora.
+tests that ask for pyg-lib or torch-sparse are not skipped; those that compare both are. A random graph
+stands in for PyG's data sets.
 """
 
 from __future__ import annotations
@@ -52,12 +54,13 @@ SUPPORTED = (
 )
 """What tests ask for: gids.pyg has it without these packages."""
 
+PYGS_WITH_PACKAGE = torch_geometric.testing.withPackage
+
 NODES, EDGES, FEATURES, CLASSES = 2708, 5278, 1433, 7
-"""Of Cora."""
 
 
 class StandIn(list[Data]):
-    """A data set of one random undirected graph."""
+    """A data set of one random undirected graph, with Cora's counts."""
 
     num_features, num_classes = FEATURES, CLASSES
 
@@ -122,6 +125,13 @@ def of_three_nodes(kind: type) -> type:
     return type(kind.__name__, (kind,), {"__init__": opened})
 
 
+def with_package(*packages: str) -> Callable[[Any], Any]:
+    """PyG's withPackage, but a test that asks for one sampling package runs: gids.pyg stands in."""
+    if len(packages) == 1 and packages[0].startswith(("pyg_lib", "torch_sparse")):
+        return lambda test: test
+    return PYGS_WITH_PACKAGE(*packages)
+
+
 class AgainstGids:
     """A pytest plugin: test modules import gids.pyg under PyG's names. Counts the results."""
 
@@ -131,7 +141,7 @@ class AgainstGids:
         self.names: list[tuple[Any, str, Any]] = [(typing, name, True) for name in SUPPORTED]
         self.names += [(testing, name, lambda test: test) for name in ("onlyOnline", "onlyNeighborSampler")]
         self.names += [
-            (testing, "withPackage", lambda *packages: lambda test: test),
+            (testing, "withPackage", with_package),
             (torch_geometric.loader, "NeighborLoader", wrap(gids.pyg.NeighborLoader)),
             (torch_geometric.loader, "LinkNeighborLoader", wrap(gids.pyg.LinkNeighborLoader)),
             (torch_geometric.sampler.neighbor_sampler, "NeighborSampler", gids.pyg.NeighborSampler),
@@ -186,7 +196,7 @@ def run(checkout: Path, files: list[Path], data: str, *, select: str, shown: boo
     with tempfile.TemporaryDirectory() as folder:
         plugin = AgainstGids(Path(folder) if data == "disk" else None)
         options = ["--rootdir", str(checkout), "-c", "/dev/null", "-p", "no:cacheprovider", "-n", "0"]
-        quiet = [] if shown else ["-q", "--tb=short", "--no-header", "--no-summary"]
+        quiet = [] if shown else ["-q", "--tb=short", "--no-header"]
         output = io.StringIO()
         with contextlib.nullcontext() if shown else contextlib.redirect_stdout(output):
             status = pytest.main([*options, *quiet, "-k", select, *map(str, files)], plugins=[plugin])
@@ -203,10 +213,10 @@ RESULTS = re.compile(r"(?<=<!-- by tools/pyg_tests.py -->\n).*?(?=<!-- end -->)"
 """What the tool has written to the page: a part for each tag, which begins with ###."""
 
 
-def with_results(page: str, tag: str, results: dict[str, AgainstGids]) -> str:
-    """The page with the counts and the failed tests of a tag, in place of the earlier ones of that tag.
+def with_results(page: str, title: str, results: dict[str, AgainstGids], missing: list[str]) -> str:
+    """The page with the counts and the failed tests under a title, in place of the earlier ones.
 
-    results: by "in memory" and "on disk".
+    results: by "in memory" and "on disk". missing: files of TESTS that did not run.
     """
     written = RESULTS.search(page)
     if written is None:
@@ -218,10 +228,11 @@ def with_results(page: str, tag: str, results: dict[str, AgainstGids]) -> str:
     for data, plugin in results.items():
         for test, _ in plugin.failures:
             runs.setdefault(test, []).append(data)
-    title = f"### PyG {tag}"
+    title = f"### {title}"
     counts = [f"* data {data}: {plugin.counts}" for data, plugin in results.items()]
     failed = [f"* failed {' and '.join(where)}: `{test}`" for test, where in runs.items()]
-    installed = f"With PyG {torch_geometric.__version__} installed:"
+    without = f", without {' and '.join(f'`{name}`' for name in missing)}" if missing else ""
+    installed = f"With PyG {torch_geometric.__version__} installed{without}:"
     parts[title] = "\n".join([title, "", installed, "", *counts, *failed, "", ""])
     body = "\n" + "".join(parts[name] for name in sorted(parts))
     return page[: written.start()] + body + page[written.end() :]
@@ -232,22 +243,26 @@ def main_of_tool() -> int:
     parser.add_argument("checkout", type=Path, help="directory with PyG's test folder")
     parser.add_argument("--data", choices=["memory", "disk"], help="run once, with data there")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results to this page")
+    parser.add_argument("--title", help="with --write: what the tests are, if not 'PyG VERSION'")
     parser.add_argument("-k", default="", help="run the tests whose names fit, as in pytest")
     parser.add_argument("-v", action="store_true", help="show pytest's output")
     given = parser.parse_args()
     files = [given.checkout / name for name in TESTS if (given.checkout / name).exists()]
     if not files:
         parser.error(f"{given.checkout} has none of {', '.join(TESTS)}")
-    tag = None
+    title = given.title
+    if title and not given.write:
+        parser.error("--title needs --write")
     if given.write:
         if given.data or given.k:
             parser.error("--write needs all tests: leave out --data and -k")
         package = given.checkout / "torch_geometric/__init__.py"
-        tag = re.search(
+        version = re.search(
             r'(?m)^__version__ = "(.*)"', package.read_text().replace("'", '"') if package.exists() else ""
         )
-        if tag is None:
-            parser.error(f"{package} has no __version__, which --write needs")
+        if version is None and not title:
+            parser.error(f"{package} has no __version__: give --title")
+        title = title or f"PyG {version[1]}"
     results = {}
     for data in ("memory", "disk"):
         if given.data in (None, data):
@@ -257,8 +272,9 @@ def main_of_tool() -> int:
             for test, message in plugin.failures:
                 print(f"{test}: {message}")
             print(f"data {where}: {plugin.counts}")
-    if tag is not None:
-        given.write.write_text(with_results(given.write.read_text(), tag[1], results))
+    if given.write:
+        missing = [name for name in TESTS if given.checkout / name not in files]
+        given.write.write_text(with_results(given.write.read_text(), title, results, missing))
     return 1 if any(plugin.failures for plugin in results.values()) else 0
 
 
