@@ -193,6 +193,19 @@ def test_a_variable_says_what_it_holds() -> None:
     assert {str(name): vague for name, path in clean.items() if (vague := vague_names(path))} == {}
 
 
+def test_lines_of_native_code_have_at_most_120_characters() -> None:
+    repository = Path(__file__).parents[1]
+    long = [
+        f"{path.relative_to(repository)}:{number}"
+        for folder in ("native", "tests", "bench")
+        for path in sorted((repository / folder).rglob("*.*"))
+        if path.suffix in {".cpp", ".cu", ".h"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120 and not line.startswith("// sources: ")  # for test_native.py
+    ]
+    assert long == []
+
+
 def test_the_source_tree_says_that_it_hides_the_installed_package(tmp_path: Path) -> None:
     (tmp_path / "gids").mkdir()
     (tmp_path / "gids/__init__.py").write_bytes((ROOT / "__init__.py").read_bytes())
