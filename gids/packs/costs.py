@@ -107,15 +107,15 @@ def measure_rates(
         # Long reads are faster than random ones, so that one takes less than so many seconds.
         longest = int(min(_LONG, most_bytes // _READING, _LONG_S * random_per_s * page_bytes))
         longest = max(_READ_BYTES, longest // BLOCK * BLOCK)
-        found = DiskRates(
+        rates = DiskRates(
             page_bytes,
             random_per_s,
             _long_reads_per_s(paths, longest, direct, engine),
             0.0 if scratch is None else _writes_per_s(scratch, longest),
         )
-        if scratch is not None and not found.write_bytes_per_s:
-            return found  # the disk is full, or fails: not for ever
-        _known[key] = found
+        if scratch is not None and not rates.write_bytes_per_s:
+            return rates  # the disk is full, or fails: not for ever
+        _known[key] = rates
     return _known[key]
 
 

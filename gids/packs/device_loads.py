@@ -195,8 +195,8 @@ def open_kvikio(device: Device, scratch: ScratchFile, priority: _core.Priority) 
     if not obstacle:
         # The file has no name: the child finds it among the files of this process.
         path = f"/proc/{os.getpid()}/fd/{scratch.fd}"
-        found = probe_kvikio(path, device.index, scratch=True)
-        obstacle = "" if found.gds else found.reason
+        result = probe_kvikio(path, device.index, scratch=True)
+        obstacle = "" if result.gds else result.reason
     if not obstacle:
         from gids.io.device.kvikio_reader import KvikioReader
 

@@ -183,7 +183,7 @@ def _end(pid: int, fd: int) -> None:
 
 
 def find_scratch(
-    given: str | os.PathLike[str] | None,
+    chosen: str | os.PathLike[str] | None,
     limit_bytes: int | None,
     near: Sequence[Path],
     *,
@@ -192,14 +192,14 @@ def find_scratch(
 ) -> Scratch | None:
     """The directory for scratch files; None if there is none, which is logged.
 
-    given: the user's directory; then a wrong one is an error. near: files of the dataset; without `given`
+    chosen: the user's directory; then a wrong one is an error. near: files of the dataset; without `chosen`
     the first of their directories that takes files on a disk is used. warn: log a warning, not only an
     information, if there is none. ranks: processes of this machine that share the free space, if limit_bytes
     is None.
     Raises StorageError if the given directory takes no files, ValueError if it is not on a disk.
     """
-    if given is not None:
-        directory = Path(given)
+    if chosen is not None:
+        directory = Path(chosen)
         if not directory.is_dir():
             raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)
         _try(directory)
@@ -230,6 +230,6 @@ def _try(directory: Path) -> None:
 
 
 def _limit(directory: Path, limit_bytes: int | None, ranks: int) -> int:
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
+    file_system = os.statvfs(directory)
+    free = file_system.f_bavail * file_system.f_frsize
     return free // (_SHARE * ranks) if limit_bytes is None else limit_bytes
