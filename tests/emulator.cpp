@@ -483,7 +483,8 @@ extern "C" void emulated_free(void* start) { emulated::release(start); }
 
 // Runs a kernel to its end. Returns 0, or 1 with the first error's text.
 extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, unsigned threads,
-                               unsigned waiting_blocks_max, void** arguments, unsigned long long seed, double limit_s, char* error, std::size_t error_bytes) {
+                               unsigned waiting_blocks_max, void** arguments, unsigned long long seed, double limit_s,
+                               char* error, std::size_t error_bytes) {
   using namespace emulated;
   const auto limit = std::chrono::duration<double>(limit_s);
   Launch launch{.kernel = *kernel, .arguments = arguments, .blocks = blocks, .threads = threads,

@@ -18,6 +18,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -337,6 +338,17 @@ def test_table_of_places_names_what_is_in_the_files() -> None:
         assert FILE.search(place), place
         for name, file in re.findall(r"`([\w.:]+)` (?:in|of) `([\w./]+)`", place):
             assert re.split(r"[.:]+", name)[-1] in (ROOT / file).read_text(), place
+
+
+def test_the_table_of_faults_is_of_the_present_code() -> None:
+    faults = tomllib.loads((ROOT / "tools/mutations.toml").read_text())["mutation"]
+    assert [fault["what"] for fault in faults if fault["old"] not in (ROOT / fault["file"]).read_text()] == []
+    assert [test for fault in faults for test in fault["tests"] if not (ROOT / test).exists()] == []
+    *lines, last = (ROOT / "tools/mutations.txt").read_text().splitlines()[2:]
+    rows = [re.match(r"(\S+) +(.+): (tests/\S+\.py)::(\w+)", line).groups() for line in lines]  # type: ignore[union-attr]
+    assert [(file, what) for file, what, *_ in rows] == [(fault["file"], fault["what"]) for fault in faults]
+    assert [name for *_, test, name in rows if f"def {name}(" not in (ROOT / test).read_text()] == []
+    assert last == f"{len(faults)} of {len(faults)} faults were noticed"
 
 
 # Messages

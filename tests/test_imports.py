@@ -171,8 +171,6 @@ def test_only_on_host_copies_tensors_to_the_host() -> None:
 
 
 VAGUE = {"found", "given", "of"}
-VAGUE_PARTS = {"loader", "packs"}
-"""Parts that have such names still, as have folders named `device`."""
 
 
 def vague_names(source: Path) -> set[str]:
@@ -188,9 +186,21 @@ def vague_names(source: Path) -> set[str]:
 
 
 def test_a_variable_says_what_it_holds() -> None:
-    sources = {path.relative_to(ROOT): path for path in ROOT.rglob("*.py")}
-    clean = {n: p for n, p in sources.items() if n.parts[0] not in VAGUE_PARTS and "device" not in n.parts}
-    assert {str(name): vague for name, path in clean.items() if (vague := vague_names(path))} == {}
+    names = {path.relative_to(ROOT).as_posix(): vague_names(path) for path in sorted(ROOT.rglob("*.py"))}
+    assert {name: vague for name, vague in names.items() if vague} == {}
+
+
+def test_lines_of_native_code_have_at_most_120_characters() -> None:
+    repository = Path(__file__).parents[1]
+    long = [
+        f"{path.relative_to(repository)}:{number}"
+        for folder in ("native", "tests", "bench")
+        for path in sorted((repository / folder).rglob("*.*"))
+        if path.suffix in {".cpp", ".cu", ".h"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120 and not line.startswith("// sources: ")  # for test_native.py
+    ]
+    assert long == []
 
 
 def test_the_source_tree_says_that_it_hides_the_installed_package(tmp_path: Path) -> None:

@@ -178,12 +178,12 @@ class EdgeLoader(EpochLoader):
             relation = tuple(relation)
         if relation is None and len(known) == 1:
             return self._graphs[0]
-        found = known.get(relation) if relation is not None else None
-        if found is None:
+        graph = known.get(relation) if relation is not None else None
+        if graph is None:
             names = ", ".join(map(describe_type, known))
             asked = "relation is not given" if relation is None else f"no topology of {relation}"
             raise MissingError(f"{asked}: {self.store.name} has {names}")
-        return found
+        return graph
 
     def _reverse_of(self, reverse: Relation | None) -> Relation:
         src, _, dst = self.relation
@@ -219,20 +219,20 @@ class _EdgeSampling(EpochSampling):
 
     def _ends(self, seeds: StepSeeds, step: int) -> tuple[AnySeeds, torch.Tensor]:
         """The nodes at the ends of a step's edges and negatives, and the pairs among them."""
-        of, negatives = self.epoch, self._negatives
+        epoch, negatives = self.epoch, self._negatives
         src, dst = self._edges.at(seeds.own)
         count = len(seeds.of_all_ranks)
-        drawn = _uniform(self._graph.num_dst, count * negatives, of.seed, of.number, step)
+        drawn = _uniform(self._graph.num_dst, count * negatives, epoch.seed, epoch.number, step)
         wrong = drawn.reshape(count, negatives)[seeds.part].ravel()
         src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
         times = self._edges.times_at(seeds.own)
         if times is None:
             nodes, pairs = _ends(self._graph.relation, src, dst)
-            return next(iter(nodes.values())) if of.topology.homogeneous else nodes, pairs
+            return next(iter(nodes.values())) if epoch.topology.homogeneous else nodes, pairs
         times = np.concatenate([times, times.repeat(negatives)])
         both, pairs = _ends(self._graph.relation, np.stack([src, times]), np.stack([dst, times]))
         ids, latest = ({t: ends[i] for t, ends in both.items()} for i in (0, 1))
-        if of.topology.homogeneous:
+        if epoch.topology.homogeneous:
             [(only, of_only)] = zip(ids.values(), latest.values(), strict=True)
             return TimedSeeds(only, of_only), pairs
         return TimedSeeds(ids, latest), pairs

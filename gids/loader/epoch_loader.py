@@ -124,15 +124,15 @@ class EpochLoader(Closing, ABC):
             "edges": any(g.edge_times is not None for g in self._graphs),
             "nodes": any(g.src_times is not None for g in self._graphs),
         }
-        found = [by for by, known in kinds.items() if known]
-        if not found:
+        timed = [by for by, known in kinds.items() if known]
+        if not timed:
             raise ValueError(
                 f"time= needs times of edges or nodes, and {self.store.name} has none: convert a source "
                 "that has them (docs/temporal.md)"
             )
         self.sampler = Neighbor(
             self._fanouts,
-            temporal=found[0],
+            temporal=timed[0],
             strategy="uniform" if strategy is None else strategy,
             threads=self.source.options.threads,
         )

@@ -466,16 +466,16 @@ class FeatureLoader(Closing):
         the lines on the device, and blocks until they are read. All False before the first minibatch.
         Raises KeyError for a table that this loader does not load, ValueError after close().
         """
-        found = next((t for t in self.tables if t.name == table), None)
-        if found is None:
+        loaded = next((t for t in self.tables if t.name == table), None)
+        if loaded is None:
             known = ", ".join(repr(t.name) for t in self.tables)
             raise MissingError(f"no table {table!r} in this loader (it loads {known})")
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed: its cache is gone")
         if self._cache is None:
-            return torch.zeros(found.row_count, dtype=torch.bool)
+            return torch.zeros(loaded.row_count, dtype=torch.bool)
         resident = self._cache.page_words(table) >> np.uint64(_core.STATE_SHIFT) == _core.RESIDENT
-        return torch.from_numpy(found.rows_of_pages(resident))
+        return torch.from_numpy(loaded.rows_of_pages(resident))
 
     @property
     def line_bytes(self) -> int:
@@ -645,7 +645,7 @@ class FeatureLoader(Closing):
         )
 
     def _usual(self, sizes: Sizes, attached: Attached[Any]) -> Sizes:
-        return usual_sizes(sizes, given=self._minibatch_rows, growth=attached.growth, seen=self._seen)
+        return usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=self._seen)
 
     def _keep_within_memory(self, sizes: Sizes, *, resize: bool) -> None:
         """Plan fewer minibatches at once if minibatches of these sizes need it. Warn if that is not enough.

@@ -76,12 +76,12 @@ class Lender:
         Loaders with the same options whose scratch is on one file system share its limit.
         """
         with self.lock:
-            given = options.scratch, options.scratch_bytes
-            scratch = find_scratch(*given, shards, warn=options.reads == "pack", ranks=local_ranks())
+            chosen = options.scratch, options.scratch_bytes
+            scratch = find_scratch(*chosen, shards, warn=options.reads == "pack", ranks=local_ranks())
             if scratch is None:
                 return None
             devices = frozenset(map(device_of, scratch.directories))
-            return self._scratches.setdefault((*given, devices), scratch)
+            return self._scratches.setdefault((*chosen, devices), scratch)
 
     @property
     def host_bytes(self) -> int:
@@ -102,17 +102,17 @@ class Lender:
         with self.lock:
             if device.index not in self._on_device:
                 free_bytes, _ = device.memory_info()
-                given = self._device_memory
-                asked = {"device_memory": given, "cache": cache}
+                nbytes = self._device_memory
+                asked = {"device_memory": nbytes, "cache": cache}
                 check_device_memory(asked, free_bytes=free_bytes, device=device.name)
-                if given is None:
-                    given = free_bytes // 2
+                if nbytes is None:
+                    nbytes = free_bytes // 2
                     log.info(
                         "device_memory= is not given: taking half of the free memory of %s, %s",
                         device.name,
-                        format_bytes(given),
+                        format_bytes(nbytes),
                     )
-                self._on_device[device.index] = given
+                self._on_device[device.index] = nbytes
             return self._on_device[device.index]
 
     def join(self, borrower: Borrower) -> None:

@@ -43,24 +43,26 @@ Rows = dict[str, int]
 """Number of rows by table."""
 
 
-def check_minibatch_rows(given: int | Mapping[str, int] | None, tables: Iterable[str]) -> Rows | None:
+def check_minibatch_rows(
+    minibatch_rows: int | Mapping[str, int] | None, tables: Iterable[str]
+) -> Rows | None:
     """FeatureLoader's minibatch_rows, by table.
 
     Raises KeyError for a table that it does not load, TypeError and ValueError for other values.
     """
-    if given is None:
+    if minibatch_rows is None:
         return None
     names = list(tables)
-    by_table = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    by_table = minibatch_rows if isinstance(minibatch_rows, Mapping) else dict.fromkeys(names, minibatch_rows)
     for name, count in by_table.items():
         if name not in names:
             raise MissingError(
                 f"minibatch_rows names {name!r}, and the tables are {', '.join(map(repr, names))}"
             )
         if isinstance(count, bool) or not isinstance(count, Integral):
-            raise TypeError(f"minibatch_rows={given!r}: give a number of rows, or a number by table")
+            raise TypeError(f"minibatch_rows={minibatch_rows!r}: give a number of rows, or a number by table")
         if count < 0:
-            raise ValueError(f"minibatch_rows={given!r}: a number of rows must be 0 or more")
+            raise ValueError(f"minibatch_rows={minibatch_rows!r}: a number of rows must be 0 or more")
     return {name: int(by_table.get(name, 0)) for name in names}
 
 
@@ -86,16 +88,16 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
     return total
 
 
-def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) -> Sizes:
+def usual_sizes(first: Sizes, *, largest: Rows | None, growth: float, seen: Rows) -> Sizes:
     """Expected sizes of minibatches, known at the first one.
 
-    first: its sizes. given: rows of the largest, by the user; then no room is left for larger ones. growth:
+    first: its sizes. largest: rows of the largest, by the user; then no room is left for larger ones. growth:
     size of the others, relative to the first. seen: rows of the largest minibatch of earlier epochs.
     """
-    if given is None:
+    if largest is None:
         usual = first.grown(growth)
         return replace(usual, rows={name: max(n, seen.get(name, 0)) for name, n in usual.rows.items()})
-    rows = {name: max(n, given[name]) for name, n in first.rows.items()}
+    rows = {name: max(n, largest[name]) for name, n in first.rows.items()}
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
     return replace(first.grown(times), rows=rows, growths=(1.0,))
 

@@ -177,8 +177,8 @@ class _NodeSampling(EpochSampling):
             seeds = minibatch.seeds
         labelled = minibatch.input_nodes if self._of_inputs else seeds
         if isinstance(labelled, dict):
-            found = {t: labels[t][on_host(ids)] for t, ids in labelled.items() if t in labels}
-            minibatch.labels = {t: on.to_device(values) for t, values in found.items()} or None
+            values_of = {t: labels[t][on_host(ids)] for t, ids in labelled.items() if t in labels}
+            minibatch.labels = {t: on.to_device(rows) for t, rows in values_of.items()} or None
         elif labels:
             minibatch.labels = on.to_device(next(iter(labels.values()))[on_host(labelled)])
         return minibatch
@@ -216,10 +216,10 @@ class _Seeds:
         self._times: list[torch.Tensor] | None = None
         if times is not None:
             self._times = [on_host(t).clone() for t in topology.seeds_by_type(times, what="time")]
-            for of, ids, ntype in zip(self._times, self._ids, self._types, strict=True):
-                if len(of) != len(ids):
+            for values, ids, ntype in zip(self._times, self._ids, self._types, strict=True):
+                if len(values) != len(ids):
                     raise ValueError(
-                        f"time has {len(of)} values for {len(ids)} {ntype!r} seeds: give one each"
+                        f"time has {len(values)} values for {len(ids)} {ntype!r} seeds: give one each"
                     )
 
     def at(self, positions: np.ndarray) -> PerType | TimedSeeds:
@@ -229,12 +229,12 @@ class _Seeds:
     def _at(self, values: list[torch.Tensor], positions: np.ndarray) -> PerType:
         if self._homogeneous:
             return values[0][torch.from_numpy(positions)]
-        found = {}
+        chosen = {}
         for ntype, of_all, begin, end in zip(self._types, values, self._ends, self._ends[1:], strict=False):
             of_type = positions[(begin <= positions) & (positions < end)] - begin
             if len(of_type):
-                found[ntype] = of_all[torch.from_numpy(of_type)]
-        return found
+                chosen[ntype] = of_all[torch.from_numpy(of_type)]
+        return chosen
 
     def hash(self, update: Callable[[Any], None]) -> None:
         for ntype, ids in zip(self._types, self._ids, strict=True):

@@ -58,15 +58,15 @@ def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: 
 
 def _ways_line(choices: Sequence[Mapping[str, Any]]) -> str:
     """What was chosen, with predicted and actual seconds, summed by way."""
-    said = []
+    lines = []
     for way in dict.fromkeys(choice["way"] for choice in choices):
-        of = [choice for choice in choices if choice["way"] == way]
-        superbatches, packs = (sum(choice[key] for choice in of) for key in ("superbatches", "packs"))
-        predicted = sum(choice["predicted_s"].get(way, 0.0) for choice in of)
-        actual = sum(choice["actual_s"] for choice in of)
+        same_way = [choice for choice in choices if choice["way"] == way]
+        superbatches, packs = (sum(choice[key] for choice in same_way) for key in ("superbatches", "packs"))
+        predicted = sum(choice["predicted_s"].get(way, 0.0) for choice in same_way)
+        actual = sum(choice["actual_s"] for choice in same_way)
         parts = f" in {superbatches} superbatches of {packs} packs" if packs else ""
-        said.append(f"{way} reads{parts}, predicted {predicted:.1f} s, took {actual:.1f} s")
-    return "; ".join(said)
+        lines.append(f"{way} reads{parts}, predicted {predicted:.1f} s, took {actual:.1f} s")
+    return "; ".join(lines)
 
 
 _STAGES = ("sample", "plan", "wait", "gather")

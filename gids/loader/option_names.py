@@ -23,10 +23,10 @@ OPTIONS = (*(f.name for f in fields(Options) if f.name not in TUNING), "allow_di
 """Keyword arguments of gids.open(); those of gids.Tuning apart."""
 
 
-def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(caller: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for a given name that is not known. caller: as the user writes it."""
     known = list(known)
-    for name in given:
+    for name in names:
         if name in known:
             continue
         if name in OPTIONS and caller == _TUNING:

@@ -158,9 +158,9 @@ def local_ranks() -> int:
 
     LOCAL_WORLD_SIZE (set by torchrun); without it the number of ranks of the process group; else 1.
     """
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if given.isdecimal():
-        return max(1, int(given))
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local_world_size.isdecimal():
+        return max(1, int(local_world_size))
     return dist.get_world_size() if _initialized() else 1
 
 

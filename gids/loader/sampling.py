@@ -140,10 +140,10 @@ class EpochSampling(ABC):
 
     def sample(self, steps: range) -> list[Minibatch]:
         """The minibatches of successive steps."""
-        of, drawn = self.epoch, [self.draw(step) for step in steps]
+        epoch, drawn = self.epoch, [self.draw(step) for step in steps]
         seeds = [of_step for of_step, _ in drawn]
-        sampled = of.sample(
-            of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
+        sampled = epoch.sample(
+            epoch.sampler, epoch.topology, seeds, seed=epoch.seed, epoch=epoch.number, first_step=steps.start
         )
         return [complete(minibatch) for minibatch, (_, complete) in zip(sampled, drawn, strict=True)]
 
@@ -179,12 +179,14 @@ class EpochSampling(ABC):
 
     def _start(self, step: int) -> Callable[[], Minibatch]:
         """Enqueue a step. Returns a function that returns its minibatch, or raises its error."""
-        of = self.epoch
-        assert isinstance(of.sampler, LayeredSampler)
+        epoch = self.epoch
+        assert isinstance(epoch.sampler, LayeredSampler)
         try:
-            with of.stream.use():
+            with epoch.stream.use():
                 seeds, complete = self.draw(step)
-                finish = of.sampler.start(of.topology, seeds, seed=of.seed, epoch=of.number, step=step)
+                finish = epoch.sampler.start(
+                    epoch.topology, seeds, seed=epoch.seed, epoch=epoch.number, step=step
+                )
         except Exception as error:
             return partial(_fail, error.with_traceback(None))
         return lambda: complete(finish())

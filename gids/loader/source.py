@@ -98,14 +98,14 @@ class Source(RowSource):
             where = torch.device("cuda", cuda.open_device(where).index)
         key = (read, dtype, where, self.options)
         with self.lender.lock:
-            found = cast("FeatureLoader | None", self.lender.shared.get(key))
-            if found is None or found.closed:
-                found = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
-                self.lender.shared[key] = found
+            loader = cast("FeatureLoader | None", self.lender.shared.get(key))
+            if loader is None or loader.closed:
+                loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
+                self.lender.shared[key] = loader
             elif minibatch_rows is not None:
-                found.expect_rows(minibatch_rows)
-            found.users.add(user)
-            return found
+                loader.expect_rows(minibatch_rows)
+            loader.users.add(user)
+            return loader
 
     def close(self) -> None:
         """End the open epochs, free the caches, close the datasets that gids.open() opened. Idempotent."""
@@ -171,8 +171,8 @@ def open(
     """
     if not isinstance(tuning, Tuning | None):
         raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")
-    given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
-    if not given:
+    datasets = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
+    if not datasets:
         raise ValueError("dataset is an empty list; give a path or a FeatureStore")
     options = Options(
         memory=_bytes("memory", memory),
@@ -190,17 +190,17 @@ def open(
         find_scratch(options.scratch, options.scratch_bytes, ())
     with ExitStack() as opening:
         stores = [
-            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in given
+            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in datasets
         ]
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 
-def as_source(given: RowSource | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
+def as_source(dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
     """The source that is given, or one with default options, which `closing` then closes.
 
     Raises ValueError if it is closed, or is one whose ranks read together.
     """
-    source = as_row_source(given, closing)
+    source = as_row_source(dataset, closing)
     if not isinstance(source, Source):
         raise ValueError(
             f"{source!r} divides rows among ranks, so that all of them read together: use gids.NodeLoader, "
@@ -210,15 +210,15 @@ def as_source(given: RowSource | Dataset | Sequence[Dataset], closing: ExitStack
 
 
 def as_row_source(
-    given: RowSource | Dataset | Sequence[Dataset], closing: ExitStack, *, what: str = ""
+    dataset: RowSource | Dataset | Sequence[Dataset], closing: ExitStack, *, what: str = ""
 ) -> RowSource:
     """As as_source(), for loaders whose ranks may read together. what: a loader that needs all parts."""
-    if isinstance(given, RowSource):
-        if given.lender.closed:
-            raise ValueError(f"{given!r} is closed: call gids.open() again")
-        source = given
+    if isinstance(dataset, RowSource):
+        if dataset.lender.closed:
+            raise ValueError(f"{dataset!r} is closed: call gids.open() again")
+        source = dataset
     else:
-        source = open(given)
+        source = open(dataset)
         closing.callback(source.close)
     if what and not source.together:
         for store in source.stores:

@@ -27,16 +27,16 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
         stores = [stores]
     if isinstance(tables, str):
         raise TypeError(f"tables={tables!r}: give a list, [{tables!r}]")
-    found: dict[str, Table] = {}
+    chosen: dict[str, Table] = {}
     if isinstance(tables, Mapping):
-        for name, given in tables.items():
-            found[name] = _table(stores, given).named(name)
-        return found
-    for table in (_table(stores, given) for given in tables):
-        other = found.setdefault(table.name, table)
+        for name, table_or_name in tables.items():
+            chosen[name] = _table(stores, table_or_name).named(name)
+        return chosen
+    for table in (_table(stores, table_or_name) for table_or_name in tables):
+        other = chosen.setdefault(table.name, table)
         if other.identity != table.identity:
             raise ValueError(f"two tables are called {table.name!r}: give names, tables={{'a': …, 'b': …}}")
-    return found
+    return chosen
 
 
 def default_tables(stores: Iterable[FeatureStore], types: Collection[Any]) -> list[Table]:
@@ -71,12 +71,12 @@ def is_of_nodes(table: Table, store: FeatureStore) -> bool:
     return table.id_count == store.num_nodes(table.type)
 
 
-def _table(stores: Sequence[FeatureStore], given: str | Table) -> Table:
-    if isinstance(given, Table):
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"tables has a {type(given).__name__}: give names of tables, or Tables of any store")
-    for store in stores[1:] if given not in stores[0].tables else ():
-        if given in store.tables:
-            return store.tables[given]
-    return stores[0].table(given)
+def _table(stores: Sequence[FeatureStore], table: str | Table) -> Table:
+    if isinstance(table, Table):
+        return table
+    if not isinstance(table, str):
+        raise TypeError(f"tables has a {type(table).__name__}: give names of tables, or Tables of any store")
+    for store in stores[1:] if table not in stores[0].tables else ():
+        if table in store.tables:
+            return store.tables[table]
+    return stores[0].table(table)

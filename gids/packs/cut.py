@@ -99,12 +99,12 @@ class Work:
 
     @cached_property
     def _histograms(self) -> list[list[int]]:
-        return [of.histogram() for of in self.counts]
+        return [counts.histogram() for counts in self.counts]
 
     @cached_property
     def _wanted(self) -> list[int]:
         """Rows of each space that any minibatch wants."""
-        return [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
+        return [space.row_count - rows[0] for rows, space in zip(self._histograms, self.spaces, strict=True)]
 
     def _price(self, trial: _Trial, times: float) -> float:
         """Predicted seconds for `times` as many minibatches as were cut."""
@@ -143,16 +143,16 @@ class Work:
         return ALIGNMENT * sum(len(space.tables) for space in self.spaces)
 
     def _trial(self, resident: Resident, *, lists: bool = False) -> _Trial:
-        of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
+        spaces = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
         most_bytes = resident.pack_bytes - self._padding
         lists_bytes = resident.lists_bytes if lists else 0
         parts = self.parts and most_bytes >= LEAST_PART_BYTES
-        cutter = _core.Cutter(of, most_bytes, lists_bytes=lists_bytes, parts=parts)
+        cutter = _core.Cutter(spaces, most_bytes, lists_bytes=lists_bytes, parts=parts)
         most_parts = self.plan.most_packs(self.plan.write_bytes(resident.pack_bytes)) if parts else 1
         return _Trial(cutter, resident, most_bytes, most_parts)
 
     def _trials(self) -> list[_Trial]:
-        found: dict[tuple[int, ...], _Trial] = {}
+        trials: dict[tuple[int, ...], _Trial] = {}
         for share in _SHARES[: self.plan.trials]:
             rows, packed = hottest_rows(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
             held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
@@ -163,10 +163,10 @@ class Work:
             lists_bytes = self.plan.lists_bytes(int(lists))
             left = self.plan.rows_bytes(lists_bytes) - held
             pack_bytes = (left - self._padding) // 2 // ALIGNMENT * ALIGNMENT
-            if pack_bytes > self._padding and tuple(rows) not in found:
-                sets = tuple(of.hottest(n) for of, n in zip(self.counts, rows, strict=True))
-                found[tuple(rows)] = self._trial(Resident(sets, pack_bytes, lists_bytes))
-        return list(found.values())
+            if pack_bytes > self._padding and tuple(rows) not in trials:
+                sets = tuple(counts.hottest(n) for counts, n in zip(self.counts, rows, strict=True))
+                trials[tuple(rows)] = self._trial(Resident(sets, pack_bytes, lists_bytes))
+        return list(trials.values())
 
     def _cut(self, trials: Sequence[_Trial], count: int) -> None:
         """Add the first minibatches to the cuts."""
@@ -174,7 +174,7 @@ class Work:
             return
         with ThreadPoolExecutor(len(trials), "gids-cut") as threads:
             for rows in self.spool.rows_of(range(count)):
-                list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
+                list(threads.map(lambda trial, rows=rows: trial.cutter.add(rows), trials))
 
 
 @dataclass(frozen=True, eq=False)

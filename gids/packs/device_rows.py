@@ -198,9 +198,9 @@ class DeviceRows(RowMemory):
         if self._end.alive:
             self._end()
             self.memory = torch.empty(0, dtype=torch.uint8)
-            for of in [self._resident, *self._halves]:
-                for one in of:
-                    one.free()
+            for row_sets in [self._resident, *self._halves]:
+                for row_set in row_sets:
+                    row_set.free()
             self._row_copies.clear()
             self._consumed.clear()
             self._check_fault()
@@ -209,22 +209,22 @@ class DeviceRows(RowMemory):
         """Row numbers, copied to the device on the stream: int32[n] each, of the same bits."""
         total = sum(map(len, arrays.values()))
         assert total <= self._most_rows, "the minibatch is larger than those that memory is shared out for"
-        there = self.device.empty((total,), torch.int32)
+        sent = self.device.empty((total,), torch.int32)
         if len(self._sent) == SENT:
             self._sent.popleft().synchronize()
         first = 4 * self._most_rows * (self._turn % SENT)
         self._turn += 1
         staged = self._numbers.bytes[first : first + 4 * total].view(np.uint32)
-        found, at = {}, 0
+        by_key, at = {}, 0
         for key, rows in arrays.items():
             staged[at : at + len(rows)] = rows
-            found[key] = there[at : at + len(rows)]
+            by_key[key] = sent[at : at + len(rows)]
             at += len(rows)
         if total:
             address = self._numbers.bytes.ctypes.data + first
-            self.device.copy_from_host(self.stream, there, address)
+            self.device.copy_from_host(self.stream, sent, address)
         self._sent.append(self.stream.record_event())
-        return found
+        return by_key
 
     def _launch(self, one: Wanted, numbers: torch.Tensor, out: torch.Tensor) -> None:
         (resident, resident_at), (pack, pack_at) = one.holders

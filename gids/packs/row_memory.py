@@ -232,7 +232,7 @@ class HostRows(RowMemory):
                     outputs[table.name] = (table, self.host.take(table, len(rows)))
                     missing[table.name] = len(rows)
                 _, out = outputs[table.name]
-                packed = [(of, memory, at) for of, at in holders]
+                packed = [(rows_of_pack, memory, at) for rows_of_pack, at in holders]
                 missing[table.name] -= self.host.copy(table, rows, packed, out)
         if any(missing.values()):
             raise AssertionError(f"rows are in no pack, or in two: {dict(missing)}")
@@ -279,7 +279,7 @@ class _HostLoad:
             for read, extent in zip(self._reads, self._extents, strict=True)
             for begin, end, code in read.wait()
         ]
-        return [of.to_set() for of in self._lists], bad
+        return [rows.to_set() for rows in self._lists], bad
 
     def close(self) -> None:
         self._reads.clear()  # the end of a PackRead cancels it

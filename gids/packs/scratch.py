@@ -223,7 +223,7 @@ def _end(pid: int, fds: Sequence[int]) -> None:
 
 
 def find_scratch(
-    given: Sequence[str] | None,
+    chosen: Sequence[str] | None,
     limit_bytes: int | None,
     near: Sequence[Path],
     *,
@@ -232,14 +232,14 @@ def find_scratch(
 ) -> Scratch | None:
     """The directories for scratch files; None if there is none, which is logged.
 
-    given: the user's directories; then a wrong one is an error. near: files of the dataset; without `given`
+    chosen: the user's directories; then a wrong one is an error. near: files of the dataset; without `chosen`
     the first of their directories that takes files on a disk is used. warn: log a warning, not only an
     information, if there is none. ranks: processes of this machine that share the free space, if limit_bytes
     is None.
     Raises StorageError if a given directory takes no files, ValueError if it is not on a disk.
     """
-    if given is not None:
-        directories = [Path(name) for name in given]
+    if chosen is not None:
+        directories = [Path(name) for name in chosen]
         for directory in directories:
             if not directory.is_dir():
                 raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)

@@ -51,8 +51,8 @@ class Space:
     @property
     def set_bytes(self) -> int:
         """Memory of the row set of one pack."""
-        found: int = _core.row_set_bytes(self.row_count)
-        return found
+        nbytes: int = _core.row_set_bytes(self.row_count)
+        return nbytes
 
 
 def spaces_of(tables: Sequence[Table], ids: Mapping[str, torch.Tensor]) -> list[Space]:
@@ -61,9 +61,9 @@ def spaces_of(tables: Sequence[Table], ids: Mapping[str, torch.Tensor]) -> list[
     ids: of the first minibatch. Tables with an order on disk, and tables that it reads by other ids than the
     others of their type, have a space of their own.
     """
-    found: list[list[Table]] = []
+    groups: list[list[Table]] = []
     for table in tables:
-        for members in found:
+        for members in groups:
             first = members[0]
             if (
                 table.type == first.type
@@ -74,8 +74,8 @@ def spaces_of(tables: Sequence[Table], ids: Mapping[str, torch.Tensor]) -> list[
                 members.append(table)
                 break
         else:
-            found.append([table])
-    return [Space(tuple(members)) for members in found]
+            groups.append([table])
+    return [Space(tuple(members)) for members in groups]
 
 
 def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -90,14 +90,14 @@ def rows_of(ids: Mapping[str, torch.Tensor], spaces: Sequence[Space]) -> list[Ro
     are not read by the same ids.
     """
     check_ids(ids, [t.name for space in spaces for t in space.tables], _CPU)
-    found = []
+    rows = []
     for space in spaces:
-        given = [ids[t.name] for t in space.tables if t.name in ids]
-        if not given:
-            found.append(np.empty(0, np.uint32))
+        arrays = [ids[t.name] for t in space.tables if t.name in ids]
+        if not arrays:
+            rows.append(np.empty(0, np.uint32))
             continue
-        first = given[0]
-        if not all(_alike(other, first) for other in given):
+        first = arrays[0]
+        if not all(_alike(other, first) for other in arrays):
             raise OtherIdsError(f"tables of {space.tables[0].type!r} are now read by different ids")
         array = first.contiguous().numpy()
         try:
@@ -105,5 +105,5 @@ def rows_of(ids: Mapping[str, torch.Tensor], spaces: Sequence[Space]) -> list[Ro
         except IndexError as error:
             raise IndexError(f"table '{space.tables[0].name}': {error}") from None
         order = space.tables[0].order
-        found.append((array if order is None else positions_of(array, order)).astype(np.uint32))
-    return found
+        rows.append((array if order is None else positions_of(array, order)).astype(np.uint32))
+    return rows

@@ -66,7 +66,9 @@ class PackMachine:
         self.tables: list[Table] = [t for space in spaces for t in space.tables]
         self.threads = threads
         self.priority = _core.Priority.create()
-        self.found = [_core.RowSet.create(space.row_count) for space in spaces]  # to collect a pack's rows in
+        self.collected = [
+            _core.RowSet.create(space.row_count) for space in spaces
+        ]  # to collect a pack's rows in
         self.bad_resident: dict[str, list[_BadRows]] = {}  # resident rows that could not be read
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
@@ -76,7 +78,7 @@ class PackMachine:
         """One with other memory for packs, which is taken when rows are written to it. On the host only."""
         made = copy.copy(self)
         made.rows = self._make_rows()
-        made.found = [_core.RowSet.create(space.row_count) for space in self.spaces]
+        made.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
         made.bad_resident = {}
         return made
 
@@ -178,7 +180,7 @@ class Superbatch:
                 parts, _ = self._parts(lists, machine.tables)
                 self._packs.append(_Pack(end, lists, parts, at, nbytes))
                 at += nbytes
-                lists_bytes -= sum(of.nbytes for of in lists)
+                lists_bytes -= sum(rows.nbytes for rows in lists)
                 skipped = [a + b for a, b in zip(skipped, rows, strict=True)]
             begin = end
         self.end = begin
@@ -424,19 +426,19 @@ class Superbatch:
 
     def _collect(self, begin: int, end: int) -> None:
         """Collect the rows of minibatches [begin, end) that are not resident, by space."""
-        for of in self._machine.found:
-            of.clear()
+        for rows in self._machine.collected:
+            rows.clear()
         for i in range(begin, end):
-            for of, read, resident in zip(
-                self._machine.found, self._spool.rows(i), self._resident, strict=True
+            for rows, read, resident in zip(
+                self._machine.collected, self._spool.rows(i), self._resident, strict=True
             ):
-                of.insert(read, resident)
+                rows.insert(read, resident)
 
     def _collected(self, skipped: Sequence[int], rows: Sequence[int]) -> list[Any]:
         """So many of the rows that were collected, without the first skipped ones, by space."""
         return [
-            _core.RowList.create(of, *part)
-            for of, *part in zip(self._machine.found, skipped, rows, strict=True)
+            _core.RowList.create(collected, *part)
+            for collected, *part in zip(self._machine.collected, skipped, rows, strict=True)
         ]
 
     def _nbytes(self, rows: Sequence[int]) -> int:
@@ -461,12 +463,14 @@ class Superbatch:
                 shards = len(t.shard_paths)
                 files = range(first_file, first_file + shards)
                 first_file += shards
-                found = [one for one in result["bad_pages"] if one[0] in files]
-                if not found:
+                bad_pages = [bad for bad in result["bad_pages"] if bad[0] in files]
+                if not bad_pages:
                     continue
-                errors = [read_error(code, self._shard_paths[file], offset) for file, offset, code in found]
+                errors = [
+                    read_error(code, self._shard_paths[file], offset) for file, offset, code in bad_pages
+                ]
                 pages = np.array(
-                    [offset // t.page_bytes * shards + file - files.start for file, offset, _ in found]
+                    [offset // t.page_bytes * shards + file - files.start for file, offset, _ in bad_pages]
                 )
                 self._bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
                 if self._fill_resident:
@@ -477,7 +481,7 @@ class Superbatch:
         rows = (pages[:, None] * table.rows_per_page + np.arange(table.rows_per_page)).ravel()
         of_row = np.repeat(np.arange(len(pages)), table.rows_per_page)
         rows, of_row = rows[rows < table.row_count], of_row[rows < table.row_count]
-        others = self._machine.found[s]
+        others = self._machine.collected[s]
         others.clear()
         others.insert(rows.astype(np.uint32), self._resident[s])
         lost = ~np.isin(rows, others.rows())
@@ -491,10 +495,10 @@ class Superbatch:
         directory = self.file.directory_of(begin)
         error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, begin)
         if begin < self._resident_nbytes:
-            sets = [np.array(of.rows(), np.uint32) for of in self._resident]
+            sets = [np.array(rows.rows(), np.uint32) for rows in self._resident]
             self._lose_rows(sets, self._resident_parts, (begin, end), error, self._machine.bad_resident)
             return
-        sets = [np.array(of.to_set().rows(), np.uint32) for of in pack.lists]
+        sets = [np.array(rows.to_set().rows(), np.uint32) for rows in pack.lists]
         self._lose_rows(sets, pack.parts, (begin - pack.at, end - pack.at), error, self._bad_in_pack)
 
     def _lose_rows(
@@ -512,5 +516,5 @@ class Superbatch:
                 part = parts[t.name]
                 first = max(0, begin - part) // t.row_bytes
                 last = max(0, end - part + t.row_bytes - 1) // t.row_bytes
-                if len(found := rows[first:last]):
-                    bad.setdefault(t.name, []).append(_BadRows(found, 1, [error] * len(found)))
+                if len(bad_rows := rows[first:last]):
+                    bad.setdefault(t.name, []).append(_BadRows(bad_rows, 1, [error] * len(bad_rows)))

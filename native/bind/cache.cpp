@@ -130,8 +130,8 @@ class OwningCache {
  public:
   OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
               u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file, u32 lines, const std::string& policy,
-              u64 seed, std::optional<Bytes> heat, bool keep, std::optional<Checksums> checksums, u64 stored_as, u64 wanted_as,
-              u32 row_values, std::optional<Scales> scales)
+              u64 seed, std::optional<Bytes> heat, bool keep, std::optional<Checksums> checksums, u64 stored_as,
+              u64 wanted_as, u32 row_values, std::optional<Scales> scales)
       : checksums_(std::move(checksums)), scales_(std::move(scales)) {
     CacheOptions o;
     o.lines = lines;
@@ -351,7 +351,8 @@ void bind_cache(nb::module_& m) {
   m.attr("DEVICE_COUNTERS") = device_counters();
   m.attr("DEVICE_COUNTER_WORDS") = sizeof(device::Counters) / sizeof(u64);
   m.attr("DEVICE_CHOICE_BYTES") = sizeof(device::Choice);
-  m.def("device_candidates", &device::candidates, "lines"_a, "misses"_a, "Lines that a plan of the GPU cache looks at.");
+  m.def("device_candidates", &device::candidates, "lines"_a, "misses"_a,
+        "Lines that a plan of the GPU cache looks at.");
   m.def("copy_as", &copy_as, "count"_a, "stored_as"_a, "wanted_as"_a, "RowCopy::as, from the items of a row copy.");
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
@@ -398,7 +399,9 @@ void bind_cache(nb::module_& m) {
       .def("retire", [](Planner& p, u64 step) { nb::gil_scoped_release release; p.retire(step); }, "step"_a)
       .def("lines_in_use", [](Planner& p) { nb::gil_scoped_release release; return p.lines_in_use(); })
       .def("words",
-           [](Planner& p) { return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle()); },
+           [](Planner& p) {
+             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle());
+           },
            nb::rv_policy::copy, "uint64[pages]: a copy of the page table.")
       .def("audit", &Planner::audit)
       .def("stats", [](const Planner& p) { return dict_of(p.stats()); });
@@ -422,10 +425,14 @@ void bind_cache(nb::module_& m) {
       .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())
       .def("audit", [](OwningCache& c) { c.planner().audit(); })
       .def("words",
-           [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
+           [](OwningCache& c) {
+             auto w = c.planner().words();
+             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle());
+           },
            nb::rv_policy::copy)
       .def("stats", &OwningCache::stats)
-      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Peak bytes of requests of planned steps and of memory to plan in.");
+      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes,
+                   "Peak bytes of requests of planned steps and of memory to plan in.");
 }
 
 }  // namespace gids

@@ -26,8 +26,8 @@ std::pair<int, size_t> enqueue(const Addresses& functions, uintptr_t context, ui
   const auto* words = reinterpret_cast<const u64*>(commands.data());
   const std::span<const u64> all(words, commands.size());
   nb::gil_scoped_release release;
-  const auto [status, function] = cuda::enqueue(std::bit_cast<cuda::Functions>(functions), reinterpret_cast<void*>(context),
-                                                reinterpret_cast<void*>(stream), all);
+  const auto [status, function] = cuda::enqueue(std::bit_cast<cuda::Functions>(functions),
+                                                reinterpret_cast<void*>(context), reinterpret_cast<void*>(stream), all);
   return {status, function};
 }
 

@@ -1,4 +1,5 @@
-// Calls that read mapped files. A page that cannot be read becomes gids.errors.StorageError, by the translator in store.cpp.
+// Calls that read mapped files. A page that cannot be read becomes gids.errors.StorageError, by the translator in
+// store.cpp.
 #pragma once
 #include "store/mapped_file.h"
 

@@ -75,15 +75,16 @@ void read_extents(io::Engine& engine, Files files, Offsets offsets, Offsets leng
                   Errors errors) {
   const size_t n = files.shape(0);
   if (offsets.shape(0) != n || lengths.shape(0) != n || out_offsets.shape(0) != n || errors.shape(0) != n)
-    throw std::invalid_argument("Engine.read_extents: files, offsets, lengths, out_offsets and errors differ in length");
+    throw std::invalid_argument(
+        "Engine.read_extents: files, offsets, lengths, out_offsets and errors differ in length");
   if (n == 0) return;
   const int64_t size = static_cast<int64_t>(out.shape(0));
   read_each(engine, n, errors, [&](size_t i) -> io::Read {
     const int64_t offset = offsets.data()[i], length = lengths.data()[i], out_offset = out_offsets.data()[i];
     if (offset < 0 || out_offset < 0 || length < 1 || length > INT32_MAX || length > size - out_offset)
       throw std::invalid_argument("Engine.read_extents: extent " + std::to_string(i) + " (" + std::to_string(length) +
-                                  " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(out_offset) +
-                                  " of " + std::to_string(size) + " B");
+                                  " B at " + std::to_string(offset) + ") does not fit at " +
+                                  std::to_string(out_offset) + " of " + std::to_string(size) + " B");
     return {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + out_offset, static_cast<u32>(length),
             files.data()[i], i};
   });

@@ -158,7 +158,8 @@ u64 gather(cache::Workers& workers, RowIds ids,
     throw std::invalid_argument("out: expected " + std::to_string(ids.size()) + " rows of " +
                                 std::to_string(form.out_row_bytes()) + " bytes");
   std::vector<packs::Holder> found;
-  for (const auto& [rows, memory, offset] : holders) found.push_back({rows.get(), memory->at(offset, rows->size() * row_bytes)});
+  for (const auto& [rows, memory, offset] : holders)
+    found.push_back({rows.get(), memory->at(offset, rows->size() * row_bytes)});
   nb::gil_scoped_release release;
   for (const u32 id : span_of(ids))
     for (const packs::Holder& holder : found)
@@ -201,13 +202,15 @@ void bind_packs(nb::module_& m) {
            "Ascending.")
       .def("words",
            [](const RowSet& set) {
-             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(set.ranked().words, {set.word_count()}, nb::find(&set));
+             return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(set.ranked().words, {set.word_count()},
+                                                                   nb::find(&set));
            },
            "uint64[ceil(row_count / 64)]: a bit for each row. A view.")
       .def("ranks",
            [](const RowSet& set) {
              if (!set.sealed()) throw std::invalid_argument("a set has ranks once it is sealed");
-             return nb::ndarray<nb::numpy, const u32, nb::ndim<1>>(set.ranked().ranks, {set.word_count()}, nb::find(&set));
+             return nb::ndarray<nb::numpy, const u32, nb::ndim<1>>(set.ranked().ranks, {set.word_count()},
+                                                                   nb::find(&set));
            },
            "uint32 for each word: rows of the set in the words before it. A view of a sealed set.")
       .def("__len__", &RowSet::size)
@@ -222,7 +225,8 @@ void bind_packs(nb::module_& m) {
                       throw std::invalid_argument("the set has fewer rows");
                     return std::make_shared<RowList>(rows, skipped, count.value_or(rows.size() - skipped));
                   },
-                  "rows"_a, "skipped"_a = 0, "count"_a = nb::none(), "count of the rows, without the first skipped ones.")
+                  "rows"_a, "skipped"_a = 0, "count"_a = nb::none(),
+                  "count of the rows, without the first skipped ones.")
       .def("to_set",
            [](const RowList& list) {
              nb::gil_scoped_release release;
@@ -255,15 +259,15 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
       .def("__init__",
-           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes, u64 lists_bytes,
-              bool parts) {
+           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes,
+              u64 lists_bytes, bool parts) {
              std::vector<packs::Space> of;
              for (const auto& [resident, row_bytes] : spaces) of.push_back({resident, row_bytes});
              new (self) Cutter(std::move(of), pack_bytes, lists_bytes, parts);
            },
            "spaces"_a, "pack_bytes"_a, nb::kw_only(), "lists_bytes"_a = 0, "parts"_a = false,
-           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take so many. "
-           "parts: a minibatch that does not fit in a pack is cut into several.")
+           "spaces: (resident rows, row_bytes) of each. lists_bytes: the first packs get row lists, until these take "
+           "so many. parts: a minibatch that does not fit in a pack is cut into several.")
       .def("add",
            [](Cutter& cutter, const std::vector<RowIds>& rows) {
              std::vector<std::span<const u32>> of;
@@ -320,7 +324,9 @@ void bind_packs(nb::module_& m) {
            [](BoundTable* self, u64 row_count, u32 row_bytes, u32 page_bytes, u32 rows_per_page, u32 shard_count,
               u32 first_file, std::optional<Checksums> checksums,
               const std::vector<std::tuple<std::shared_ptr<RowList>, std::shared_ptr<PackMemory>, u64>>& targets) {
-             new (self) BoundTable{{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file}, std::move(checksums), {}};
+             new (self) BoundTable{{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file},
+                                    std::move(checksums),
+                                    {}};
              for (const auto& [rows, memory, offset] : targets) self->targets.push_back({rows, memory, offset});
            },
            nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a, "shard_count"_a,
@@ -337,8 +343,8 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<RunningRead>(m, "PackRead", "Reads a part of a file into PackMemory, in the background.")
       .def("__init__",
-           [](RunningRead* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file, u64 offset,
-              nb::object memory, u64 at, u64 bytes, u32 files) {
+           [](RunningRead* self, std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file,
+              u64 offset, nb::object memory, u64 at, u64 bytes, u32 files) {
              if (!files) throw std::invalid_argument("files must be 1 or more");
              std::byte* const to = nb::cast<PackMemory&>(memory).at(at, bytes);
              new (self) RunningRead({memory}, std::move(engine), std::move(priority), file, offset, to, bytes,

@@ -71,15 +71,18 @@ void expect(bool holds, const char* what) {
 
 void add_weights(In<uint32_t> labels, In<float> values, uint64_t load,
                  nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> weights) {
-  expect(labels.size() == values.size() && load < weights.shape(1), "add_weights: lengths differ, or load is out of range");
+  expect(labels.size() == values.size() && load < weights.shape(1),
+         "add_weights: lengths differ, or load is out of range");
   nb::gil_scoped_release unlocked;
-  for (size_t i = 0; i < labels.size(); ++i) expect(labels.data()[i] < weights.shape(0), "add_weights: a label is out of range");
+  for (size_t i = 0; i < labels.size(); ++i)
+    expect(labels.data()[i] < weights.shape(0), "add_weights: a label is out of range");
   store::add_weights(labels.data(), values.data(), labels.size(), load, weights.shape(1), weights.data());
 }
 
 void expect_loads(const Weights& weights, const In<double>& totals, const Loads& loads, const Out<uint16_t>& parts) {
   const size_t count = totals.size();
-  expect(weights.shape(1) == count && loads.shape(1) == count, "weights, totals and loads differ in the number of loads");
+  expect(weights.shape(1) == count && loads.shape(1) == count,
+         "weights, totals and loads differ in the number of loads");
   expect(weights.shape(0) == parts.size(), "weights and parts differ in length");
   expect(loads.shape(0) > 0 && loads.shape(0) < store::no_part, "there must be 1 to 65534 parts");
 }
@@ -100,9 +103,11 @@ size_t refine(In<int64_t> indptr, In<Index> indices, Weights weights, In<double>
   size_t moved;
   {
     nb::gil_scoped_release unlocked;
-    for (size_t i = 0; i < parts.size(); ++i) expect(parts.data()[i] < loads.shape(0), "refine: a part is out of range");
+    for (size_t i = 0; i < parts.size(); ++i)
+      expect(parts.data()[i] < loads.shape(0), "refine: a part is out of range");
     moved = store::refine(ours(indptr.data()), ours(indices.data()), indices.size(), parts.size(), weights.data(),
-                          {totals.data(), totals.size()}, most, static_cast<u32>(loads.shape(0)), loads.data(), parts.data());
+                          {totals.data(), totals.size()}, most, static_cast<u32>(loads.shape(0)), loads.data(),
+                          parts.data());
   }
   expect(moved != ~size_t{0}, "the topology is damaged: indptr falls, or an index names no node");
   return moved;
@@ -117,9 +122,10 @@ void bind_parts(nb::module_& m) {
   m.def("pack", &pack, "order"_a.noconvert(), "weights"_a.noconvert(), "totals"_a.noconvert(), "most"_a,
         "loads"_a.noconvert(), "parts"_a.noconvert(),
         "Give each item in turn to the part that is best for the balance of all loads.");
-  m.def("refine", &refine<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
-        "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert(),
-        "Each node moves to the part of most of its in-neighbors, if the loads there allow it. Returns how many moved.");
+  m.def(
+      "refine", &refine<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
+      "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert(),
+      "Each node moves to the part of most of its in-neighbors, if the loads there allow it. Returns how many moved.");
   m.def("refine", &refine<int64_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(), "weights"_a.noconvert(),
         "totals"_a.noconvert(), "most"_a, "loads"_a.noconvert(), "parts"_a.noconvert());
   nb::class_<HeldRows>(m, "HeldRows", "The ids of the rows that a part of a dataset holds.")

@@ -289,7 +289,8 @@ class FoundNodes {
     for (size_t type = 0; type < seeds.size(); ++type) {
       for (size_t i = 0; i < seeds[type].size(); ++i)
         if (static_cast<u64>(seeds[type].data()[i]) >= id_map::max_ids) throw nb::index_error("no such node");
-      if (trees && (*trees)[type].size() != seeds[type].size()) throw nb::value_error("trees must have one value per seed");
+      if (trees && (*trees)[type].size() != seeds[type].size())
+        throw nb::value_error("trees must have one value per seed");
       const std::span<const i64> ids(seeds[type].data(), seeds[type].size());
       in_trees_ ? tree_sets_[type].start(ids, (*trees)[type].data()) : sets_[type].start(ids);
     }
@@ -410,15 +411,15 @@ void bind_sampler(nb::module_& m) {
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a, "only"_a,
            "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "induced"_a,
-           "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the seeds' "
-           "first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds as its nodes, "
-           "and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
-           "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source whose "
-           "edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, times or "
-           "None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: later edges "
-           "are left out; last: draw among the last edges; induced: one layer, of all edges among the nodes. Returns of "
-           "each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, positions, weights or "
-           "None, number of sources), the trees of the nodes by node type or nothing).")
+           "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the "
+           "seeds' first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds "
+           "as its nodes, and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
+           "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source "
+           "whose edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, "
+           "times or None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: "
+           "later edges are left out; last: draw among the last edges; induced: one layer, of all edges among the "
+           "nodes. Returns of each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "positions, weights or None, number of sources), the trees of the nodes by node type or nothing).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")

@@ -137,7 +137,8 @@ void bind_mapped_files(nb::module_& m) {
     try {
       std::rethrow_exception(thrown);
     } catch (const store::MapFault& fault) {
-      const nb::object error = nb::module_::import_("gids.errors").attr("StorageError")(fault.error, fault.what(), fault.path, fault.offset);
+      const nb::object error =
+          nb::module_::import_("gids.errors").attr("StorageError")(fault.error, fault.what(), fault.path, fault.offset);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
     }
   });
@@ -152,7 +153,8 @@ void bind_mapped_files(nb::module_& m) {
         "fd"_a, "nbytes"_a, "path"_a,
         "The first bytes of a file, mapped for reading: (uint8[nbytes], a duplicate of fd, which is open while the "
         "array lives). path: for errors.");
-  nb::class_<BlockGuard>(m, "MapGuard", "Of a with statement: reads of mapped files that fail raise StorageError at its end.")
+  nb::class_<BlockGuard>(m, "MapGuard",
+                         "Of a with statement: reads of mapped files that fail raise StorageError at its end.")
       .def(nb::init<>())
       .def("__enter__", [](BlockGuard& guard) { guard.enter(); })
       .def("__exit__", [](BlockGuard& guard, nb::handle error, nb::handle, nb::handle) { guard.exit(error); },
@@ -172,7 +174,8 @@ void bind_store(nb::module_& m) {
   m.def("count_sources", &count_sources<int32_t>, "indices"_a.noconvert(), "limit"_a, "first"_a, "counts"_a.noconvert(),
         "Add to counts (uint32, saturating) how often each of first, first + 1, ... occurs in indices "
         "(int32 or int64). Returns None, or the position of the first index outside [0, limit).");
-  m.def("count_sources", &count_sources<int64_t>, "indices"_a.noconvert(), "limit"_a, "first"_a, "counts"_a.noconvert());
+  m.def("count_sources", &count_sources<int64_t>, "indices"_a.noconvert(), "limit"_a, "first"_a,
+        "counts"_a.noconvert());
   m.def("sort_edges", &sort_edges, "sources"_a.noconvert(), "destinations"_a.noconvert(), "ids"_a.noconvert(),
         "first"_a, "offsets"_a.noconvert(), "sorted_sources"_a.noconvert(), "sorted_ids"_a.noconvert(),
         "Stable sort of edges by destination, all in [first, first + len(offsets) - 1). Fills offsets and the "

@@ -121,9 +121,7 @@ class Planner {
   static constexpr u32 use_levels = score::use_levels, buckets = score::buckets;
   using Histogram = std::array<u32, buckets>;
 
-  bool by_lists() const {
-    return policy_ == Policy::lookahead || policy_ == Policy::lru || policy_ == Policy::fixed;
-  }
+  bool by_lists() const { return policy_ == Policy::lookahead || policy_ == Policy::lru || policy_ == Policy::fixed; }
   bool by_use() const { return policy_ == Policy::lookahead; }
   bool kept(u64 w) const { return keep_ && word::heat_of(w) == word::heat_levels - 1; }
   bool idle(u64 w) const {  // resident, and neither kept nor needed by a planned minibatch

@@ -25,9 +25,10 @@ constexpr u32 alignment_max = 1u << 16;
 std::system_error error(int code, const std::string& text) { return {code, std::generic_category(), text}; }
 
 [[noreturn]] void refuse_direct(int fd, const std::string& path) {
-  throw error(EINVAL, path + ": the " + file_system_name(fd) +
-                          " file system refuses direct I/O (O_DIRECT); open with tuning=gids.Tuning(direct=False), or move the "
-                          "file to a file system that has it, such as ext4 or xfs");
+  throw error(EINVAL,
+              path + ": the " + file_system_name(fd) +
+                  " file system refuses direct I/O (O_DIRECT); open with tuning=gids.Tuning(direct=False), or move the "
+                  "file to a file system that has it, such as ext4 or xfs");
 }
 
 // struct statx as of Linux 6.1, because older system headers lack the last fields.

@@ -314,9 +314,7 @@ struct QueueService::Worker {
 
 QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables,
                            std::vector<queue::Pair> pairs, std::shared_ptr<void> owner, u32 timeout_ms)
-    : pid_(getpid()),
-      timeout_ns_(u64{timeout_ms} * 1'000'000),
-      engine_(std::move(engine)) {
+    : pid_(getpid()), timeout_ns_(u64{timeout_ms} * 1'000'000), engine_(std::move(engine)) {
   require(!pairs.empty(), "needs at least one queue pair");
   require(tables.size() <= queue::tables_max, "can have at most " + std::to_string(queue::tables_max) + " tables");
   for (size_t i = 0; i < tables.size(); ++i) {

@@ -16,7 +16,9 @@ class Ladies {
   // sizes: numbers of sources, in the form of sample_neighbors' fanouts. Blocks have weights.
   Minibatch sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
                    Draws draws, const Moment& moment);
-  size_t bytes() const { return neighborhood_.bytes() + norms_.bytes() + sums_.bytes() + times_.bytes() + counts_.bytes(); }
+  size_t bytes() const {
+    return neighborhood_.bytes() + norms_.bytes() + sums_.bytes() + times_.bytes() + counts_.bytes();
+  }
 
  private:
   Block sample_layer(HostSampler& host, const Frontier& frontier, int size, Draws draws, const Variates& variates);

@@ -29,7 +29,8 @@ bool fails() {
   if (g_left.load(std::memory_order_relaxed) < 0) return false;
   char name[16] = {};
   pthread_getname_np(pthread_self(), name, sizeof name);
-  if (std::strcmp(name, "gids-sweep") && std::strcmp(name, "gids-copy") && std::strcmp(name, "gids-write")) return false;
+  if (std::strcmp(name, "gids-sweep") && std::strcmp(name, "gids-copy") && std::strcmp(name, "gids-write"))
+    return false;
   return g_left.fetch_sub(1) == 0;
 }
 
@@ -72,7 +73,8 @@ bool run(const std::string& shard, const std::string& rows, const Case& c, i64 l
   const std::shared_ptr<packs::Writer> writer = c.to_file ? std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192) : nullptr;
   packs::TableSweep table;
   table.geometry = {row_count, row_bytes, 4096, 8, 1, 0};
-  table.targets = {{list, c.to_file ? nullptr : memory.data(), 0}, {list, c.to_file ? nullptr : memory.data() + bytes, bytes}};
+  table.targets = {{list, c.to_file ? nullptr : memory.data(), 0},
+                   {list, c.to_file ? nullptr : memory.data() + bytes, bytes}};
   int error;
   u64 lost;
   {

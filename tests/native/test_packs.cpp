@@ -115,7 +115,8 @@ void test_ranks_are_positions_in_a_sorted_list(Random& random) {
     }
     for (int i = 0; i < 50; ++i) {
       const u64 begin = between(random, 0, row_count), end = between(random, begin, row_count);
-      const std::vector<u32> expected(model.lower_bound(static_cast<u32>(begin)), model.lower_bound(static_cast<u32>(end)));
+      const std::vector<u32> expected(model.lower_bound(static_cast<u32>(begin)),
+                                      model.lower_bound(static_cast<u32>(end)));
       std::vector<u32> found;
       set.each(begin, end, [&](u64 row) { found.push_back(static_cast<u32>(row)); });
       CHECK(found == expected);
@@ -124,7 +125,8 @@ void test_ranks_are_positions_in_a_sorted_list(Random& random) {
     const RowList list(set);
     CHECK_EQUAL(list.size(), model.size());
     std::vector<u32> listed;
-    for (RowList::Cursor c(list); c.row() != RowList::Cursor::end(); c.advance()) listed.push_back(static_cast<u32>(c.row()));
+    for (RowList::Cursor c(list); c.row() != RowList::Cursor::end(); c.advance())
+      listed.push_back(static_cast<u32>(c.row()));
     CHECK(listed == std::vector<u32>(model.begin(), model.end()));
     set.clear();
     CHECK_EQUAL(set.size(), 0u);
@@ -143,7 +145,8 @@ void test_a_row_list_holds_gaps_of_any_length() {
   for (const u32 row : rows) set.insert(row);
   const RowList list(set);
   std::vector<u32> found;
-  for (RowList::Cursor c(list); c.row() != RowList::Cursor::end(); c.advance()) found.push_back(static_cast<u32>(c.row()));
+  for (RowList::Cursor c(list); c.row() != RowList::Cursor::end(); c.advance())
+    found.push_back(static_cast<u32>(c.row()));
   CHECK(found == std::vector<u32>(rows.begin(), rows.end()));
   CHECK(list.bytes() <= 4 * rows.size());
 }
@@ -155,7 +158,8 @@ void test_counts_and_the_hottest_rows(Random& random) {
     std::map<u32, u64> model;
     for (u64 m = between(random, 0, 12); m > 0; --m) {
       std::vector<u32> rows;
-      for (u64 i = between(random, 0, 300); i > 0; --i) rows.push_back(static_cast<u32>(random() % (1 + random() % row_count)));
+      for (u64 i = between(random, 0, 300); i > 0; --i)
+        rows.push_back(static_cast<u32>(random() % (1 + random() % row_count)));
       const std::set<u32> distinct(rows.begin(), rows.end());
       CHECK_EQUAL(counts.add(rows), distinct.size());
       for (const u32 row : distinct) ++model[row];
@@ -172,7 +176,8 @@ void test_counts_and_the_hottest_rows(Random& random) {
     std::stable_sort(wanted.begin(), wanted.end(), [&](u32 a, u32 b) { return model[a] > model[b]; });
     for (const u64 n : std::vector<u64>{0, 1, between(random, 0, row_count), wanted.size(), row_count}) {
       const Hot hot = counts.hottest(n);
-      const std::set<u32> expected(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(std::min<u64>(n, wanted.size())));
+      const std::set<u32> expected(wanted.begin(),
+                                   wanted.begin() + static_cast<std::ptrdiff_t>(std::min<u64>(n, wanted.size())));
       const RowSet found = counts.set_of(hot);
       CHECK_EQUAL(found.size(), expected.size());
       for (u32 row = 0; row < row_count; ++row) {
@@ -222,7 +227,9 @@ void test_cuts_are_those_of_a_model(Random& random) {
     }
     std::vector<packs::Space> spaces;
     for (u64 s = 0; s < space_count; ++s)
-      spaces.push_back({std::make_shared<RowSet>(set_of(random_rows(random, row_counts[s], between(random, 1, 50)), row_counts[s])), row_bytes[s]});
+      spaces.push_back(
+          {std::make_shared<RowSet>(set_of(random_rows(random, row_counts[s], between(random, 1, 50)), row_counts[s])),
+           row_bytes[s]});
     const u64 pack_bytes = between(random, 1, 60'000), lists_bytes = between(random, 0, 2) * between(random, 1, 3'000);
     Cutter cutter(spaces, pack_bytes, lists_bytes, parts);
     std::vector<std::vector<std::set<u32>>> rows_of_packs;
@@ -307,7 +314,8 @@ void test_cuts_are_those_of_a_model(Random& random) {
 // --- writing ---
 
 struct File {
-  explicit File(const std::string& name) : path(g_dir + "/" + name), fd(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
+  explicit File(const std::string& name)
+      : path(g_dir + "/" + name), fd(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
     CHECK(fd >= 0);
   }
   ~File() { close(fd); }
@@ -400,7 +408,8 @@ Table random_table(Random& random, u32 first_file) {
   for (u64 page = 0; page < t.g.page_count(); ++page) {
     Bytes content(t.g.page_bytes);  // zeros behind the rows
     const u64 begin = page * used, end = std::min<u64>(begin + used, t.rows.size());
-    std::copy(t.rows.begin() + static_cast<std::ptrdiff_t>(begin), t.rows.begin() + static_cast<std::ptrdiff_t>(end), content.begin());
+    std::copy(t.rows.begin() + static_cast<std::ptrdiff_t>(begin), t.rows.begin() + static_cast<std::ptrdiff_t>(end),
+              content.begin());
     Bytes& shard = t.shards[page % t.g.shard_count];
     CHECK_EQUAL(shard.size(), t.g.offset_of(page));
     shard.insert(shard.end(), content.begin(), content.end());
@@ -445,7 +454,8 @@ bool can_be_direct() {
   return fd >= 0;
 }
 
-std::shared_ptr<io::Engine> open_engine(Random& random, const std::string& kind, const std::vector<std::string>& paths, u32 piece_bytes) {
+std::shared_ptr<io::Engine> open_engine(Random& random, const std::string& kind, const std::vector<std::string>& paths,
+                                        u32 piece_bytes) {
   io::Options options;
   options.depth = static_cast<u32>(between(random, 1, 16));
   options.max_read_bytes = piece_bytes;
@@ -541,7 +551,8 @@ void test_a_sweep_copies_every_wanted_row(Random& random) {
       CHECK_EQUAL(ftruncate(file.fd, static_cast<off_t>(file_end)), 0);
       std::shared_ptr<Writer> writer;
       if (to_file) writer = std::make_shared<Writer>(std::vector{file.fd}, 2, 6, between(random, 1, 3) * 4096);
-      Sweep sweep(open_engine(random, kind, on_disk.paths, options.piece_bytes), writer, std::make_shared<Priority>(), sweeps, options);
+      Sweep sweep(open_engine(random, kind, on_disk.paths, options.piece_bytes), writer, std::make_shared<Priority>(),
+                  sweeps, options);
       wait(sweep);
       CHECK_EQUAL(sweep.error(), 0);
       CHECK(sweep.bad_pages().empty());
@@ -582,7 +593,9 @@ void test_a_page_that_cannot_be_read_loses_its_own_rows_only(Random& random) {
       if (random() % 3 == 0) {
         const u64 last = table.g.page_count() - 1 - random() % std::min<u64>(table.g.page_count(), 20);
         const u32 shard = static_cast<u32>(last % table.g.shard_count);
-        CHECK_EQUAL(truncate(on_disk.paths[shard].c_str(), static_cast<off_t>(table.g.offset_of(last) + random() % table.g.page_bytes)), 0);
+        CHECK_EQUAL(truncate(on_disk.paths[shard].c_str(),
+                             static_cast<off_t>(table.g.offset_of(last) + random() % table.g.page_bytes)),
+                    0);
         for (u64 page = last; page < table.g.page_count(); page += table.g.shard_count)
           if (!bad.contains(page) || bad[page] == EBADMSG) bad[page] = ENODATA;
       }
@@ -698,7 +711,8 @@ void test_a_sweep_that_is_cancelled_ends_soon(const Large& large, Random& random
     const bool blocked = to_file && round % 3 == 0;  // by a read of a pack that takes its time
     if (blocked) priority->begin_urgent();
     {
-      Sweep sweep(engine_of(large.path), writer, priority, {to_file ? large.to_file() : large.to_memory(memory.data())}, kSmallPieces);
+      Sweep sweep(engine_of(large.path), writer, priority, {to_file ? large.to_file() : large.to_memory(memory.data())},
+                  kSmallPieces);
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
       const auto begun = std::chrono::steady_clock::now();
       if (round % 5) {
@@ -811,7 +825,9 @@ void test_a_pack_is_read_and_lost_bytes_are_named(const Large& large, Random& ra
       CHECK(std::any_of(at.begin(), at.end(), [&](u64 a) { return one.begin <= a && a < one.end; }));
     }
     for (const u64 a : at)
-      CHECK_EQUAL(std::count_if(bad.begin(), bad.end(), [&](const PackRead::Bad& one) { return one.begin <= a && a < one.end; }), 1);
+      CHECK_EQUAL(std::count_if(bad.begin(), bad.end(),
+                                [&](const PackRead::Bad& one) { return one.begin <= a && a < one.end; }),
+                  1);
     for (u64 i = 0; i < bytes; ++i)
       if (std::none_of(bad.begin(), bad.end(), [&](const PackRead::Bad& one) { return one.begin <= i && i < one.end; }))
         CHECK(memory[kGuard + i] == large.table.rows[begin + i]);

@@ -45,7 +45,9 @@ struct Source {
       out.write(page.data(), page_bytes);
     }
   }
-  const std::byte* row(u64 id) const { return reinterpret_cast<const std::byte*>(rows.data()) + id * geometry.row_bytes; }
+  const std::byte* row(u64 id) const {
+    return reinterpret_cast<const std::byte*>(rows.data()) + id * geometry.row_bytes;
+  }
 };
 
 struct Minibatch {
@@ -112,7 +114,8 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
     u64 entered = 0, plans = 0;
     for (u64 t = 0; t < stop_at; ++t) {
       for (; plans < std::min(count, t + planned); ++plans) {
-        for (; entered < std::min(count, plans + 1 + window); ++entered) cache.enter(first + entered, batches[entered].ids);
+        for (; entered < std::min(count, plans + 1 + window); ++entered)
+          cache.enter(first + entered, batches[entered].ids);
         cache.plan(first + plans, batches[plans].ids, late(plans) ? nullptr : batches[plans].out.data());
       }
       cache.gather_ready(first + t, late(t) ? batches[t].out.data() : nullptr);
@@ -143,7 +146,8 @@ class Held final : public io::Batch {
 };
 
 struct Rig {
-  explicit Rig(const Source& s, io::Options options = {.depth = 1, .threads = 1, .max_read_bytes = 512, .direct = false})
+  explicit Rig(const Source& s,
+               io::Options options = {.depth = 1, .threads = 1, .max_read_bytes = 512, .direct = false})
       : source(s),
         engine(io::open_engine("threads", {s.path}, options)),
         cache(engine, std::make_shared<cache::Workers>(1), s.geometry, options_of(40)) {

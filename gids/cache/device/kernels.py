@@ -105,8 +105,8 @@ class CacheKernels:
 
     def retire(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor | None, bit: int) -> None:
         """Remove the marks and zero the counters."""
-        n, given = (0, 0) if ids is None else (len(ids), ids)
-        self._by_item(_PLAN, "gids_retire_window", max(1, n), state.record, counters, given, n, bit)
+        n, id_array = (0, 0) if ids is None else (len(ids), ids)
+        self._by_item(_PLAN, "gids_retire_window", max(1, n), state.record, counters, id_array, n, bit)
 
     def describe(self, misses: MissBuffers) -> None:
         """Write the record of newly allocated buffers."""

@@ -187,7 +187,7 @@ class Started:
             if forest.of_trees is not None:
                 self._tree_times = self._moved(torch.from_numpy(forest.of_trees))
             batch = [self._moved(trees) for trees in forest.batch]
-            self._nodes = [of << 32 | ids & _IDS for of, ids in zip(batch, self.seeds, strict=True)]
+            self._nodes = [tree << 32 | ids & _IDS for tree, ids in zip(batch, self.seeds, strict=True)]
         self._in_trees = np.uint32(forest is not None)
         self._types = len(self._nodes)
         self._sizes = self._types + 2 * len(topology.relations)  # taken in the report, after the faults
