@@ -70,7 +70,8 @@ bool run(const std::string& shard, const std::string& rows, const Case& c, i64 l
   CHECK(fd >= 0);
   const u64 bytes = row_count / 2 * row_bytes;
   std::vector<std::byte> memory(2 * bytes);
-  const std::shared_ptr<packs::Writer> writer = c.to_file ? std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192) : nullptr;
+  std::shared_ptr<packs::Writer> writer;
+  if (c.to_file) writer = std::make_shared<packs::Writer>(std::vector{fd}, 2, 8, 8192);
   packs::TableSweep table;
   table.geometry = {row_count, row_bytes, 4096, 8, 1, 0};
   table.targets = {{list, c.to_file ? nullptr : memory.data(), 0},
