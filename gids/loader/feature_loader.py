@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -553,7 +554,10 @@ class FeatureLoader(Closing):
                 self._largest = size
                 self._seen = {name: max(n, self._seen.get(name, 0)) for name, n in rows.items()}
                 sizes = self._sizes(attached, rows, minibatch_bytes)
-                self._keep_within_memory(sizes, resize=first and len(self.users) > 1)
+                if first and self._too_small(sizes, attached):
+                    self.release_cache()
+                else:
+                    self._keep_within_memory(sizes)
             if self._cache is None:
                 self._build(self._usual(self._sizes(attached, rows, minibatch_bytes, ids), attached))
             assert self._cache is not None
@@ -645,17 +649,26 @@ class FeatureLoader(Closing):
         )
 
     def _usual(self, sizes: Sizes, attached: Attached[Any]) -> Sizes:
-        return usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=self._seen)
+        usual = usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=self._seen)
+        return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, self._minibatch_bytes))
 
-    def _keep_within_memory(self, sizes: Sizes, *, resize: bool) -> None:
-        """Plan fewer minibatches at once if minibatches of these sizes need it. Warn if that is not enough.
+    def _too_small(self, sizes: Sizes, attached: Attached[Any]) -> bool:
+        """Whether the cache has no room for minibatches as large as those before, and another one would have.
 
-        resize: release the cache instead, so that the next one leaves room for such minibatches.
+        sizes: of the first minibatch of an epoch.
         """
+        rows = {name: max(n, self._seen.get(name, 0)) for name, n in sizes.rows.items()}
+        if self._placement.excess_bytes(replace(sizes, rows=rows)) <= 0:
+            return False
+        try:
+            self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes)
+        except MemoryBudgetError:
+            return False
+        return True
+
+    def _keep_within_memory(self, sizes: Sizes) -> None:
+        """Plan fewer minibatches at once if these sizes need it. Warn if that is not enough."""
         excess = self._placement.excess_bytes(sizes)
-        if excess > 0 and resize:
-            self.release_cache()
-            return
         fixed = self._options.planned is not None
         while excess > 0 and not fixed and self._planned > self._placement.least_planned:
             self._planned -= 1

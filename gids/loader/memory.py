@@ -96,10 +96,14 @@ def usual_sizes(first: Sizes, *, largest: Rows | None, growth: float, seen: Rows
     """
     if largest is None:
         usual = first.grown(growth)
-        return replace(usual, rows={name: max(n, seen.get(name, 0)) for name, n in usual.rows.items()})
-    rows = {name: max(n, largest[name]) for name, n in first.rows.items()}
+        return replace(usual, rows=_larger(usual.rows, seen))
+    rows = _larger(_larger(first.rows, largest), seen)
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
     return replace(first.grown(times), rows=rows, growths=(1.0,))
+
+
+def _larger(rows: Mapping[str, int], others: Mapping[str, int]) -> Rows:
+    return {name: max(n, others.get(name, 0)) for name, n in rows.items()}
 
 
 def too_large(rows: Mapping[str, int], excess_bytes: int) -> str:
@@ -107,9 +111,10 @@ def too_large(rows: Mapping[str, int], excess_bytes: int) -> str:
     wanted = {name: n for name, n in rows.items() if n}
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
     return (
-        f"a minibatch reads {sum(rows.values()):,} rows, more than expected: the loader may use "
-        f"{format_bytes(excess_bytes)} more than its memory budget. Give the rows of the largest minibatch, "
-        f"minibatch_rows={option}: then the cache leaves room for them"
+        f"a minibatch reads {sum(rows.values()):,} rows, more than expected: this epoch may use "
+        f"{format_bytes(excess_bytes)} more than its memory budget, and more if later minibatches are larger "
+        f"still; the next one leaves room for the largest. To leave room from the start, give its rows: "
+        f"minibatch_rows={option}, or what is the most"
     )
 
 

@@ -260,28 +260,35 @@ def warnings_of_size(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "minibatch_rows=" in r.getMessage()]
 
 
-def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_when_foretold(
+def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_room_in_the_next(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = 4 << 20  # a read of all rows is 3 MB, as are the lines that the table may get
+    given = 4 << 20  # a minibatch of all rows is 3 MB, as are the lines that the table may get
     reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
     options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1}
 
-    def read_all(minibatch_rows: Any) -> int:
+    def memory_after(*epochs: list[Any], minibatch_rows: Any = None) -> list[int]:
         with gids.FeatureLoader(
             gids.open(path, **tuned(options)), ["paper.feat"], minibatch_rows=minibatch_rows
         ) as loader:
-            for ids in reads:
-                list(loader.attach([ids], ids_of))  # one by one, as gids.graphbolt.Feature does
-            return sum(loader.stats()["memory"].values())
+            used = []
+            for epoch in epochs:
+                for _ in loader.attach(epoch, ids_of):
+                    pass
+                used.append(sum(loader.stats()["memory"].values()))
+            return used
 
-    assert read_all(None) > given
+    first, second, third = memory_after(reads, reads, reads)
+    assert second == third <= given < first
     [said] = warnings_of_size(caplog)
     assert "a minibatch reads 900 rows" in said
-    assert "minibatch_rows=900: " in said
+    assert "the next one leaves room" in said
+    assert "minibatch_rows=900, " in said
     caplog.clear()
     for foretold in (900, {"paper.feat": 900}):
-        assert read_all(foretold) <= given
+        assert max(memory_after(reads, minibatch_rows=foretold)) <= given
+    one_by_one = [[ids] for ids in reads]  # as gids.graphbolt.Feature reads
+    assert max(memory_after(*one_by_one)) <= given
     assert not warnings_of_size(caplog)
 
 
