@@ -19,18 +19,17 @@ def parse_bytes(size: float | str, name: str | None = None) -> int:
     """Return a size in bytes: 4096, 16e9, "4096", "256MB" (powers of 1000) or "1.5GiB" (powers of 1024).
 
     name: the argument's name, for the error. Also a type for argparse. Fractions of a byte are dropped.
-    Raises SizeError, a ValueError, if the value is not a size of 0 bytes or more.
+    Raises SizeError, a ValueError, if the value is not a size of 0 bytes, or of 1 byte or more.
     """
     match = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())
         if isinstance(size, str)
         else None
     )
-    if match is not None:
-        return int(Fraction(match[1]) * _UNITS[match[2]])
+    number = size if match is None else Fraction(match[1]) * _UNITS[match[2]]
     try:
-        if not isinstance(size, (str, bool)) and size >= 0:
-            return int(size)
+        if not isinstance(number, (str, bool)) and (number >= 1 or number == 0):
+            return int(number)
     except (TypeError, ValueError, OverflowError):
         pass
     what = f"{name}={size!r}" if name else repr(size)

@@ -35,7 +35,23 @@ def test_size_is_parsed_from_text_or_a_number(size, expected):
 
 @pytest.mark.parametrize(
     "size",
-    ["", "big", "-1", "1.5.2GB", "1PB", "4 096", -1, float("nan"), float("inf"), True, None, b"4096", [4096]],
+    [
+        "",
+        "big",
+        "-1",
+        "0.5",
+        0.5,
+        "1.5.2GB",
+        "1PB",
+        "4 096",
+        -1,
+        float("nan"),
+        float("inf"),
+        True,
+        None,
+        b"4096",
+        [4096],
+    ],
 )
 def test_what_is_not_a_size_is_refused(size):
     with pytest.raises(ValueError, match=re.escape(f"memory={size!r} is not a size in bytes: use 4096,")):

@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Setting: the side."""
     import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
+    from gids.measure.isolation import read_ahead_bytes
     from gids.measure.sides import Comparison, why_no_limit
 
     store, table = arguments.open_table(args)
@@ -101,6 +102,11 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         report.note(
             f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
             "cache, which it cannot if they are larger than memory"
+        )
+    if PLAIN in names and (around := read_ahead_bytes(store.path)):
+        report.note(
+            f'"{PLAIN}" reads up to {format_bytes(around)} for each missing page, which is the read-ahead of '
+            f'this disk (read_ahead_kb); "{ADVISED}" reads only the page'
         )
     comparison = Comparison(limited=not no_limit, say=report.note)
     ours = _config(args, store, task, report)

@@ -24,7 +24,7 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import Sizes, longest_read_bytes, row_orders
+from gids.cache.budget import Sizes, available_bytes, longest_read_bytes, row_orders
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
@@ -56,6 +56,7 @@ from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.packs import MOST_ROWS, OnDevice, RowReader
+from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -622,7 +623,15 @@ class FeatureLoader(Closing):
         kept_bytes = self.source.lender.lend(self)
         if self.device.type == "cpu":
             self._placement.memory_bytes = self.source.memory - kept_bytes - self._packs.next_bytes
+        first = self._placement.plan is None
         self._cache, plan = self._placement.build(sizes, heats)
+        wanted, available = sum(plan.purposes.values()), available_bytes()
+        if first and self.device.type == "cpu" and wanted > available:
+            log.warning(
+                "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
+                format_bytes(wanted),
+                format_bytes(available),
+            )
         self._cache_end.callback(self._cache.close)
         self._window = plan.sizes.window_batches
         self._most_planned = plan.sizes.planned_batches

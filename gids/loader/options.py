@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 from gids import _core
 from gids.cache import POLICIES
@@ -26,6 +27,7 @@ _KNOWN = {
     "wait": ("stream", "warp"),
     "transfer": ("kernel", "copy"),
 }
+_WHOLE = {"planned", "queue_depth", "io_threads", "rounds", "pairs", "window", "threads"}
 
 
 Size = int | float | str
@@ -63,7 +65,7 @@ class Tuning:
         pairs: on CUDA, queue pairs, 1 to 1024, each with a thread. Rounds go to the pairs in turn. Default:
             one per two SSDs, at most one per round.
 
-    Raises ValueError for a value out of its range.
+    Raises ValueError for a value out of its range, TypeError for a number that is not whole.
     """
 
     policy: str = "lookahead"
@@ -87,6 +89,8 @@ class Tuning:
                 object.__setattr__(self, name, parse_bytes(size, name))
         for field in fields(self):
             value, known = getattr(self, field.name), _KNOWN.get(field.name)
+            if field.name in _WHOLE and value is not None:
+                object.__setattr__(self, field.name, _whole_number(field.name, value))
             if known is not None and value not in known:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
@@ -135,6 +139,12 @@ class Options(Tuning):
             )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {self.threads})")
+
+
+def _whole_number(name: str, value: object) -> int:
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: give a whole number")
+    return operator.index(value)
 
 
 def _directories(scratch: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:

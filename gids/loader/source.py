@@ -166,8 +166,8 @@ def open(
         tuning: a gids.Tuning, for what rarely needs another value.
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
-    of its range, TypeError for an argument that does not exist, StorageError for a scratch directory that
-    does not exist or cannot be written.
+    of its range, TypeError for one that is not whole and for an argument that does not exist, StorageError
+    for a scratch directory that does not exist or cannot be written.
     """
     if not isinstance(tuning, Tuning | None):
         raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")

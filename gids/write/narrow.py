@@ -21,6 +21,7 @@ _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries
 _COMPARED_VALUES = 1 << 17  # at a time after a cast, so that temporaries are small
 _WIDER = {"int16": torch.int32, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.int64}
 """For whole numbers of types that tables cannot have."""
+_WIDER_FLOATS = torch.bfloat16, torch.float32, torch.float64
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,10 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
     if bool(lost.any()):
         where, value = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        cure = "use bfloat16 or float32" if abs(value) < 3e38 else "use float64"
+        fits = [kind for kind in _WIDER_FLOATS if abs(value) <= torch.finfo(kind).max > most]
+        cure = " or ".join(map(dtype_name, fits[:2]))
         raise FormatError(
-            f"{where}: {value} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
+            f"{where}: {value} does not fit in {stored.dtype}, whose largest value is {most:g}: use {cure}"
         )
 
 

@@ -569,10 +569,14 @@ def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys
     assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in capsys.readouterr().err
 
 
-def test_error_for_a_value_above_float32_names_float64(tmp_path, capsys):
-    np.save(tmp_path / "x.npy", np.array([[1e300]]))
-    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "float32"]) == 2
-    assert "whose largest value is 3.40282e+38: use float64" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("value", "dtype", "cure"),
+    [(1e300, "float32", "float64\n"), (1e300, "float16", "float64\n"), (3.4e38, "bfloat16", "float32 or ")],
+)
+def test_error_for_a_value_that_is_too_large_names_types_that_hold_it(tmp_path, capsys, value, dtype, cure):
+    np.save(tmp_path / "x.npy", np.array([[value]]))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", dtype]) == 2
+    assert f": use {cure}" in capsys.readouterr().err
 
 
 def test_dtypes_in_one_list(tmp_path):

@@ -20,6 +20,7 @@ from open_options import take_options, tuned
 
 import gids
 from gids import _core
+from gids.loader import feature_loader
 from gids.loader.memory import KEPT_HEAT
 
 
@@ -290,6 +291,18 @@ def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_r
     one_by_one = [[ids] for ids in reads]  # as gids.graphbolt.Feature reads
     assert max(memory_after(*one_by_one)) <= given
     assert not warnings_of_size(caplog)
+
+
+def test_memory_that_the_machine_does_not_have_is_warned_of_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_loader, "available_bytes", lambda: 1 << 20)
+    with gids.FeatureLoader(gids.open(path, memory="1TB"), ["paper.feat"]) as loader:
+        for _ in range(2):
+            list(loader.attach([{"paper.feat": torch.arange(900)}], ids_of))
+            loader.release_cache()
+    [said] = [r.getMessage() for r in caplog.records if "give a smaller memory=" in r.getMessage()]
+    assert "1.0 MB are available" in said
 
 
 def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(

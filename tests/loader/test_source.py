@@ -96,6 +96,16 @@ def test_options_have_ranges(path: Path, wrong: dict[str, Any], message: str) ->
         gids.open(path, **tuned(wrong))
 
 
+@pytest.mark.parametrize(
+    "name", ["window", "threads", "planned", "queue_depth", "io_threads", "rounds", "pairs"]
+)
+def test_numbers_of_things_are_whole(path: Path, name: str) -> None:
+    for wrong in (2.5, 2.0, True, "2"):
+        with pytest.raises(TypeError, match=f"{name}={wrong!r}: give a whole number"):
+            gids.open(path, **tuned({name: wrong}))
+    assert type(getattr(gids.open(path, **tuned({name: np.int16(2)})).options, name)) is int
+
+
 LOADERS: dict[str, Callable[..., Any]] = {
     "gids.FeatureLoader": lambda path, **options: gids.FeatureLoader(path, TABLES, **options),
     "gids.NodeLoader": lambda path, **options: gids.NodeLoader(path, SEEDS, [3], **options),
