@@ -150,6 +150,8 @@ class PackReads:
         for coming in list(self.next_epochs):
             coming.close()
         self.release()
+        if self._scratch is not None:
+            self._scratch.keep(None)
 
     def release(self) -> None:
         """Free the memory of packs. Between epochs only."""

@@ -28,6 +28,8 @@ BLOCK = 4096
 _STRIPE = _core.SCRATCH_STRIPE_BYTES
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _LONG_BYTES = 128 << 20
+_REUSED = 2
+"""A file is reused where it is at most this many times as long as needed."""
 _SHARE = 2
 """Without scratch_bytes, files take at most half of the free space, divided by the ranks of the machine."""
 
@@ -52,6 +54,7 @@ class Scratch:
         self.directories, self.limit_bytes = tuple(directories), limit_bytes
         self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
+        self._kept: ScratchFile | None = None  # a long one that was closed
         self._lock = threading.Lock()  # of the files
         self._closing: list[threading.Thread] = []
 
@@ -65,6 +68,7 @@ class Scratch:
 
     @property
     def taken_bytes(self) -> int:
+        """Bytes of all files, without the one that is kept for reuse."""
         with self._lock:
             return sum(file.nbytes for file in self._files)
 
@@ -82,23 +86,51 @@ class Scratch:
         return bool(spares)
 
     def wait_for_space(self) -> None:
-        """Wait until all closed files have given their space back."""
+        """Wait until all closed files, and the one that is kept, have given their space back."""
+        self.keep(None)
         while self._closing:
             self._closing.pop().join()
 
-    def give_back(self, fds: Sequence[int], nbytes: int) -> None:
-        """Free a file. In the background if it is long: a file system may take seconds to free its space."""
-        if nbytes < _LONG_BYTES:
-            _free(fds)
+    def make_room(self, nbytes: int) -> None:
+        """Free the file that is kept if another one needs its bytes. Raises ScratchFull above the limit."""
+        room = self.limit_bytes - self.taken_bytes - nbytes
+        if room < 0:
+            raise ScratchFull(errno.ENOSPC, f"scratch_bytes={self.limit_bytes} is used up", str(self))
+        kept = self._kept
+        if kept is not None and kept.nbytes > room:
+            self.wait_for_space()
+
+    def keep(self, file: ScratchFile | None) -> None:
+        """Keep a closed file for open(): this one, or a longer one that is kept. None: keep no file."""
+        with self._lock:
+            kept = self._kept
+            if file is not None and kept is not None and kept.nbytes > file.nbytes:
+                kept, file = file, kept
+            self._kept = file
+        if kept is not None:
+            self.give_back(kept)
+
+    def give_back(self, file: ScratchFile) -> None:
+        """Free a closed file. In the background if it is long: a file system may take seconds for that."""
+        if file.nbytes < _LONG_BYTES:
+            file.free()
             return
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        closing = threading.Thread(target=_free, args=(fds,), name="gids-scratch", daemon=True)
+        closing = threading.Thread(target=file.free, name="gids-scratch", daemon=True)
         self._closing.append(closing)
         closing.start()
 
-    def open(self, *, spare: bool = False) -> ScratchFile:
-        """A new file. Raises StorageError if a directory takes none. spare: others may need its room."""
-        file = ScratchFile(self, spare=spare)
+    def open(self, nbytes: int = 0, *, spare: bool = False) -> ScratchFile:
+        """A file for so many bytes, which are not reserved. spare: others may need its room.
+
+        It may be the one that is kept, whose blocks are written faster than new ones. Raises StorageError if
+        a directory takes no file.
+        """
+        file = None
+        with self._lock:
+            if self._kept is not None and self._kept.nbytes <= _REUSED * nbytes:
+                file, self._kept = self._kept.taken_over(spare=spare), None
+        file = file or ScratchFile(self, spare=spare)
         with self._lock:
             self._files.add(file)
         return file
@@ -110,14 +142,14 @@ class ScratchFile:
     Attributes: fds: of these files, for direct I/O where the file system has it. direct: whether all are.
     """
 
-    def __init__(self, scratch: Scratch, *, spare: bool) -> None:
+    def __init__(self, scratch: Scratch, *, spare: bool, of: ScratchFile | None = None) -> None:
         self._scratch, self.spare, self.directories = scratch, spare, scratch.directories
-        self.nbytes = 0
-        self.fds: list[int] = []
-        self.direct = True
+        self.nbytes: int = 0 if of is None else of.nbytes
+        self.fds: list[int] = [] if of is None else of.fds
+        self.direct: bool = of is None or of.direct
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._pid, self.fds)
-        for directory in self.directories:
+        for directory in self.directories[len(self.fds) :]:
             self._open(directory)
 
     def _open(self, directory: Path) -> None:
@@ -168,9 +200,7 @@ class ScratchFile:
         more = nbytes - self.nbytes
         if more <= 0:
             return
-        if self._scratch.taken_bytes + more > self._scratch.limit_bytes:
-            reason = f"scratch_bytes={self._scratch.limit_bytes} is used up"
-            raise ScratchFull(errno.ENOSPC, reason, str(self._scratch))
+        self._scratch.make_room(more)
         for number, (fd, directory) in enumerate(zip(self.fds, self.directories, strict=True)):
             begin, end = self._length(number, self.nbytes), self._length(number, nbytes)
             try:
@@ -187,13 +217,27 @@ class ScratchFile:
         rounds, rest = divmod(nbytes, _STRIPE * len(self.fds))
         return rounds * _STRIPE + min(_STRIPE, max(0, rest - number * _STRIPE))
 
-    def close(self) -> None:
-        """Give the space back, soon. Idempotent."""
+    def close(self, *, keep: bool = False) -> None:
+        """Give the space back, soon; or, if the file is long, keep it for another one. Idempotent."""
+        closed = self.taken_over(spare=True)
+        if closed is not None and keep and self.nbytes >= _LONG_BYTES:
+            self._scratch.keep(closed)
+        elif closed is not None:
+            self._scratch.give_back(closed)
+        self.nbytes = 0
+
+    def taken_over(self, *, spare: bool) -> ScratchFile | None:
+        """Another one of the same fds. None if this one is closed, or another process's, which closes it."""
         if os.getpid() != self._pid:
             self._finalizer()
-        elif self._finalizer.detach() is not None:
-            self._scratch.give_back(self.fds, self.nbytes)
-        self.nbytes = 0
+            return None
+        if self._finalizer.detach() is None:
+            return None
+        return ScratchFile(self._scratch, spare=spare, of=self)
+
+    def free(self) -> None:
+        """Give the space back now."""
+        self._finalizer()
 
     def _allocate(self, fd: int, begin: int, more: int) -> None:
         if not more:

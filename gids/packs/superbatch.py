@@ -233,10 +233,10 @@ class Superbatch:
         paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
         self._shard_paths = [os.fspath(path) for path in paths]
         direct = machine.direct
-        self.file = self._scratch.open(spare=spare)
-        self._opened.callback(self.file.close)
-        packed = self._resident_nbytes + sum(pack.nbytes for pack in self._packs)
-        self.file.reserve(align_up(packed, ALIGNMENT))
+        packed = align_up(self._resident_nbytes + sum(pack.nbytes for pack in self._packs), ALIGNMENT)
+        self.file = self._scratch.open(packed, spare=spare)
+        self._opened.callback(self.file.close, keep=True)
+        self.file.reserve(packed)
         files = range(len(paths), len(paths) + len(self.file.fds))
         paths += self.file.paths
         direct = direct and self.file.direct

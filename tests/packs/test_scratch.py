@@ -22,7 +22,7 @@ from gids import _core
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs import Scratch, ScratchFull, find_scratch, memory, scratch, superbatch
-from gids.packs.scratch import ScratchFile
+from gids.packs.scratch import BLOCK, ScratchFile
 
 
 def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path) -> None:
@@ -184,6 +184,107 @@ def test_a_forked_child_keeps_no_scratch(path: Path, tmp_path: Path) -> None:
         assert not any(os.fstat(fd).st_blocks for fd in copies)
         for fd in copies:
             os.close(fd)
+
+
+@pytest.fixture
+def long_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of any length count as long."""
+    monkeypatch.setattr(scratch, "_LONG_BYTES", 1)
+
+
+def inode(file: ScratchFile) -> int:
+    return os.fstat(file.fds[0]).st_ino
+
+
+@pytest.mark.usefixtures("long_files")
+def test_a_long_file_is_kept_for_one_of_about_its_length(tmp_path: Path) -> None:
+    whole = Scratch([tmp_path], 100 * BLOCK)
+    file = whole.open(40 * BLOCK)
+    file.reserve(40 * BLOCK)
+    first = inode(file)
+    file.close(keep=True)
+    file.close(keep=True)
+    assert (whole.taken_bytes, whole.free_bytes()) == (0, 100 * BLOCK)
+    assert len(scratch_files(tmp_path)) == 1
+    short = whole.open(19 * BLOCK)
+    assert inode(short) != first
+    again = whole.open(20 * BLOCK)
+    assert (inode(again), again.nbytes) == (first, 40 * BLOCK)
+    again.reserve(50 * BLOCK)
+    again.close(keep=True)
+    del short
+    whole.wait_for_space()
+    assert not scratch_files(tmp_path)
+
+
+@pytest.mark.usefixtures("long_files")
+@pytest.mark.parametrize("full", ["limit", "disk"])
+def test_the_file_that_is_kept_makes_room_for_others(
+    tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Scratch([tmp_path], 100 * BLOCK if full == "limit" else 1 << 30)
+    kept, other = whole.open(60 * BLOCK), whole.open()
+    kept.reserve(60 * BLOCK)
+    kept.close(keep=True)
+    allocate = os.posix_fallocate
+
+    def allocate_if_alone(fd: int, begin: int, nbytes: int) -> None:
+        if len(scratch_files(tmp_path)) > 1:
+            raise OSError(errno.ENOSPC, "full")
+        allocate(fd, begin, nbytes)
+
+    if full == "disk":
+        monkeypatch.setattr(os, "posix_fallocate", allocate_if_alone)
+    other.reserve(50 * BLOCK)
+    assert len(scratch_files(tmp_path)) == 1
+    assert other.nbytes == 50 * BLOCK
+
+
+@pytest.mark.usefixtures("long_files")
+def test_a_forked_child_does_not_write_to_the_file_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Scratch([tmp_path], 1 << 30)
+    file = whole.open(BLOCK)
+    file.reserve(BLOCK)
+    first, copy = inode(file), os.dup(file.fds[0])
+    file.close(keep=True)
+    pid = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: pid + 1)
+        assert inode(whole.open(BLOCK)) != first
+    assert os.fstat(copy).st_blocks  # the parent's
+    os.close(copy)
+
+
+@pytest.mark.usefixtures("long_files")
+def test_epochs_that_reuse_the_file_of_packs_have_the_same_rows(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reused, open_file = list[bool](), Scratch.open
+
+    def noted(whole: Scratch, *arguments: Any, **options: Any) -> ScratchFile:
+        file = open_file(whole, *arguments, **options)
+        reused.append(file.nbytes > 0)
+        return file
+
+    monkeypatch.setattr(Scratch, "open", noted)
+    cut_small(monkeypatch, minibatches=9)
+    with open_source(path, "random") as source:
+        loader = open_loader(source)
+        expected = [list(loader) for _ in range(4)]
+    with open_source(path, "pack", scratch=tmp_path) as source:
+        loader = open_loader(source)
+        validation = open_loader(source, every=40, shuffle=False)
+        for epoch in expected:
+            for minibatch, other in zip(loader, epoch, strict=True):
+                assert_same(minibatch, other)
+            list(validation)
+        assert sum(reused) >= 3
+        loader.close()
+        validation.close()
+        source.lender.scratch(source.options, [path]).wait_for_space()  # type: ignore[union-attr]
+        assert not scratch_files(tmp_path)
 
 
 def test_options_of_scratch_hold_for_each_loader(path: Path, tmp_path: Path) -> None:
