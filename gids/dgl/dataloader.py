@@ -181,7 +181,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
     def stats(self) -> dict[str, Any]:
         """FeatureLoader.stats() of this loader: counters, times and memory. Empty with ``gids=None``."""
-        return self.feature_loader.stats(self.learned) if self.feature_loader is not None else {}
+        return self.feature_loader.stats_of(self.learned) if self.feature_loader is not None else {}
 
     def close(self) -> None:
         """End the open epochs, release engine and cache. Iterating afterwards raises. Idempotent."""

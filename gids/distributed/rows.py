@@ -92,7 +92,7 @@ class RankRows:
     def held_bytes(self) -> int:
         return self.feature_loader.held_bytes
 
-    def attach(
+    def attach_epoch(
         self,
         minibatches: EpochSampling,
         ids_of: Callable[[T], Ids],
@@ -182,9 +182,11 @@ class RankRows:
         )
         return out
 
-    def stats(self, learned: Learned | None = None) -> dict[str, Any]:
+    def stats_of(self, learned: Learned) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        return self.feature_loader.stats(learned) | ({"group": dict(self.counts)} if self.exchanged else {})
+        return self.feature_loader.stats_of(learned) | (
+            {"group": dict(self.counts)} if self.exchanged else {}
+        )
 
     def leave(self, user: object) -> None:
         self.feature_loader.leave(user)

@@ -1,6 +1,6 @@
 """Steps: the minibatches of an epoch, as the ranks sample them together. The stream of rows takes them.
 
-Made by RankRows.attach for each epoch. By random reads, all ranks sample equally far ahead. By packs,
+Made by RankRows for each epoch. By random reads, all ranks sample equally far ahead. By packs,
 they sample one superbatch after the other: all agree on its number of steps, and each rank has sampled all of
 them before the first one is returned. Knows no tables.
 """

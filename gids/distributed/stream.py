@@ -107,7 +107,7 @@ class LockstepStream(EpochStream[T]):
         packs = self._rank_rows.agree_on_packs(self._learned, self._left, place)
         if packs:
             steps.begin_superbatch()
-        self._local = self._loader.attach(
+        self._local = self._loader.attach_epoch(
             steps,
             self._rank_rows.ids_of,
             bytes_of=lambda step: step.nbytes,

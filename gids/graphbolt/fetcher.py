@@ -91,7 +91,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
 
     def stats(self) -> dict[str, Any]:
         """FeatureLoader.stats(): counters, times and memory by purpose."""
-        return self.feature_loader.stats(self._learned)
+        return self.feature_loader.stats_of(self._learned)
 
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. Idempotent."""

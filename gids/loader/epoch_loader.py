@@ -246,7 +246,7 @@ class EpochLoader(Closing, ABC):
         if self._features is None:
             stream = EpochStream(Sampled(sampling), Reader(), count=count)
         else:
-            stream = self._features.attach(
+            stream = self._features.attach_epoch(
                 sampling,
                 sampling.ids,
                 bytes_of=_nbytes,
@@ -375,7 +375,7 @@ class EpochLoader(Closing, ABC):
         """
         if self._last_stats is not None:
             return self._last_stats
-        result = self._features.stats(self._learned) if self._features is not None else {}
+        result = self._features.stats_of(self._learned) if self._features is not None else {}
         memory = dict(result.get("memory", {}))
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)

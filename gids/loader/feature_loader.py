@@ -317,13 +317,7 @@ class FeatureLoader(Closing):
         ids_of: IdsOf[T],
         *,
         bytes_of: Callable[[T], int] | None = None,
-        waiting_batches: int = 0,
-        source_bytes: Callable[[int], int] = lambda _waiting: 0,
-        growth: float = 1.0,
         count: int | None = None,
-        together: Together | None = _ALONE,
-        learned: Learned | None = None,
-        following: Callable[[], Iterable[T] | None] | None = None,
     ) -> EpochStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -335,16 +329,7 @@ class FeatureLoader(Closing):
                 is handed out.
             bytes_of: returns the memory of a sampled minibatch. It counts as part of the window, on CUDA as
                 "minibatches", outside the budget.
-            waiting_batches: the most sampled minibatches that `minibatches` itself holds; they count with
-                these bytes. After the first minibatch the property of that name limits them.
-            source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
-            growth: size of the other minibatches, relative to the first.
             count: number of minibatches, if known: it helps to choose how they are read.
-            together: what processes that sample together decide about packs. None: no packs.
-            learned: what earlier epochs of the same user taught; the loader's own by default.
-            following: returns the minibatches of the next epoch, or None. Called from the second epoch on, if
-                packs can be made for them while this one is trained. attach() is called with the same object
-                then; if it gets others, that work is thrown away.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
@@ -357,6 +342,35 @@ class FeatureLoader(Closing):
         Raises, when the minibatch is due: IndexError for an id out of range, StorageError for a page that
         cannot be read (the next minibatch is unaffected), MemoryBudgetError if it does not fit in memory, or
         if another loader of the same source has an open epoch.
+        """
+        return self.attach_epoch(minibatches, ids_of, bytes_of=bytes_of, count=count)
+
+    def attach_epoch(
+        self,
+        minibatches: Iterable[T],
+        ids_of: IdsOf[T],
+        *,
+        bytes_of: Callable[[T], int] | None = None,
+        waiting_batches: int = 0,
+        source_bytes: Callable[[int], int] = lambda _waiting: 0,
+        growth: float = 1.0,
+        count: int | None = None,
+        together: Together | None = _ALONE,
+        learned: Learned | None = None,
+        following: Callable[[], Iterable[T] | None] | None = None,
+    ) -> EpochStream[T]:
+        """attach() for an epoch of a loader that knows more of it.
+
+        Args:
+            waiting_batches: the most sampled minibatches that `minibatches` itself holds; they count with
+                these bytes. After the first minibatch the property of that name limits them.
+            source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
+            growth: size of the other minibatches, relative to the first.
+            together: what processes that sample together decide about packs. None: no packs.
+            learned: what earlier epochs of the same user taught; the loader's own by default.
+            following: returns the minibatches of the next epoch, or None. Called from the second epoch on, if
+                packs can be made for them while this one is trained. This is called with the same object
+                then; if it gets others, that work is thrown away.
         """
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed: make a new one")
@@ -388,10 +402,8 @@ class FeatureLoader(Closing):
                 return
             time.sleep(0.0005)
 
-    def stats(self, learned: Learned | None = None) -> dict[str, Any]:
-        """Counters since construction. After close(), as they were then.
-
-        learned: that of attach(), to count its streams only. None: those of all loaders that share this one.
+    def stats(self) -> dict[str, Any]:
+        """Counters since construction, of all loaders that share this one. After close(), as they were then.
 
         In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
@@ -403,8 +415,10 @@ class FeatureLoader(Closing):
         ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
         counters of each table.
         """
-        if learned is None:
-            return self._last_stats or self._totals()
+        return self._last_stats or self._totals()
+
+    def stats_of(self, learned: Learned) -> dict[str, Any]:
+        """stats() of the epochs that were attached with this."""
         with self._lock:
             totals = self.stats()
             own = added(self._shares.get(learned, {}), between(totals, totals))

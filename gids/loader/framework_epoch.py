@@ -143,7 +143,7 @@ class FrameworkEpoch(Generic[T], Iterator[Any]):
             return on_host(ids) if on_cpu else ids
 
         source = Sampled(minibatches, goes_on=_of_a_worker if in_workers else lambda _: True)
-        self._stream = feature_loader.attach(source, ids_there, bytes_of=bytes_of, learned=learned)
+        self._stream = feature_loader.attach_epoch(source, ids_there, bytes_of=bytes_of, learned=learned)
 
     def _keep_headroom(self) -> None:
         """Called for each sampled minibatch."""

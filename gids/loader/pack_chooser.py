@@ -1,6 +1,6 @@
 """PackChooser: chooses, for one stream, how the minibatches of a superbatch are read. It reads no rows.
 
-Made by FeatureLoader.attach, used by PackSwitch.
+Made by FeatureLoader, used by PackSwitch.
 """
 
 from __future__ import annotations

@@ -142,11 +142,11 @@ class ScratchFile:
     Attributes: fds: of these files, for direct I/O where the file system has it. direct: whether all are.
     """
 
-    def __init__(self, scratch: Scratch, *, spare: bool, of: ScratchFile | None = None) -> None:
+    def __init__(self, scratch: Scratch, *, spare: bool, before: ScratchFile | None = None) -> None:
         self._scratch, self.spare, self.directories = scratch, spare, scratch.directories
-        self.nbytes: int = 0 if of is None else of.nbytes
-        self.fds: list[int] = [] if of is None else of.fds
-        self.direct: bool = of is None or of.direct
+        self.nbytes: int = 0 if before is None else before.nbytes
+        self.fds: list[int] = [] if before is None else before.fds
+        self.direct: bool = before is None or before.direct
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._pid, self.fds)
         for directory in self.directories[len(self.fds) :]:
@@ -233,7 +233,7 @@ class ScratchFile:
             return None
         if self._finalizer.detach() is None:
             return None
-        return ScratchFile(self._scratch, spare=spare, of=self)
+        return ScratchFile(self._scratch, spare=spare, before=self)
 
     def free(self) -> None:
         """Give the space back now."""

@@ -394,15 +394,17 @@ def test_an_error_that_ends_an_epoch_closes_its_iterator(path: Path) -> None:
 
 
 def test_reads_that_a_close_cancels_are_no_failures(path: Path) -> None:
-    with gids.open(
-        path, memory=16 << 20, window=4, tuning=gids.Tuning(reads_per_s=500, queue_depth=2)
-    ) as source:
-        loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20)
-        epoch = iter(loader)
-        next(epoch), next(epoch)
-        epoch.close()
-        assert loader.stats()["misses"] > loader.stats()["pages_read"]
-        assert loader.stats()["failures"] == 0
+    for _ in range(100):  # until a close finds reads that wait
+        with gids.open(path, memory=16 << 20, window=4, tuning=gids.Tuning(queue_depth=2)) as source:
+            loader = gids.NodeLoader(source, {"paper": torch.arange(200)}, [5], batch_size=20)
+            epoch = iter(loader)
+            next(epoch), next(epoch)
+            epoch.close()
+            stats = loader.stats()
+        assert stats["failures"] == 0
+        if stats["misses"] > stats["pages_read"]:
+            return
+    pytest.fail("no close has cancelled a read")
 
 
 @pytest.mark.slow
