@@ -23,7 +23,7 @@ RUNS = {
     "windows": "loading.py windows",
     "memory": "loading.py memory",
     "disks": "loading.py disks",
-    "hetero": "loading.py hetero",
+    "hetero": "epoch.py --hetero --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
     "labor": "labor.py",
     "sampling": "sampling.py --rounds 3 --batches 10 --threads 1 --samplers neighbor labor labor-1 "
     "labor-star ladies ladies-poisson walk",
