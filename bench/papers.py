@@ -60,6 +60,7 @@ TABLES = {
     "layers of dense": ("labor", "dense: "),
     "layers of sparse": ("labor", "sparse: "),
     "stages": ("ranks", "milliseconds and counts"),
+    "predictions": ("ranks", "a minibatch as"),
 }
 """Whole tables of the page: the run, and how the title begins."""
 

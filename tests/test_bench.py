@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
             ("loading.py", [question], "minibatches" if question == "windows" else "over")
             for question in LOADING
         ),
-        ("ranks.py", [], "1 ranks: done"),
+        ("ranks.py", [], "a minibatch as `gids scale` predicts it, and as measured"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
