@@ -11,7 +11,8 @@ processes.
 independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank;
 range, heat: the same with these owners in place of "hash".
 parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks.
-c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go.
+c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go. ladies: with
+replacement, and ladies-distinct without; a whole epoch of each.
 
 Each process trains GraphSAGE with one thread, cold, with a cache of a tenth of the rows. Stages in
 milliseconds of a minibatch, the mean over ranks: exchange is the time in exchanges, waiting for slower ranks
@@ -55,12 +56,14 @@ from gids.bench.minibatches import make_sampler
 from gids.convert.synthetic import GraphSpec
 from gids.distributed.group import Group
 from gids.io import drop_page_cache
+from gids.sampler import Ladies, Sampler
 from gids.scale import Curves, Rates, Setting, measure, predict
 from gids.scale.model import Model, Plan
 from gids.store import FeatureStore
 from gids.write.partition import partition
 
 STAGES = ("sample", "exchange", "read", "copy", "train")
+LADIES = ("ladies", "ladies-distinct")
 CLASSES, CACHE_SHARE = 16, 10  # the cache holds a tenth of the rows
 Row = dict[str, Any]
 
@@ -134,7 +137,9 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         path = parts if case.way == "parts" else whole
         owners: Any = case.way if case.way in ("range", "heat") else "hash"
         source = gids.distributed.open(path, owners=owners, replicas=case.copies, bulk=case.bulk, **options)
-    sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
+    sampler: Sampler = Ladies([args.batch_size * n for n in args.fanouts], replace=False, threads=1)
+    if case.sampler != "ladies-distinct":
+        sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
     together = case.way == "cooperative"
     loader = gids.NodeLoader(
         source,
@@ -152,7 +157,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     exchanges.seconds, before = 0.0, loader.stats()
     whole_begun = begun = time.perf_counter()
     steps = 0
-    for minibatch in islice(loader, args.steps):
+    for minibatch in islice(loader, None if "ladies" in case.sampler else args.steps):
         next_s, in_next = time.perf_counter() - begun, exchanges.seconds
         seconds["sample"] += next_s - in_next
         seconds["exchange"] += in_next
@@ -188,7 +193,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         seconds["sample"] -= seconds[stage]
     group = after.get("group", {})
     result: Row = {f"{stage} ms": 1e3 * s / steps for stage, s in seconds.items()}
-    result["ms"] = 1e3 * total / steps
+    result |= {"ms": 1e3 * total / steps, "minibatches": steps}
     result |= {name: count / steps for name, count in counts.items()}
     result["pages read"] = (after["misses"] - before["misses"]) / steps
     result["rows sent"] = group.get("rows sent", 0) / steps
@@ -290,8 +295,8 @@ def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
         ]
     copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
     cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
-    if ranks > 1:
-        cases.append(Case("parts", ranks, sampler="ladies"))
+    if ranks > 1 or args.small:
+        cases += [Case("parts", ranks, sampler=sampler) for sampler in LADIES]
     return cases
 
 
@@ -337,8 +342,11 @@ def main() -> None:
     )
     figures.table("a minibatch as `gids scale` predicts it, and as measured", predictions)
     for ranks in args.ranks:
-        if (layerwise := by_case.get(Case("parts", ranks, sampler="ladies"))) is not None:
-            figures.add(f"{ranks} ranks, ladies, parts: time", layerwise["ms"], "ms")
+        for sampler in LADIES:
+            if (layerwise := by_case.get(Case("parts", ranks, sampler=sampler))) is not None:
+                figures.add(f"{ranks} ranks, {sampler}, parts: time", layerwise["ms"], "ms")
+                epoch_s = layerwise["ms"] * layerwise["minibatches"] / 1000
+                figures.add(f"{ranks} ranks, {sampler}, parts: epoch", epoch_s, "s")
         if (hottest := by_case.get(Case("heat", ranks))) is not None:
             ratio = hottest["ms"] / by_case[Case("shared", ranks)]["ms"]
             figures.add(f"{ranks} ranks: owners by heat over hash: time", ratio, "x")

@@ -68,10 +68,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
             ("loading.py", [question], "minibatches" if question == "windows" else "over")
             for question in LOADING
         ),
-        ("ranks.py", [], "a minibatch as `gids scale` predicts it, and as measured"),
+        ("ranks.py", [], "ladies-distinct, parts: epoch"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
+        ("labor.py", ["--bulk", "2"], "dense, LADIES: accuracy, 2 in bulk"),
         ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
         ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),
