@@ -2,6 +2,7 @@
 
     python bench/epoch.py             # 8.6 GB of features twice on disk, 3 pairs, ten minutes
     python bench/epoch.py --small     # a minute; only shows that it works
+    python bench/epoch.py --hetero    # papers and authors, with `gids bench epoch`
 
 Baselines, with rows aligned to pages in the file: stock DGL on ``np.load(mmap_mode)`` in ``g.ndata`` with
 Linux's default read-ahead of 128 KiB (set if permitted; stopped after a minute and compared by rows per
@@ -12,11 +13,16 @@ a share of the features. Sides run in alternating order; results are medians. A 
 omitted. The epoch is measured from opening the features to the last step. Rows of all minibatches are
 compared with the source. The limit of any loader is printed too: the greater of the time that the device
 needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
+
+--hetero: Figure 13 of Park et al., "GIDS", PVLDB 17(6), 2024. Runs `gids generate --hetero`, `gids convert`
+and `gids bench epoch`: an R-GCN on the features of papers and authors; stock DGL maps the dataset's own
+files. --hidden, --workers and --threads do not apply.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -26,7 +32,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graphs import make_dataset
+from graphs import convert, make_dataset
 from harness import (
     DEFAULT_READ_AHEAD_BYTES,
     Figures,
@@ -39,6 +45,7 @@ from harness import (
 
 from gids.bench.epoch import comparable
 from gids.bench.probe import random_reads
+from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import read_ahead_bytes
@@ -67,6 +74,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--reads", choices=["auto", "random", "pack"], default="auto", help="how gids reads (default: auto)")
     add("--memory-share", type=float, default=0.25, help="memory of both sides over features (default: 0.25)")
     add("--rounds", type=int, default=3)
+    add("--hetero", action="store_true", help="two node types, with `gids bench epoch`")
     args = parser.parse_args(argv)
     if args.small:
         args.size_gb, args.batches, args.batch_size, args.rounds = 0.05, 4, 8, 1
@@ -87,10 +95,14 @@ def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
     return make_dataset(directory, spec)
 
 
+def memory_bytes_of(args: argparse.Namespace) -> int:
+    """For the features, of each side."""
+    return max(int(args.size_gb * 1e9 * args.memory_share), 384 << 20 if args.small else 0)
+
+
 def run_sides(args: argparse.Namespace, directory: Path, table: Table) -> tuple[Rounds, int | None]:
     """Returns the results, and the read-ahead in bytes of stock DGL without advice."""
-    feature_bytes = table.row_count * table.row_bytes
-    memory_bytes = max(int(feature_bytes * args.memory_share), 384 << 20 if args.small else 0)
+    memory_bytes = memory_bytes_of(args)
     ours = EpochConfig(
         side="gids",
         dataset=str(directory / "graph.gids"),
@@ -178,6 +190,56 @@ def report(
     figures.add(name, max(0, grown - listed) / 1e6, "MB", most=ALLOWANCE_BYTES / 1e6, note=note)
 
 
+def measure_hetero(args: argparse.Namespace, directory: Path, figures: Figures) -> None:
+    """Run `gids bench epoch` on N papers and N / 2 authors, and show its results."""
+    source, written = directory / "typed", directory / "epoch.json"
+    papers = int(args.size_gb * 1e9) // (6 * args.dim)
+    options = [
+        "--nodes",
+        papers,
+        "--edges",
+        int(args.degree * papers),
+        "--dim",
+        args.dim,
+        "--seed",
+        args.seed,
+    ]
+    path = source.with_suffix(".gids")
+    if not path.exists():
+        run_gids("generate", source, "--hetero", *options)
+        convert(source)
+        shutil.rmtree(source)
+    options = ["--fanouts", ",".join(map(str, args.fanouts)), "--batch-size", args.batch_size]
+    options += ["--batches", args.batches, "--window", args.window, "--reads", args.reads]
+    options += ["--sides", "gids,stock-random"] if args.small else []
+    options += ["--seed", args.seed, "--repeat", args.rounds, "--memory-limit", memory_bytes_of(args)]
+    with read_ahead(directory, DEFAULT_READ_AHEAD_BYTES):
+        run_gids("bench", "epoch", path, *options, "--json", written)
+    report = json.loads(written.read_text())
+    for note in report["notes"]:
+        print(f"note: {note}")
+    medians = {
+        figure["setting"]["side"]: {name: values["median"] for name, values in figure["metrics"].items()}
+        for figure in report["figures"]
+    }
+    columns = {"rows/s": "rows_per_s", "epoch s": "epoch_s", "CPU s": "cpu_s", "batches": "batches"}
+    columns |= {"read": "read_bytes", "hit ratio": "hit_ratio"}
+    rows = [
+        {"": side} | {title: metrics.get(name, "-") for title, name in columns.items()}
+        for side, metrics in medians.items()
+    ]
+    figures.table("papers and authors: medians", rows)
+    for side, metrics in medians.items():
+        if side != GIDS and comparable(metrics["batches"], args.batches):
+            ratio = medians[GIDS]["rows_per_s"] / metrics["rows_per_s"]
+            figures.add(f"papers and authors: rows/s, gids over {side}", ratio, "x")
+
+
+def run_gids(*arguments: object) -> None:
+    if gids_command([*map(str, arguments), "--quiet"]) != 0:
+        raise SystemExit(f"gids {arguments[0]} failed")
+
+
 def device_seconds(runs: list[EpochResult], table: Table, probe_s: float) -> float | None:
     """What the device needs for the median run's pages, and for its packs; None if that is unknown."""
     rate = random_reads(table.shard_paths, page_bytes=table.page_bytes, seconds=probe_s).reads_per_s
@@ -197,6 +259,9 @@ def main(argv: list[str] | None = None) -> int:
     directory = args.dir / f"gids-epoch-{args.size_gb}"
     directory.mkdir(exist_ok=args.keep)
     try:
+        if args.hetero:
+            measure_hetero(args, directory, Figures(args))
+            return 0
         table = open_store(args, directory).table("feat")
         rounds, around = run_sides(args, directory, table)
         report(args, Figures(args), rounds, table, around)

@@ -1,6 +1,7 @@
 """How many nodes and edges does each sampler draw, how fast, and how well does GraphSAGE learn with them?
 
     python bench/labor.py --json bench/results/papers-labor.json --plot docs/papers-labor.png
+    python bench/labor.py --bulk 16   # accuracy only, beside that of minibatches sampled 16 at a time
     python bench/labor.py --small   # seconds; only shows that it works
 
 The table and the curves of Balin and Catalyurek, "Layer-Neighbor Sampling" (LABOR), NeurIPS 2023. Two
@@ -45,6 +46,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=256)
     add("--steps", type=int, default=100, help="minibatches of a training (default: 100)")
     add("--every", type=int, default=10, help="minibatches between points of a curve (default: 10)")
+    add("--bulk", type=int, default=0, metavar="N", help="compare accuracy with N minibatches in one call")
     add("--shrink", type=int, default=1, help="divide the number of nodes by this (default: 1)")
     args = parser.parse_args(argv)
     if args.small:
@@ -107,6 +109,19 @@ def learn(task: Task, name: str, sampler: Sampler, args: argparse.Namespace) -> 
     return row, curve
 
 
+def compare_bulk(graph: str, task: Task, args: argparse.Namespace, figures: Figures) -> None:
+    """Accuracy of each sampler, with one minibatch in a call, and with several."""
+    options = {"batch_size": args.batch_size, "layers": len(args.fanouts), "seed": args.seed}
+    for name, make in samplers(task, args):
+        steps = []
+        for bulk in (1, args.bulk):
+            run = list(task.train(make(), steps=args.steps, bulk=bulk, **options))
+            steps.append([step for step, _ in run])
+            said = f", {bulk} in bulk" if bulk > 1 else ""
+            figures.add(f"{graph}, {name}: accuracy{said}", task.accuracy(run[-1][1], "test"), "%")
+        assert steps[0] == steps[1], "the minibatches or their losses differ"
+
+
 def main() -> None:
     args = parse()
     torch.set_num_threads(1)
@@ -115,6 +130,9 @@ def main() -> None:
     for graph in args.graphs:
         nodes, degree = GRAPHS[graph]
         task = Task(hard(nodes // args.shrink, min(degree, nodes / args.shrink / 2)))
+        if args.bulk:
+            compare_bulk(graph, task, args, figures)
+            continue
         title = f"{graph}: {task.graph.num_dst:,} nodes, {task.graph.num_edges:,} edges"
         rows, curves = {}, {}
         for name, make in samplers(task, args):

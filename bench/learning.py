@@ -64,24 +64,40 @@ class Task:
         with warnings.catch_warnings(action="ignore"):  # sparse tensors are a beta of torch
             self._mean_of_neighbors = torch.sparse_csr_tensor(indptr, indices, shares, size)
 
-    def minibatches(self, sampler: Sampler, batch_size: int, seed: int) -> Iterator[Minibatch]:
-        """Of the train split, epoch after epoch; each epoch is in another random order."""
+    def minibatches(self, sampler: Sampler, batch_size: int, seed: int, bulk: int = 1) -> Iterator[Minibatch]:
+        """Of the train split, epoch after epoch; each epoch is in another random order.
+
+        bulk: number of minibatches that are sampled in one call, if more than 1.
+        """
         epoch, train = 0, self.splits["train"]
         while True:
             order = train[
                 torch.randperm(len(train), generator=torch.Generator().manual_seed(1000 * seed + epoch))
             ]
-            for step, ids in enumerate(order.split(batch_size)):
-                yield sampler.sample(self.topology, ids, seed=seed, epoch=epoch, step=step)
+            steps, numbers = order.split(batch_size), {"seed": seed, "epoch": epoch}
+            for first in range(0, len(steps), bulk):
+                chosen = steps[first : first + bulk]
+                if bulk > 1:
+                    yield from sampler.sample_bulk(self.topology, chosen, first_step=first, **numbers)
+                else:
+                    yield sampler.sample(self.topology, *chosen, step=first, **numbers)
             epoch += 1
 
     def train(
-        self, sampler: Sampler, *, batch_size: int, steps: int, layers: int, seed: int, hidden: int = 64
+        self,
+        sampler: Sampler,
+        *,
+        batch_size: int,
+        steps: int,
+        layers: int,
+        seed: int,
+        hidden: int = 64,
+        bulk: int = 1,
     ) -> Iterator[tuple[Step, GraphSage]]:
         """Train a new model. Yields each step, and the model after it."""
         dims = [self.rows.shape[1], *[hidden] * (layers - 1), int(self.labels.max()) + 1]
         training = Training(dims, seed=seed, rate=0.01)
-        for minibatch in islice(self.minibatches(sampler, batch_size, seed), steps):
+        for minibatch in islice(self.minibatches(sampler, batch_size, seed, bulk), steps):
             assert isinstance(minibatch.input_nodes, torch.Tensor)
             assert isinstance(minibatch.seeds, torch.Tensor)
             loss = training.step(

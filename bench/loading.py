@@ -4,17 +4,15 @@
     python bench/loading.py windows   # time and hits by window, policy and cache
     python bench/loading.py memory    # from disk, from the cache, and from a tensor in memory
     python bench/loading.py disks     # one disk limited to 1, 2 and 4 times a rate, by a control group
-    python bench/loading.py hetero    # two node types, beside torch on mapped files
     python bench/loading.py cold --small
 
-Figures 9, 10, 11, 13, 15 and 16 of Park et al., "GIDS", PVLDB 17(6), 2024. A synthetic graph with rows of
+Figures 9, 10, 11, 15 and 16 of Park et al., "GIDS", PVLDB 17(6), 2024. A synthetic graph with rows of
 4 KiB; Neighbor, fanouts 5, 5, 10. Milliseconds are those of aggregation: planning, waiting and copying,
 without sampling. The page cache is dropped before each run, the consumer does nothing else, and every row of
 the last minibatch is compared with the dataset. torch: index_select on the mapped shard, with MADV_RANDOM, of
 the same rows.
 
 disks: stands in for several disks: one disk that may do so many reads per second. Needs root.
-hetero: papers, and authors of papers; rows of 512 B in pages of 4 KiB.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from graphs import convert, make_dataset
+from graphs import make_dataset
 from harness import Figures, integers, make_parser
 
 import gids
 from gids.bench.plot import plot_curves
-from gids.convert.synthetic import GraphSpec, write_typed_graph
+from gids.convert.synthetic import GraphSpec
 from gids.io import drop_page_cache
 from gids.measure.features import map_array
 from gids.sampler import Neighbor
@@ -76,8 +74,8 @@ class Run:
 class Loading:
     """A dataset, and the minibatches that every run reads."""
 
-    def __init__(self, store: FeatureStore, seeds: Any, args: argparse.Namespace) -> None:
-        self.store, self._seeds, self._args = store, seeds, args
+    def __init__(self, store: FeatureStore, args: argparse.Namespace) -> None:
+        self.store, self._seeds, self._args = store, store.split("train"), args
         self.sampler = Neighbor(args.fanouts, threads=1)
         self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
 
@@ -112,38 +110,30 @@ class Loading:
                 rows.append(sum(len(values) for values in minibatch.features.values()))
                 marks.append((stats["hits"], stats["pages"], stats["pages_read"], time.perf_counter()))
             for name, values in minibatch.features.items():
-                nodes = minibatch.input_nodes
-                ids = nodes if isinstance(nodes, torch.Tensor) else nodes[str(self.store.table(name).type)]
-                assert torch.equal(values, self.store.table(name).read_rows(ids)), "rows differ"
+                expected = self.store.table(name).read_rows(minibatch.input_nodes)
+                assert torch.equal(values, expected), "rows differ"
         hits, pages, reads, seconds = np.subtract(marks[-1], marks[warm])
         each = [1e3 * (b - a) for a, b in itertools.pairwise(spent)]
         return Run(each, rows, 100 * float(hits / max(1, pages)), float(reads / seconds))
 
     def mapped(self, count: int) -> Run:
-        """torch on mapped shards, on the same minibatches."""
-        maps = {}
-        for name, table in self.store.tables.items():
-            [shard] = table.shard_paths
-            drop_page_cache(shard)
-            maps[name] = map_array(shard, table, random_access=True)
-        return self.select(maps, count)
+        """torch on the mapped shard, on the same minibatches."""
+        (table,) = self.store.tables.values()
+        [shard] = table.shard_paths
+        drop_page_cache(shard)
+        return self.select(map_array(shard, table, random_access=True), count)
 
-    def select(self, arrays: dict[str, torch.Tensor], count: int) -> Run:
+    def select(self, array: torch.Tensor, count: int) -> Run:
         spent, rows = [], []
         with gids.open(self.store, memory="1GB") as source:
             loader = gids.NodeLoader(
                 source, self._seeds, self.sampler, tables=[], batch_size=self._args.batch_size, shuffle=True
             )
             for minibatch in islice(loader, count):
-                nodes = minibatch.input_nodes
                 begun = time.perf_counter()
-                for name, array in arrays.items():
-                    ids = (
-                        nodes if isinstance(nodes, torch.Tensor) else nodes[str(self.store.table(name).type)]
-                    )
-                    array.index_select(0, ids)
+                array.index_select(0, minibatch.input_nodes)
                 spent.append(1e3 * (time.perf_counter() - begun))
-                rows.append(sum(map(len, nodes.values())) if isinstance(nodes, dict) else len(nodes))
+                rows.append(len(minibatch.input_nodes))
         return Run(spent, rows, 0.0, 0.0)
 
 
@@ -165,9 +155,9 @@ def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
     figures.add("gids: first minibatch", ours.aggregation_ms[0], "ms")
     figures.add("gids: mean of the second half", ours.mean(args.batches // 2), "ms")
     if args.plot:
-        curves = [(name, steps, values) for name, values in columns.items()]
+        panels = {f"{args.memory} of memory": [(name, steps, values) for name, values in columns.items()]}
         titles = ("minibatch", "aggregation (ms)")
-        plot_curves(args.plot, "The first minibatches, from cold", {"cold": curves}, titles, log_y=True)
+        plot_curves(args.plot, "The first minibatches, from cold", panels, titles, log_y=True)
 
 
 def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
@@ -203,7 +193,7 @@ def memory(loading: Loading, args: argparse.Namespace, figures: Figures) -> None
     whole = 2 * table.page_count * table.page_bytes
     disk = loading.run(count=args.batches, memory=args.memory)
     cached = loading.run(count=args.batches, filled=True, memory=whole + (1 << 30))
-    tensor = loading.select({table.name: table.read_rows(torch.arange(table.row_count))}, args.batches)
+    tensor = loading.select(table.read_rows(torch.arange(table.row_count)), args.batches)
     sides = {"gids, from disk": disk, "gids, from its cache": cached, "torch.index_select, in memory": tensor}
     figures.table(
         "features on disk and in memory",
@@ -251,29 +241,13 @@ def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
         figures.add(f"{row['disks']} disks over one: speed", rows[0]["ms"] / row["ms"], "x")
 
 
-def hetero(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
-    ours, theirs = loading.run(count=args.batches, memory=args.memory), loading.mapped(args.batches)
-    assert ours.rows == theirs.rows, "both read the same minibatches"
-    sides = {"gids": ours, "torch on mapped files": theirs}
-    figures.table(
-        "two node types",
-        [{"side": n, "ms": run.mean(), "rows": float(np.mean(run.rows))} for n, run in sides.items()],
-    )
-    figures.add("torch over gids", theirs.mean() / ours.mean(), "x")
-
-
 def open_loading(folder: Path, args: argparse.Namespace) -> Loading:
     spec = GraphSpec(args.nodes, degree=15, dim=args.dim, train_count=args.nodes // 4)
-    if args.question == "hetero":
-        source = write_typed_graph(folder / "typed", spec)
-        store = FeatureStore(convert(source, "--page-bytes", str(4 * args.dim)))
-        return Loading(store, {t: splits["train"] for t, splits in store.splits.items()}, args)
-    store = make_dataset(folder, spec, "--page-bytes", str(4 * args.dim), keep_source=False)
-    return Loading(store, store.splits["_N"]["train"], args)
+    return Loading(make_dataset(folder, spec, "--page-bytes", str(4 * args.dim), keep_source=False), args)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    questions = {"cold": cold, "windows": windows, "memory": memory, "disks": disks, "hetero": hetero}
+    questions = {"cold": cold, "windows": windows, "memory": memory, "disks": disks}
     parser = make_parser(__doc__, "dir")
     add = parser.add_argument
     add("question", choices=list(questions))

@@ -23,8 +23,9 @@ RUNS = {
     "windows": "loading.py windows",
     "memory": "loading.py memory",
     "disks": "loading.py disks",
-    "hetero": "loading.py hetero",
+    "hetero": "epoch.py --hetero --size-gb 2.4 --fanouts 5,5,10 --batch-size 64 --batches 40",
     "labor": "labor.py",
+    "bulk": "labor.py --graphs sparse --bulk 16",
     "sampling": "sampling.py --rounds 3 --batches 10 --threads 1 --samplers neighbor labor labor-1 "
     "labor-star ladies ladies-poisson walk",
     "work": "dependent.py work --log2-nodes 19 --doublings 10",
@@ -60,6 +61,7 @@ TABLES = {
     "layers of dense": ("labor", "dense: "),
     "layers of sparse": ("labor", "sparse: "),
     "stages": ("ranks", "milliseconds and counts"),
+    "predictions": ("ranks", "a minibatch as"),
 }
 """Whole tables of the page: the run, and how the title begins."""
 

@@ -11,12 +11,18 @@ processes.
 independent: gids.open. shared: gids.distributed.open of the whole dataset, each page is read by one rank;
 range, heat: the same with these owners in place of "hash".
 parts: of a partitioned dataset, owners by hash; owners sample. cooperative: one minibatch of all ranks.
-c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go.
+c: ranks that have the same part (replicas=c). bulk: minibatches that parts sample in one go. ladies: with
+replacement, and ladies-distinct without; a whole epoch of each.
 
 Each process trains GraphSAGE with one thread, cold, with a cache of a tenth of the rows. Stages in
 milliseconds of a minibatch, the mean over ranks: exchange is the time in exchanges, waiting for slower ranks
 included, and of gradients; sample is the rest of next(). Some rows are compared with the dataset. Counts are
 of a rank and minibatch.
+
+The second table has what `gids scale` predicts beside what is measured, for samplers whose curves it has. It
+predicts from counts of this graph and from rates that are measured: of the disk and the cores, which ranks
+divide, and of exchanges between as many ranks. Its caches hold the pages with the most heat, where the
+measured ones start empty; its stages overlap, and calls of Python, torch and gloo take no time.
 """
 
 from __future__ import annotations
@@ -27,9 +33,10 @@ import os
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -49,9 +56,15 @@ from gids.bench.minibatches import make_sampler
 from gids.convert.synthetic import GraphSpec
 from gids.distributed.group import Group
 from gids.io import drop_page_cache
+from gids.sampler import Ladies, Sampler
+from gids.scale import Curves, Rates, Setting, measure, predict
+from gids.scale.model import Model, Plan
+from gids.store import FeatureStore
 from gids.write.partition import partition
 
 STAGES = ("sample", "exchange", "read", "copy", "train")
+LADIES = ("ladies", "ladies-distinct")
+CLASSES, CACHE_SHARE = 16, 10  # the cache holds a tenth of the rows
 Row = dict[str, Any]
 
 
@@ -115,7 +128,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     options = {
         "memory": args.memory,
         "reads": "random",
-        "tuning": gids.Tuning(cache=table.row_count * table.row_bytes // 10),
+        "tuning": gids.Tuning(cache=table.row_count * table.row_bytes // CACHE_SHARE),
     }
     if case.way == "independent":
         source: Any = gids.open(whole, **options)
@@ -124,7 +137,9 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         path = parts if case.way == "parts" else whole
         owners: Any = case.way if case.way in ("range", "heat") else "hash"
         source = gids.distributed.open(path, owners=owners, replicas=case.copies, bulk=case.bulk, **options)
-    sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
+    sampler: Sampler = Ladies([args.batch_size * n for n in args.fanouts], replace=False, threads=1)
+    if case.sampler != "ladies-distinct":
+        sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
     together = case.way == "cooperative"
     loader = gids.NodeLoader(
         source,
@@ -134,7 +149,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         shuffle=True,
         cooperative=together,
     )
-    model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), 16])
+    model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), CLASSES])
     optimizer = torch.optim.Adam(model.parameters())
     seconds = dict.fromkeys(STAGES, 0.0)
     counts = {"input rows": 0, "edges": 0}
@@ -142,7 +157,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     exchanges.seconds, before = 0.0, loader.stats()
     whole_begun = begun = time.perf_counter()
     steps = 0
-    for minibatch in islice(loader, args.steps):
+    for minibatch in islice(loader, None if "ladies" in case.sampler else args.steps):
         next_s, in_next = time.perf_counter() - begun, exchanges.seconds
         seconds["sample"] += next_s - in_next
         seconds["exchange"] += in_next
@@ -158,7 +173,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         for depth, (layer, block) in enumerate(zip(model.layers, minibatch.blocks, strict=True)):
             h = h if depth == 0 else torch.relu(h)
             h = layer(block, minibatch.exchange(depth, h) if together else h)
-        torch.nn.functional.cross_entropy(h, minibatch.labels % 16, reduction="sum").backward()
+        torch.nn.functional.cross_entropy(h, minibatch.labels % CLASSES, reduction="sum").backward()
         if case.ranks > 1:
             at = time.perf_counter()
             for parameter in model.parameters():
@@ -178,7 +193,7 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
         seconds["sample"] -= seconds[stage]
     group = after.get("group", {})
     result: Row = {f"{stage} ms": 1e3 * s / steps for stage, s in seconds.items()}
-    result["ms"] = 1e3 * total / steps
+    result |= {"ms": 1e3 * total / steps, "minibatches": steps}
     result |= {name: count / steps for name, count in counts.items()}
     result["pages read"] = (after["misses"] - before["misses"]) / steps
     result["rows sent"] = group.get("rows sent", 0) / steps
@@ -190,14 +205,15 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
 
 def serve(
     rank: int, size: int, meeting: str, cases: list[Case], args: argparse.Namespace, folder: str
-) -> list[Row]:
-    """All cases of so many ranks, on one of them."""
+) -> tuple[Rates, list[Row]]:
+    """The rates of exchanges of so many ranks, and all cases, on one of them."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     exchanges, rows = Exchanges(), []
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
+        rates = Rates().with_network_of_group() if size > 1 else Rates()
         stack.enter_context(exchanges.watched())
         for case in cases:
             if rank == 0:
@@ -206,11 +222,11 @@ def serve(
                         drop_page_cache(path)
             dist.barrier()
             rows.append(train(rank, case, args, folder, exchanges))
-    return rows
+    return rates, rows
 
 
-def run(size: int, cases: list[Case], args: argparse.Namespace, folder: str) -> Iterator[Row]:
-    """Rows of the table: means over the ranks."""
+def run(size: int, cases: list[Case], args: argparse.Namespace, folder: str) -> tuple[Rates, dict[Case, Row]]:
+    """The rates of exchanges, and rows of the table: means over the ranks."""
     with tempfile.TemporaryDirectory() as meeting:
         common = (size, f"{meeting}/meeting", cases, args, folder)
         if size == 1:
@@ -218,8 +234,53 @@ def run(size: int, cases: list[Case], args: argparse.Namespace, folder: str) -> 
         else:
             with multiprocessing.get_context("spawn").Pool(size) as pool:
                 by_rank = pool.starmap(serve, [(rank, *common) for rank in range(size)], chunksize=1)
-    for case, rows in zip(cases, zip(*by_rank, strict=True), strict=True):
-        yield asdict(case) | {key: sum(row[key] for row in rows) / size for key in rows[0]}
+    rates, rows_of_ranks = by_rank[0][0], [rows for _, rows in by_rank]
+    means = [
+        {key: sum(row[key] for row in rows) / size for key in rows[0]}
+        for rows in zip(*rows_of_ranks, strict=True)
+    ]
+    return rates, dict(zip(cases, means, strict=True))
+
+
+def rates_of_rank(network: Rates, ranks: int, store: FeatureStore) -> Rates:
+    """network: of exchanges. Ranks divide the disk, and the cores, of which each uses one."""
+    rates = network.with_storage_of(list(store.tables.values()))
+    matrix, rows = torch.rand(1024, 1024), torch.rand(1 << 24)
+    product_s = min(timeit.repeat(lambda: matrix @ matrix, number=1))
+    copy_s = min(timeit.repeat(rows.clone, number=1))
+    cores = min(1.0, (os.cpu_count() or 1) / ranks)
+    return replace(
+        rates,
+        storage=rates.storage / ranks,
+        reads_per_s=rates.reads_per_s / ranks,
+        memory=cores * 2 * rows.nbytes / copy_s,
+        flops=cores * 2 * 1024**3 / product_s,
+    )
+
+
+def predicted(case: Case, row: Row, curves: Curves, rates: Rates, args: argparse.Namespace) -> Row:
+    """A row of the second table. row: as measured."""
+    (table,) = curves.tables.values()
+    plan, model = Plan(table.row_count * table.row_bytes / CACHE_SHARE), Model(args.hidden, CLASSES)
+    mode = case.way
+    if mode not in ("independent", "cooperative"):
+        mode = "partitioned" if case.copies == 1 else "1.5D"
+    made = predict(curves, rates, plan, model, mode, case.ranks, case.copies)
+    ms = {name: 1e3 * seconds for name, seconds in made.parts_s.items()}
+    steps = curves.epoch_seeds / min(curves.epoch_seeds, case.ranks * args.batch_size)
+    return {
+        **{name: getattr(case, name) for name in ("way", "ranks", "copies", "sampler")},
+        "pages, predicted": made.work.pages,
+        "pages": row["pages read"],
+        "read ms, predicted": ms["storage"],
+        "read ms": row["read ms"],
+        "exchange ms, predicted": ms["network"],
+        "exchange ms": row["exchange ms"],
+        "other ms, predicted": max(ms["memory"], ms["compute"]),
+        "sample, copy, train ms": row["sample ms"] + row["copy ms"] + row["train ms"],
+        "ms, predicted": 1e3 * made.seconds / steps,
+        "ms": row["ms"],
+    }
 
 
 def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
@@ -234,8 +295,8 @@ def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
         ]
     copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
     cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
-    if ranks > 1:
-        cases.append(Case("parts", ranks, sampler="ladies"))
+    if ranks > 1 or args.small:
+        cases += [Case("parts", ranks, sampler=sampler) for sampler in LADIES]
     return cases
 
 
@@ -255,20 +316,37 @@ def main() -> None:
     if args.small:
         args.nodes, args.fanouts, args.batch_size, args.steps = 1000, [3, 3], 16, 2
         args.ranks, args.bulks, args.hidden = [1], [1, 2], 8
-    figures, rows = Figures(args), []
+    figures, by_case, predictions = Figures(args), {}, []
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         spec = GraphSpec(args.nodes, dim=128, train_count=args.nodes // 2)
-        make_dataset(Path(folder), spec, "--page-bytes", "512", keep_source=False)
+        store = make_dataset(Path(folder), spec, "--page-bytes", "512", keep_source=False)
         for parts in {ranks // copies for ranks in args.ranks for copies in (1, 2) if ranks % copies == 0}:
-            partition(Path(folder) / "graph.gids", Path(folder) / f"{parts}.parts", parts)
+            partition(store.path, Path(folder) / f"{parts}.parts", parts)
+        curves = {}
+        for sampler in ("neighbor", "labor"):
+            setting = Setting(tuple(args.fanouts), args.batch_size, sampler, threads=1)
+            curves[sampler] = measure(store, setting, max(args.ranks) * args.batch_size)
         for size in args.ranks:
-            rows += run(size, cases_of(size, args), args, folder)
+            network, rows = run(size, cases_of(size, args), args, folder)
+            by_case |= rows
+            rates = rates_of_rank(network, size, store)
+            predictions += [
+                predicted(case, row, curves[case.sampler], rates, args)
+                for case, row in rows.items()
+                if case.kappa == 1 and case.bulk == 4 and case.sampler in curves
+            ]
             print(f"{size} ranks: done", flush=True)
-    figures.table("milliseconds and counts of a minibatch, by way", rows)
-    by_case = {Case(**{key: row[key] for key in asdict(Case("", 0))}): row for row in rows}
+    figures.table(
+        "milliseconds and counts of a minibatch, by way", [asdict(c) | r for c, r in by_case.items()]
+    )
+    figures.table("a minibatch as `gids scale` predicts it, and as measured", predictions)
     for ranks in args.ranks:
-        if (layerwise := by_case.get(Case("parts", ranks, sampler="ladies"))) is not None:
-            figures.add(f"{ranks} ranks, ladies, parts: time", layerwise["ms"], "ms")
+        for sampler in LADIES:
+            if (layerwise := by_case.get(Case("parts", ranks, sampler=sampler))) is not None:
+                figures.add(f"{ranks} ranks, {sampler}, parts: time", layerwise["ms"], "ms")
+                epoch_s = layerwise["ms"] * layerwise["minibatches"] / 1000
+                figures.add(f"{ranks} ranks, {sampler}, parts: epoch", epoch_s, "s")
         if (hottest := by_case.get(Case("heat", ranks))) is not None:
             ratio = hottest["ms"] / by_case[Case("shared", ranks)]["ms"]
             figures.add(f"{ranks} ranks: owners by heat over hash: time", ratio, "x")

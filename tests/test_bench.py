@@ -14,7 +14,7 @@ import torch
 BENCH = Path(__file__).parents[1] / "bench"
 IN_MEMORY = ("cooperation.py", "dependent.py", "labor.py", "placement.py", "sampling.py")
 """Scripts without --dir."""
-LOADING = ("cold", "windows", "memory", "hetero")  # "disks" limits this process
+LOADING = ("cold", "windows", "memory")  # "disks" limits this process
 
 Run = Callable[..., str]
 
@@ -52,6 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("convert.py", ["features"], "peak memory of converting"),
         ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
         ("epoch.py", [], "rows/s, gids over stock DGL"),
+        ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
         ("sampling.py", [], "labor, 1 thread, gids over dgl, edges/s"),
@@ -67,10 +68,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
             ("loading.py", [question], "minibatches" if question == "windows" else "over")
             for question in LOADING
         ),
-        ("ranks.py", [], "1 ranks: done"),
+        ("ranks.py", [], "ladies-distinct, parts: epoch"),
         ("placement.py", ["--times"], "seconds of preprocessing"),
         ("placement.py", ["--links"], "clustered, 2 x 4: placement, bias to own and fast over placement"),
         ("labor.py", [], "accuracy, PLADIES less LADIES"),
+        ("labor.py", ["--bulk", "2"], "dense, LADIES: accuracy, 2 in bulk"),
         ("dependent.py", ["work"], "R-MAT, RandomWalk, edges: input nodes per seed, 64 seeds over 16"),
         ("dependent.py", ["misses"], "clustered: misses of LRU caches"),
         ("dependent.py", ["learning"], "Neighbor, kappa inf: accuracy"),

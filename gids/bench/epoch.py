@@ -144,23 +144,20 @@ class Task:
 def choose_task(store: FeatureStore, table: Table) -> Task:
     """The task of a dataset with the features `table`. Raises ValueError if it lacks what an epoch needs.
 
-    Other node types have the table with the same key, or their largest. If several types have classes and a
-    train split, the target is that of the table.
+    Of their tables with a vector per node, other node types have the one with the same key, or the largest.
+    If several types have classes and a train split, the target is that of the table.
     """
     by_type: dict[str, list[Table]] = {}
     for candidate in store.tables.values():
         if candidate.kind == "node":
             by_type.setdefault(str(candidate.type), []).append(candidate)
     tables = [
-        max(candidates, key=lambda t: (t is table, t.key == table.key, t.row_bytes))
+        max(candidates, key=lambda t: (t is table, _is_vector(t), t.key == table.key, t.row_bytes))
         for candidates in by_type.values()
     ]
     for chosen in tables if table in tables else [table]:
-        if chosen.kind != "node" or len(chosen.shape) != 1:
-            raise ValueError(
-                f"table {chosen.name!r} has {chosen.kind} rows of shape {list(chosen.shape)}; this "
-                "comparison needs a vector per node"
-            )
+        if not _is_vector(chosen):
+            raise ValueError(_no_vector(store, chosen))
     classified = [ntype for ntype, labels in store.labels.items() if _are_classes(labels)]
     if not classified:
         raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
@@ -173,6 +170,21 @@ def choose_task(store: FeatureStore, table: Table) -> Task:
             "one type by its --table"
         )
     return Task(str(table.type) if table.type in targets else targets[0], tables)
+
+
+def _is_vector(table: Table) -> bool:
+    return table.kind == "node" and len(table.shape) == 1
+
+
+def _no_vector(store: FeatureStore, table: Table) -> str:
+    """What is wrong with a table, and what to do."""
+    vectors = [t for t in store.tables.values() if _is_vector(t)]
+    names = ", ".join(t.name for t in vectors if table.kind == "edge" or t.type == table.type)
+    cure = f"choose another table by --table ({names})" if names else "convert features of nodes as vectors"
+    return (
+        f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}, and training needs a "
+        f"vector per node: {cure}"
+    )
 
 
 def _are_classes(labels: Tensor) -> bool:

@@ -140,8 +140,29 @@ def test_edge_features_are_refused(dataset: Path) -> None:
         writer.write_labels("_N", torch.arange(60) % 4)
         writer.write_split("_N", "train", torch.arange(40))
     store = FeatureStore(dataset.parent / "edges.gids")
-    with pytest.raises(ValueError, match="has edge rows of shape"):
+    with pytest.raises(
+        ValueError, match=r"has edge rows of shape \[8\], .*: convert features of nodes as vectors"
+    ):
         choose_task(store, store.table("feat"))
+
+
+def test_matrices_are_refused_and_the_error_names_the_vectors_of_their_type(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "x.gids") as writer:
+        for ntype, key, shape in (
+            ("paper", "image", (4, 4)),
+            ("paper", "text", (8,)),
+            ("author", "image", (4, 4)),
+            ("author", "words", (8,)),
+        ):
+            writer.write_table("node", ntype, key, torch.randn(60, *shape))
+        writer.write_graph(("author", "writes", "paper"), np.arange(61), np.arange(60), num_src=60)
+        writer.write_labels("paper", torch.arange(60) % 4)
+        writer.write_split("paper", "train", torch.arange(40))
+    store = FeatureStore(tmp_path / "x.gids")
+    with pytest.raises(ValueError, match=r"'paper.image' .*: choose another table by --table \(paper.text\)"):
+        choose_task(store, store.table("paper.image"))
+    task = choose_task(store, store.table("paper.text"))
+    assert sorted(table.name for table in task.tables) == ["author.words", "paper.text"]
 
 
 @pytest.fixture(scope="module")
