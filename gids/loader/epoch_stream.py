@@ -505,6 +505,13 @@ def _frames_elsewhere(error: Exception) -> TracebackType | None:
     return traceback
 
 
+def forgetting(*lists: list[T]) -> Iterator[T]:
+    """The minibatches of these lists, each removed when it is returned: its rows are the consumer's."""
+    for minibatches in lists:
+        while minibatches:
+            yield minibatches.pop(0)
+
+
 def then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
     """Some minibatches, then those of a source, or its end: an error, or StopIteration."""
     yield from first

@@ -40,6 +40,7 @@ from gids.loader.memory import (
     Placement,
     Rows,
     check_minibatch_rows,
+    larger,
     memory_line,
     page_bytes_read,
     rows_read,
@@ -156,8 +157,7 @@ class FeatureLoader(Closing):
         self._packs = PackReads(
             self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, self._packs_on
         )
-        self._largest = 0  # bytes of the largest minibatch of this epoch
-        self._seen: Rows = {}  # of the largest minibatches
+        self._seen: Rows = {}  # the most that a minibatch read so far
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
         self._warned_of_size = False
         self._cache: Cache | None = None
@@ -563,19 +563,26 @@ class FeatureLoader(Closing):
             rows = rows_read(ids, [t.name for t in self.tables])
             if self.device.type == "cpu":  # on a device the cache copies the ids
                 minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
-            self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
-            size = minibatch_bytes + sum(rows[t.name] * t.row_bytes for t in self.tables)
-            if self._cache is not None and size > self._largest:
-                self._largest = size
-                self._seen = {name: max(n, self._seen.get(name, 0)) for name, n in rows.items()}
-                sizes = self._sizes(attached, rows, minibatch_bytes)
+            largest_bytes = max(self._minibatch_bytes, minibatch_bytes)
+            if self._cache is not None:
+                sizes = self._sizes(attached, rows, largest_bytes)
                 if first and self._too_small(sizes, attached):
                     self.release_cache()
+                    self._waiting = self._given_waiting
                 else:
-                    self._keep_within_memory(sizes)
+                    self._keep_within_memory(sizes, attached)
             if self._cache is None:
-                self._build(self._usual(self._sizes(attached, rows, minibatch_bytes, ids), attached))
+                sizes = self._sizes(attached, rows, minibatch_bytes, ids)
+                try:
+                    self._build(self._usual(sizes, attached))
+                except MemoryBudgetError:
+                    if not self._seen:
+                        raise
+                    # No cache has room for the largest one, which was warned of.
+                    self._build(self._usual(sizes, attached, seen={}))
             assert self._cache is not None
+            # Not before: a minibatch that does not fit does not count.
+            self._seen, self._minibatch_bytes = larger(rows, self._seen), largest_bytes
             return self._cache
 
     def _first_files(self) -> list[int]:
@@ -671,35 +678,43 @@ class FeatureLoader(Closing):
             source_bytes=attached.source_bytes,
         )
 
-    def _usual(self, sizes: Sizes, attached: Attached[Any]) -> Sizes:
+    def _usual(self, sizes: Sizes, attached: Attached[Any], *, seen: Rows | None = None) -> Sizes:
+        """seen: of the largest minibatches so far, if they differ."""
+        if seen is not None:
+            return usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=seen)
         usual = usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=self._seen)
         return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, self._minibatch_bytes))
 
     def _too_small(self, sizes: Sizes, attached: Attached[Any]) -> bool:
-        """Whether the cache has no room for minibatches as large as those before, and another one would have.
+        """Whether the cache has no room for minibatches as large as those before, or as the user expects, and
+        another one would have.
 
         sizes: of the first minibatch of an epoch.
         """
-        rows = {name: max(n, self._seen.get(name, 0)) for name, n in sizes.rows.items()}
-        if self._placement.excess_bytes(replace(sizes, rows=rows)) <= 0:
-            return False
+        rows = larger(larger(sizes.rows, self._seen), self._minibatch_rows or {})
+        return self._placement.excess_bytes(replace(sizes, rows=rows)) > 0 and self._fits(sizes, attached)
+
+    def _fits(self, sizes: Sizes, attached: Attached[Any]) -> bool:
+        """Whether a cache can leave room for minibatches of these sizes, and for those before."""
         try:
             self._placement.share(self._usual(sizes, attached), self._placement.memory_bytes)
         except MemoryBudgetError:
             return False
         return True
 
-    def _keep_within_memory(self, sizes: Sizes) -> None:
-        """Plan fewer minibatches at once if these sizes need it. Warn if that is not enough."""
-        excess = self._placement.excess_bytes(sizes)
-        fixed = self._options.planned is not None
-        while excess > 0 and not fixed and self._planned > self._placement.least_planned:
-            self._planned -= 1
-            self._most_planned = self._planned
-            excess = self._placement.excess_bytes(sizes.with_planned(self._planned))
-        if excess > 0 and not self._warned_of_size:
+    def _keep_within_memory(self, sizes: Sizes, attached: Attached[Any]) -> None:
+        """Plan fewer minibatches at once from now on if these sizes need it. Warn if that is not enough."""
+
+        def excess_bytes(planned: int) -> int:
+            return self._placement.excess_bytes(sizes.with_planned(planned))
+
+        least = self._options.planned or self._placement.least_planned
+        while self._most_planned > least and excess_bytes(self._most_planned) > 0:
+            self._most_planned -= 1
+        self._planned = min(self._planned, self._most_planned)
+        if not self._warned_of_size and (excess := excess_bytes(self._planned)) > 0:
             self._warned_of_size = True
-            log.warning(too_large(sizes.rows, excess))
+            log.warning(too_large(sizes.rows, excess, in_time=self._fits(sizes, attached)))
 
     def _planned_now(self) -> int:
         """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
@@ -819,7 +834,6 @@ class Attached(Generic[T]):
         loader._open_learned = self.learned
         if stream.fresh:
             loader._adapt_planned()
-            loader._largest = 0
             self._choose_reads(stream)
         else:
             loader._packs.release()

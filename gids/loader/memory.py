@@ -96,25 +96,30 @@ def usual_sizes(first: Sizes, *, largest: Rows | None, growth: float, seen: Rows
     """
     if largest is None:
         usual = first.grown(growth)
-        return replace(usual, rows=_larger(usual.rows, seen))
-    rows = _larger(_larger(first.rows, largest), seen)
+        return replace(usual, rows=larger(usual.rows, seen))
+    rows = larger(larger(first.rows, largest), seen)
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
     return replace(first.grown(times), rows=rows, growths=(1.0,))
 
 
-def _larger(rows: Mapping[str, int], others: Mapping[str, int]) -> Rows:
+def larger(rows: Mapping[str, int], others: Mapping[str, int]) -> Rows:
+    """The larger number of each table of `rows`."""
     return {name: max(n, others.get(name, 0)) for name, n in rows.items()}
 
 
-def too_large(rows: Mapping[str, int], excess_bytes: int) -> str:
-    """The warning about a minibatch that is larger than expected."""
+def too_large(rows: Mapping[str, int], excess_bytes: int, *, in_time: bool) -> str:
+    """The warning about a minibatch that is larger than expected. in_time: whether the next epoch can leave
+    room for it."""
     wanted = {name: n for name, n in rows.items() if n}
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
+    what = f"a minibatch reads {sum(rows.values()):,} rows, and needs more memory than expected"
+    more = f"may use {format_bytes(excess_bytes)} more than its memory budget"
+    if not in_time:
+        return f"{what}: the loader {more}, in later epochs too: give more memory, or use smaller minibatches"
     return (
-        f"a minibatch reads {sum(rows.values()):,} rows, more than expected: this epoch may use "
-        f"{format_bytes(excess_bytes)} more than its memory budget, and more if later minibatches are larger "
-        f"still; the next one leaves room for the largest. To leave room from the start, give its rows: "
-        f"minibatch_rows={option}, or what is the most"
+        f"{what}: this epoch {more}, and more if later minibatches are larger still; the next one leaves "
+        f"room for the largest. To leave room from the start, give its rows: minibatch_rows={option}, or "
+        "what is the most"
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, then
+from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, forgetting, then
 from gids.loader.learned import NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
@@ -242,7 +242,7 @@ class PackSwitch(Generic[T]):
         except OSError as error:
             self._give_up(error)
         if self._sampled is None:
-            self._read_at_random(stream, then(held, self._source, None))
+            self._read_at_random(stream, then(forgetting(held), self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
             minibatches = iter(self._packs.settled(self._sampled.all()))
@@ -666,7 +666,7 @@ class PackSwitch(Generic[T]):
         """What was sampled and comes after the spool, and why the source has no more, or None."""
         if self._ahead is not None:
             return self._ahead.rest(), self._ahead.end
-        return sampled.left, sampled.end
+        return sampled.take_left(), sampled.end
 
     def _go_on(self, stream: EpochStream[T], minibatches: Iterable[T], end: BaseException | None) -> None:
         self._packs.release()

@@ -18,7 +18,7 @@ import numpy as np
 
 from gids import _core
 from gids.errors import StorageError
-from gids.loader.epoch_stream import Failed, IdsOf
+from gids.loader.epoch_stream import Failed, IdsOf, forgetting
 from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import (
@@ -225,7 +225,7 @@ class SampledAhead(Generic[T]):
     def rest(self) -> Iterator[T]:
         """All minibatches, with those that are not in the spool."""
         yield from self.spooled(0)
-        yield from self.left
+        yield from self.take_left()
 
     def all(self) -> Iterator[T]:
         """All minibatches to the end of the source. Each is sampled when it is due, if it is not yet."""
@@ -239,8 +239,7 @@ class SampledAhead(Generic[T]):
             yield from self.spooled(index, index + 1)
             index += 1
         self.most = len(self.spool)  # no other minibatch may come after them in the spool
-        while self.held or self._first:
-            yield (self.held or self._first).pop(0)
+        yield from self.take_left()
         if self.end is None:
             for minibatch in self._source:  # "yield from" would close it with this generator
                 yield minibatch
@@ -256,6 +255,10 @@ class SampledAhead(Generic[T]):
     def left(self) -> list[T]:
         """The minibatches that were sampled and are not in the spool."""
         return self.held + self._first
+
+    def take_left(self) -> Iterator[T]:
+        """The same, forgotten as they are returned."""
+        return forgetting(self.held, self._first)
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""

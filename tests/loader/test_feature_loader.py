@@ -305,6 +305,94 @@ def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     assert "1.0 MB are available" in said
 
 
+@pytest.mark.parametrize("kind", ["sampled", "converted", "foretold"])
+def test_whatever_grows_in_minibatches_has_room_in_the_next_epoch(path: Path, kind: str) -> None:
+    """kind: what grows: the memory of sampled minibatches; rows of a table that takes little on disk, beside
+    fewer rows of others; or all rows, of which another loader of the source told in mid-epoch."""
+    given, planned = 4 << 20, None if kind == "sampled" else 1
+    options = {
+        "memory": given,
+        "queue_depth": 16,
+        "window": 4 if kind == "sampled" else 0,
+        "planned": planned,
+    }
+    dtype = torch.float32 if kind == "converted" else None
+    rows = [
+        {"paper.feat": torch.arange(n), "author.feat": torch.arange(m)}
+        for n, m in [(3, 3)] + [{"sampled": (3, 3), "converted": (3, 260), "foretold": (900, 3)}[kind]] * 9
+    ]
+    if kind == "converted":
+        rows.insert(1, {"paper.feat": torch.arange(700), "author.feat": torch.arange(3)})
+    sizes = [0 if kind != "sampled" else 400_000 if i else 1000 for i in range(len(rows))]
+    with gids.open(path, **tuned(options)) as source:
+        users = [_User(), _User()]
+        loader = source.feature_loader(users[0], TABLES, dtype=dtype)
+
+        def memory_after_an_epoch() -> int:
+            steps = list(zip(rows, sizes, strict=True))
+            for _ in loader.attach(steps, lambda step: step[0], bytes_of=lambda step: step[1]):
+                pass
+            return sum(loader.stats()["memory"].values())
+
+        if kind == "foretold":
+            epoch = iter(loader.attach(rows[:1] * 2, ids_of))
+            next(epoch)
+            assert source.feature_loader(users[1], TABLES, minibatch_rows={"paper.feat": 900}) is loader
+            next(epoch)
+            epoch.close()
+        else:
+            assert memory_after_an_epoch() > given
+        assert memory_after_an_epoch() <= given
+
+
+class _User:
+    """Of a FeatureLoader that loaders share."""
+
+
+def test_minibatches_that_no_cache_has_room_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that comes first is refused, and leaves no trace. A later one is warned of, in later epochs too."""
+    options = {"memory": 3 << 20, "queue_depth": 16, "window": 0, "heat": "none"}
+    with gids.open(path, **tuned(options)) as source:
+        loader, other = (gids.FeatureLoader(source, [name]) for name in TABLES)
+
+        def read(*rows: int, nbytes: int = 0) -> None:
+            steps = [{"paper.feat": torch.arange(n)} for n in rows]
+            list(loader.attach(steps, ids_of, bytes_of=lambda _: nbytes))
+
+        for wrong in ({"nbytes": 8 << 20}, {}):
+            with pytest.raises(gids.MemoryBudgetError):
+                read(2900, **wrong)
+            read(3, 3)
+            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))  # takes the memory
+        assert not caplog.records
+        for _ in range(2):
+            read(3, 2900)
+            list(other.attach([{"author.feat": torch.arange(3)}], ids_of))
+        [said] = [r.getMessage() for r in caplog.records]
+        assert "in later epochs too: give more memory" in said
+        assert "minibatch_rows" not in said
+
+
+def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_ones(path: Path) -> None:
+    options = {"memory": 9 << 19, "queue_depth": 16, "window": 4, "planned": 1}
+    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
+        for _epoch in range(2):
+            reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
+            for _ in loader.attach_epoch(reads, ids_of, waiting_batches=3):
+                assert loader.waiting_batches == 3
+        assert loader.window == 4
+
+
+def test_more_minibatches_are_planned_only_while_they_have_room(path: Path) -> None:
+    """All pages are in the cache soon, so that up to eight are planned, if memory allows."""
+    given = 9 << 20
+    options = {"memory": given, "queue_depth": 16, "window": 0}
+    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
+        for _ in loader.attach([{"paper.feat": torch.arange(n)} for n in [40, *[1300] * 60]], ids_of):
+            pass
+        assert sum(loader.stats()["memory"].values()) <= given
+
+
 def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import mmap
 import os
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,6 +164,28 @@ def test_scratch_without_room_loses_no_minibatch(
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1 or (scratch_bytes == 4096 and not warnings)
     assert all(f"scratch_bytes={scratch_bytes}" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("reads", ["pack", "auto"])
+def test_minibatches_that_were_sampled_for_packs_are_forgotten_without_them(
+    path: Path, reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise their rows stay in memory to the end of the epoch."""
+    monkeypatch.setattr("gids.loader.feature_loader.LEAST_BYTES", 0)
+    monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 1e-6)
+    monkeypatch.setattr("gids.loader.pack_switch.MOST_READS_PER_S", 1e15)  # it begins with random reads
+    if reads == "auto":
+        monkeypatch.setattr(Scratch, "open", no_file)
+    with open_source(path, reads, 2_700_000 if reads == "auto" else 16 << 20, scratch_bytes=1) as source:
+        loader, alive = open_loader(source, batch_size=8), []
+        for step, minibatch in enumerate(loader):
+            alive.append(weakref.ref(minibatch.features["paper.feat"]))
+            assert [i for i, rows in enumerate(alive) if rows() is not None] == [step]
+        assert len(alive) > 100
+
+
+def no_file(*_: Any, **__: Any) -> ScratchFile:
+    raise StorageError(errno.ENOENT, "cannot make a scratch file", "/gone")
 
 
 def test_loaders_of_a_source_share_the_limit(path: Path) -> None:
