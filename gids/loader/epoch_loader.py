@@ -87,16 +87,14 @@ class EpochLoader(Closing, ABC):
             isinstance(sampler, Sequence) or hasattr(sampler, "sample")
         ):
             raise TypeError(f"sampler={sampler!r}: give fanouts, such as [10, 10], or a sampler")
-        self.sampler: Sampler = (
+        self._ranks = self.source.ranks(rank, world_size)
+        self.sampler = (
             Neighbor(sampler, threads=self.source.options.threads)
             if isinstance(sampler, Sequence)
             else sampler
         )
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
-        self._ranks = self.source.ranks(rank, world_size)
-        if isinstance(self.sampler, Neighbor):
-            self.sampler = self.sampler.of_rank(self._ranks.rank, self._ranks.world_size)
         self.epoch = 0
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # its position, if it is the next epoch
@@ -104,6 +102,17 @@ class EpochLoader(Closing, ABC):
         self._seeds_digest: str | None = None  # once asked for
         self._next: tuple[tuple[Any, ...], EpochSampling] | None = None  # what is sampled before its turn
         self._last_stats: dict[str, Any] | None = None  # once closed
+
+    @property
+    def sampler(self) -> Sampler:
+        """May be set between epochs."""
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        if isinstance(sampler, Neighbor):
+            sampler = sampler.of_rank(self._ranks.rank, self._ranks.world_size)
+        self._sampler = sampler
 
     @cached_property
     def _graphs(self) -> list[Graph]:

@@ -262,11 +262,11 @@ class PackChooser:
         enough = [0 < nbytes >= _LEAST_SHARE * alone for nbytes in beside]
         return Ahead.SWEPT if enough[1] else Ahead.SAMPLED if enough[0] else Ahead.NOTHING
 
-    def give_up(self, reason: str) -> None:
-        """Use random reads from now on. Warns once."""
+    def give_up(self, reason: str, count: float = math.inf) -> None:
+        """Use random reads from now on, for epochs of at most so many minibatches. Warns once."""
         if not self._learned.why_random:
             log.warning("packs cannot be used, reading by random reads instead: %s", reason)
-        self._learned.read_at_random(reason)
+        self._learned.read_at_random(reason, count)
 
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""

@@ -472,6 +472,9 @@ class PackSwitch(Generic[T]):
         if not agreed:
             if not wanted:
                 self._only_random = True
+            elif sampled.room < EARLY:
+                reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
+                self._chooser.give_up(reason, self._count or 0)
             elif self._count is not None:
                 self._learned.read_at_random("another process reads by random reads", self._count)
             return self._random(stream, 0)

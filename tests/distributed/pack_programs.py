@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from full_disk import fail_at
 from open_options import tuned
-from programs import check_same, compare
+from programs import check_same, compare, logged
 
 import gids.distributed
 from gids.distributed import steps
@@ -112,16 +112,16 @@ def disk_is_full_on_one_rank(
 
 def scratch_is_small_on_one_rank(
     dataset: Path, whole: Path, arguments: Mapping[str, Any], sizes: list[int]
-) -> list[int]:
-    """Rank 1 has so many bytes of scratch. By size: minibatches by packs."""
+) -> list[tuple[int, list[str]]]:
+    """Rank 1 has so many bytes of scratch. By size: minibatches by packs, and what is logged."""
     told = []
     for size in sizes:
         options: dict[str, Any] = {"reads": "pack"}
         if dist.get_rank() == 1:
             options["scratch_bytes"] = size
-        with small_packs():
+        with small_packs(), logged() as lines:
             found = compare_nodes(dataset, whole, arguments, options)
-        told.append(found["stats"]["packs"]["minibatches"])
+        told.append((found["stats"]["packs"]["minibatches"], lines))
     return told
 
 

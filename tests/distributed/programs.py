@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pickle
 import runpy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,18 @@ def write_cited(path: Path, relations: list[Relation], seed: int = 1) -> Path:
             num_src, num_dst = COUNTS[relation[0]], COUNTS[relation[2]]
             writer.write_graph(relation, *random_in_edges(num_src, num_dst, i), num_src=num_src)
     return path
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What gids logs meanwhile."""
+    lines, handler = list[str](), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gids").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("gids").removeHandler(handler)
 
 
 def differences(mine: Any, theirs: Any, where: str = "minibatch") -> list[str]:

@@ -90,9 +90,11 @@ def test_a_full_disk_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
 def test_little_scratch_on_one_rank(rich: Datasets, ranks: RankPool) -> None:
     sizes = [20_000, 400_000, 30_000_000]
     told = ranks.run(2, programs.scratch_is_small_on_one_rank, rich.parts(2), rich.whole, FLOATS, sizes)
-    for of_rank in told:
-        assert of_rank[0] == 0
-        assert of_rank[-1] > 0
+    for rank, of_rank in enumerate(told):
+        assert of_rank[0][0] == 0
+        assert of_rank[-1][0] > 0
+        why = "because rank 1 does; its log says why" if rank == 0 else "has room for too few minibatches"
+        assert any(why in line for line in of_rank[0][1]), of_rank
 
 
 @pytest.mark.parametrize("late", [False, True])

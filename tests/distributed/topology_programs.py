@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import re
 import time
@@ -21,7 +20,7 @@ import emulator
 import torch
 import torch.distributed as dist
 from emulator import EmulatedDevice
-from programs import check_same
+from programs import check_same, logged
 
 import gids
 import gids.distributed
@@ -139,23 +138,12 @@ def reopen(folder: str, path: Path, seeds: Seeds, times: int) -> list[tuple[int,
         return saw
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> dict[str, Any]:
     """The rank `refusing` cannot use shared memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    logged = _Lines()
-    logging.getLogger("gids").addHandler(logged)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(emulated(folder))
-        stack.callback(logging.getLogger("gids").removeHandler, logged)
+        lines = stack.enter_context(logged())
         source = stack.enter_context(gids.open(path))
         if rank == refusing:
             stack.enter_context(_refusal(what, device))
@@ -163,7 +151,7 @@ def refuse(folder: str, path: Path, seeds: Seeds, what: str, refusing: int) -> d
         saw = look(mine)
         alone = stack.enter_context(make_loader(source, seeds, rank=rank, world_size=size))
         compare(mine, alone)
-    return saw | {"log": [line for line in logged.lines if "do not share" in line]}
+    return saw | {"log": [line for line in lines if "do not share" in line]}
 
 
 def _refusal(what: str, device: EmulatedDevice) -> Any:

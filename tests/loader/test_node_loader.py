@@ -510,6 +510,18 @@ def test_neighbors_are_drawn_by_weight_and_locality_on_the_device(
         assert weights.nbytes <= more < weights.nbytes + mmap.PAGESIZE
 
 
+def test_a_sampler_that_is_set_later_has_the_masks_of_its_rank(one_type: Path) -> None:
+    masks = [np.arange(PAPERS) < 500, np.arange(PAPERS) >= 500]
+    given: dict[str, Any] = {"seeds": torch.arange(0, PAPERS, 30), "memory": 64 << 20, "world_size": 2}
+    for rank in range(2):
+        sampler = Neighbor([3, 4], locality=LocalityBias(masks, 3))
+        with open_loader(one_type, sampler=sampler, rank=rank, **given) as loader:
+            expected = [fingerprint(m) for m in loader]
+        with open_loader(one_type, sampler=[3, 4], rank=rank, **given) as loader:
+            loader.sampler = sampler
+            assert [fingerprint(m) for m in loader] == expected
+
+
 @pytest.mark.parametrize("window", [0, 6])
 def test_features_come_on_the_device(
     two_types: Path, device: Device, cuda_is: Callable[[Device], None], source: Rows, window: int
