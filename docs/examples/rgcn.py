@@ -22,14 +22,14 @@ class RGCNLayer(nn.Module):
 
     def __init__(self, in_dims, out_dim, edge_types):
         super().__init__()
-        self.own = nn.ModuleDict({ntype: nn.Linear(dim, out_dim) for ntype, dim in in_dims.items()})
+        self.own = nn.ModuleDict({f"to {ntype}": nn.Linear(dim, out_dim) for ntype, dim in in_dims.items()})
         self.neighbors = nn.ModuleDict()
         for src, name, dst in edge_types:
             conv = SAGEConv((in_dims[src], in_dims[dst]), out_dim, root_weight=False)
             self.neighbors[f"{src} {name} {dst}"] = conv
 
     def forward(self, x, edge_index):
-        out = {ntype: self.own[ntype](rows) for ntype, rows in x.items()}
+        out = {ntype: self.own[f"to {ntype}"](rows) for ntype, rows in x.items()}
         for (src, name, dst), edges in edge_index.items():
             out[dst] = out[dst] + self.neighbors[f"{src} {name} {dst}"]((x[src], x[dst]), edges)
         return out

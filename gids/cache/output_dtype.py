@@ -66,5 +66,5 @@ def _value_type(dtype: torch.dtype) -> int:
 def check_out_dtype(wanted: torch.dtype | None) -> None:
     """Raise ValueError for an output dtype that rows cannot be converted to."""
     if wanted is not None and wanted not in FLOATS:
-        names = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-        raise ValueError(f"dtype must be one of {names}, or None for the stored dtype (got {wanted})")
+        names = ", ".join(map(str, FLOATS))
+        raise ValueError(f"dtype must be one of {names}, or None for the stored dtype (got {wanted!r})")

@@ -548,4 +548,4 @@ class _SamplerBytes:
 
 
 def _brief(state: object) -> str:
-    return ", ".join(map(repr, state)) if isinstance(state, Mapping) else type(state).__name__
+    return ", ".join(map(repr, state)) or "none" if isinstance(state, Mapping) else type(state).__name__

@@ -190,6 +190,8 @@ def _as_tensors(seeds: Any) -> Any:
         return {ntype: _as_tensors(ids) for ntype, ids in seeds.items()}
     if isinstance(seeds, list | tuple | range):
         seeds = np.asarray(seeds) if len(seeds) else np.empty(0, np.int64)
+    if isinstance(seeds, np.ndarray) and seeds.dtype.kind in "US":
+        raise TypeError("seeds are texts: give the numbers of the nodes, store.ids(node_type).find(texts)")
     if isinstance(seeds, np.ndarray) and seeds.dtype.kind in "iu":
         return torch.from_numpy(seeds.astype(np.int64))
     integers = torch.uint8, torch.int8, torch.int16, torch.int32

@@ -132,9 +132,11 @@ class Options(Tuning):
         if self.window < 0:
             raise ValueError(f"window must be 0 or more (got {self.window}); 0 turns lookahead off")
         live, most = self.window + (self.planned or 1), _core.USE_BITS
+        if live > most and self.planned is None:
+            raise ValueError(f"window must be at most {most - 1} (got {self.window})")
         if live > most:
             raise ValueError(
-                f"window + planned must be at most {most} (got {self.window} + {self.planned or 1}): lower "
+                f"window + planned must be at most {most} (got {self.window} + {self.planned}): lower "
                 "one of them"
             )
         if self.threads is not None and self.threads < 1:

@@ -26,7 +26,7 @@ REFUSED: Cases = {
         (["--policy", "best"], "policy must be one of lookahead"),
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "900TB"], "more than half of the available memory"),
-        (["--window", "24"], "window + planned must be at most 24 (got 24 + 1)"),
+        (["--window", "24"], "window must be at most 23 (got 24)"),
         (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
     ],
     "epoch": [

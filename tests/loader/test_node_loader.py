@@ -325,6 +325,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
     with open_loader(one_type, tables=[]) as loader:
         for message, wrong in (
             ("not a NodeLoader state_dict: found keys 'model'", {"model": 1}),
+            ("not a NodeLoader state_dict: found keys none", {}),
             ("version 1; this version of gids reads version 2", {**state, "version": 1}),
             ("epoch -1", {**state, "epoch": -1}),
             ("step 8; an epoch has 7 steps", {**state, "step": 8}),
@@ -620,11 +621,14 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"seeds": torch.tensor([3, -1])}, IndexError, "run from -1 to 3; ids run from 0 to 1999"),
         ({"seeds": torch.arange(4.0)}, TypeError, "give int64"),
         ({"seeds": [0.5]}, TypeError, "give int64"),
+        ({"seeds": ["ann", "bob"]}, TypeError, r"seeds are texts: .*store.ids\(node_type\).find\(texts\)"),
+        ({"dtype": "float16"}, ValueError, r"torch.float16, .* \(got 'float16'\)"),
         ({"sampler": []}, ValueError, "fanouts="),
         ({"tables": ["x"]}, KeyError, "no table 'x'"),
         ({"tables": "paper.feat"}, TypeError, "give a list"),
         ({"labels": "all"}, ValueError, "labels='all'"),
-        ({"window": 30}, ValueError, "window . planned must be at most 24"),
+        ({"window": 30}, ValueError, "window must be at most 23"),
+        ({"window": 20, "planned": 5}, ValueError, "window . planned must be at most 24"),
     ],
 )
 def test_wrong_arguments_are_named(
