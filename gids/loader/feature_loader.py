@@ -158,6 +158,7 @@ class FeatureLoader(Closing):
             self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, self._packs_on
         )
         self._seen: Rows = {}  # the most that a minibatch read so far
+        self._checked: Rows = {}  # of a minibatch for which there was room
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
         self._warned_of_size = False
         self._cache: Cache | None = None
@@ -564,7 +565,11 @@ class FeatureLoader(Closing):
             if self.device.type == "cpu":  # on a device the cache copies the ids
                 minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
             largest_bytes = max(self._minibatch_bytes, minibatch_bytes)
-            if self._cache is not None:
+            grew = largest_bytes > self._minibatch_bytes or any(
+                n > self._checked.get(name, -1) for name, n in rows.items()
+            )
+            if self._cache is not None and (first or grew):
+                self._checked = rows
                 sizes = self._sizes(attached, rows, largest_bytes)
                 if first and self._too_small(sizes, attached):
                     self.release_cache()

@@ -126,14 +126,14 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
             {"window": 23, "planned": 2},
             r"window \+ planned must be at most 24 \(got 23 \+ 2\): lower one of them",
         ),
-        ({"window": 24}, r"\(got 24 \+ 1\)"),
+        ({"window": 24}, "at most 23"),
         ({"window": -1}, r"window must be 0 or more \(got -1\)"),
         ({"planned": 0}, r"planned must be 1 to 8 \(got 0\)"),
         ({"planned": 9}, r"planned must be 1 to 8 \(got 9\)"),
         ({"policy": "mru"}, "policy must be one of lookahead, window-pin, random, lru, static"),
         ({"threads": 0}, r"threads must be 1 or more \(got 0\)"),
         ({"device": "mps"}, "'cpu' or 'cuda'"),
-        ({"dtype": torch.int8}, "float32, float16, bfloat16"),
+        ({"dtype": torch.int8}, "torch.float32, torch.float16, torch.bfloat16"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(path: Path, options: dict[str, Any], message: str) -> None:
