@@ -68,15 +68,20 @@ class Sampled(Iterator[T]):
     Calls ``next`` with a default, because an exception keeps the frames that it passed through, and workers
     of a framework stop only when the last reference to their iterator is dropped.
 
-    goes_on: whether there are more minibatches after an error. After a StorageError there always are.
+    goes_on: whether there are more minibatches after an error. After a StorageError there always are. beside:
+    other processes sample them while the consumer trains.
     Attributes: count: of the minibatches so far; ended: whether there are no more.
     """
 
     def __init__(
-        self, minibatches: Iterable[T], *, goes_on: Callable[[Exception], bool] = lambda _: False
+        self,
+        minibatches: Iterable[T],
+        *,
+        goes_on: Callable[[Exception], bool] = lambda _: False,
+        beside: bool = False,
     ) -> None:
         self._minibatches: Iterator[T] = iter(minibatches)
-        self._goes_on = goes_on
+        self._goes_on, self.beside = goes_on, beside
         self._first: list[object] = []
         self._begun = False
         self.count = 0

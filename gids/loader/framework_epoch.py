@@ -142,7 +142,8 @@ class FrameworkEpoch(Generic[T], Iterator[Any]):
                 epoch._keep_headroom()
             return on_host(ids) if on_cpu else ids
 
-        source = Sampled(minibatches, goes_on=_of_a_worker if in_workers else lambda _: True)
+        goes_on = _of_a_worker if in_workers else lambda _: True
+        source = Sampled(minibatches, goes_on=goes_on, beside=in_workers)
         self._stream = feature_loader.attach_epoch(source, ids_there, bytes_of=bytes_of, learned=learned)
 
     def _keep_headroom(self) -> None:

@@ -127,8 +127,8 @@ class PackChooser:
         """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
         That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
-        what packs must save. count: minibatches of the epoch that are left. ahead: what goes on while
-        they are trained.
+        what packs must save; or, where other processes sample, than sampling before training takes.
+        count: minibatches of the epoch that are left. ahead: what goes on while they are trained.
         """
         if self._packs.options.reads != "auto":
             return False
@@ -141,6 +141,10 @@ class PackChooser:
             train_s = self._learned.consumer_s * count
             most_s = max(times * random_s, train_s)  # more minibatches hit more often
             wins = wins or not _pays(max(sweep_s, train_s), most_s)
+        if beside_s := sampled.beside_s:  # random reads wait for it while they train, packs before that
+            train_s, n = self._learned.consumer_s, self.expected_count(count)
+            random_each_s = max(random_s / len(sampled.spool), beside_s, train_s)
+            wins = wins or not _pays(n * beside_s + max(sweep_s, n * train_s), n * random_each_s)
         if layout is None and not wins:
             self._advise(sampled, memory_bytes, times)
             wins = True  # later minibatches do not make the memory larger

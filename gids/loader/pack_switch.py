@@ -263,7 +263,12 @@ class PackSwitch(Generic[T]):
             try:
                 if stream.idle and sampled.full and superbatch is None:
                     self._prepare(stream, sampled)
-                elif stream.idle and not self._judged and len(sampled.spool) >= EARLY:
+                elif (
+                    stream.idle
+                    and not self._judged
+                    and len(sampled.spool) >= EARLY
+                    and sampled.beside_s is not None
+                ):
                     self._judge_early(stream, sampled)
                 elif not (stream.idle and now < self._resume_at) and stream.ready():
                     self._resume_at, self._due_at = now + _REST * (now - self._due_at), now

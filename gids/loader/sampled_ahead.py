@@ -18,7 +18,7 @@ import numpy as np
 
 from gids import _core
 from gids.errors import StorageError
-from gids.loader.epoch_stream import Failed, IdsOf, forgetting
+from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting
 from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import (
@@ -40,6 +40,9 @@ T = TypeVar("T")
 
 MOST_MINIBATCHES = 4096
 
+_BESIDE = 8
+"""Minibatches of other processes after which the time of sampling is known: some were ready at first."""
+
 _ROOM = 0.75
 """The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
 
@@ -60,7 +63,7 @@ class SampledAhead(Generic[T]):
 
     def __init__(
         self,
-        source: Iterator[T],
+        source: Sampled[T],
         ids_of: IdsOf[T],
         bytes_of: Callable[[T], int],
         tables: Sequence[Table],
@@ -82,6 +85,7 @@ class SampledAhead(Generic[T]):
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
         self._stage, self._spooling, self._seconds = stage, spooling, seconds
         self._first = list(first)
+        self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
         self.base, self.done, self._settle_device = base, 0, settle
         self.next_epoch = next_epoch
@@ -146,7 +150,7 @@ class SampledAhead(Generic[T]):
             begun = time.perf_counter()
             try:
                 with self._stage():
-                    minibatch = self._first.pop(0) if self._first else next(self._source)
+                    minibatch = self._first.pop(0) if self._first else self._sampled_now()
                     try:
                         ids = self._ids_of(minibatch)
                     except StorageError as error:
@@ -185,6 +189,19 @@ class SampledAhead(Generic[T]):
             self._writing.append((minibatch, written, self._counter.submit(self._count, reads.rows)))
         if settle or self.full:
             self.settle()
+
+    def _sampled_now(self) -> T:
+        begun = time.perf_counter()
+        minibatch = next(self._source)
+        self._new, self._new_s = self._new + 1, self._new_s + time.perf_counter() - begun
+        return minibatch
+
+    @property
+    def beside_s(self) -> float | None:
+        """Seconds in which other processes sample a minibatch. 0: none do. None: it is not known yet."""
+        if not self._source.beside:
+            return 0.0
+        return self._new_s / self._new if self._new >= _BESIDE else None
 
     def settle(self, most: int = 0) -> bool:
         """Wait until no more than so many minibatches are being written and counted.

@@ -342,7 +342,5 @@ def test_an_id_out_of_range_is_refused_when_its_step_enters(tmp_path: Path, make
 
 
 def test_rows_are_converted_to_floats_only() -> None:
-    with pytest.raises(
-        ValueError, match=r"one of torch.float32, .* torch.bfloat16.*\(got torch.float64\)"
-    ):
+    with pytest.raises(ValueError, match=r"one of torch.float32, .* torch.bfloat16.*\(got torch.float64\)"):
         check_out_dtype(torch.float64)

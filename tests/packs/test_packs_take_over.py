@@ -25,6 +25,8 @@ import gids
 import gids.trace
 from gids.errors import StorageError
 from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
+from gids.loader.framework_epoch import FrameworkEpoch
+from gids.loader.learned import Learned
 from gids.packs import DiskRates, Spool, Superbatch
 from gids.sampler import Minibatch
 
@@ -280,3 +282,40 @@ def test_a_stream_that_another_one_set_aside_loses_no_minibatch(
                 next(second)
             if step == at + steps:
                 second.close()
+
+
+@pytest.mark.parametrize(("sampling_s", "way"), [(None, "pack"), (1e6, "random")])
+def test_packs_are_not_used_where_sampling_in_workers_takes_longer(
+    path: Path, monkeypatch: pytest.MonkeyPatch, sampling_s: float | None, way: str
+) -> None:
+    """Packs wait until minibatches are sampled. sampling_s: of a minibatch; None: as it is measured."""
+    monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
+    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
+    monkeypatch.setattr(pack_switch, "EARLY", 3)
+    early, judged = pack_chooser.PackChooser.choose_early, list[float | None]()
+
+    def noted(self: Any, sampled: Any, *args: Any) -> bool:
+        judged.append(sampled.beside_s)
+        return early(self, sampled, *args)
+
+    monkeypatch.setattr(pack_chooser.PackChooser, "choose_early", noted)
+    if sampling_s is not None:
+        monkeypatch.setattr(sampled_ahead.SampledAhead, "beside_s", sampling_s)
+    minibatches = [torch.arange(i, i + 3000) for i in range(COUNT)]
+    with open_source(path, "auto") as source:
+        rows = source.store.read_rows(range(3000 + COUNT), "paper.feat")
+        loader, learned = gids.FeatureLoader(source, ["paper.feat"]), Learned()
+        epoch = FrameworkEpoch(
+            loader,
+            iter(minibatches),
+            lambda ids: {"paper.feat": ids},
+            bytes_of=lambda ids: ids.nbytes,
+            in_workers=True,
+            learned=learned,
+        )
+        for ids, features in epoch:
+            assert torch.equal(features["paper.feat"], rows[ids])
+        assert loader.stats_of(learned)["packs"]["choices"][-1]["way"] == way
+    [seconds] = judged
+    assert seconds == sampling_s if sampling_s else 0 < seconds < 1  # type: ignore[operator]
