@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
@@ -167,6 +167,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             return cast(Iterator[Any], _stock_iter(self))
         if self.shuffle:
             self.dataset.shuffle()
+        with suppress(TypeError):  # a dataset of somebody else may have no length
+            self.learned.longest = max(self.learned.longest, len(self))
         epoch = FrameworkEpoch(
             self.feature_loader,
             _sampled(self),

@@ -203,7 +203,8 @@ class PackSwitch(Generic[T]):
                 self._spaces = spaces_of(packs.tables, ids)
                 rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
         packs.release()  # of the epoch before
-        if rows * self._chooser.expected_count(self._count) >= LEAST_WAIT_S * MOST_READS_PER_S:
+        count = self._chooser.expected_count(self._count)
+        if rows * count >= LEAST_WAIT_S * MOST_READS_PER_S and not self._source.beside:
             self._begin_race(stream, 0, [])
         else:
             self._read_at_random(stream, self._source)
@@ -222,11 +223,12 @@ class PackSwitch(Generic[T]):
     def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
         """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
 
-        The later half of the waits counts: at first the cache is empty.
+        The later half of the waits counts: at first the cache is empty. Where other processes sample while
+        this one trains, packs have to win more, so they are never considered earlier.
         """
         waits.append(waited_s)
         done = len(waits)
-        if done < EARLY and sum(waits) < _SOON_S:
+        if done < EARLY and (self._source.beside or sum(waits) < _SOON_S):
             return
         later = waits[done // 2 :]
         left = self._chooser.expected_count(self._count) - done

@@ -293,7 +293,14 @@ def test_packs_are_not_used_where_sampling_in_workers_takes_longer(
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
     monkeypatch.setattr(pack_switch, "EARLY", 3)
+    monkeypatch.setattr(pack_switch, "_SOON_S", 0.0)
     early, judged = pack_chooser.PackChooser.choose_early, list[float | None]()
+    begin, begun = pack_switch.PackSwitch._begin_race, list[int]()
+    monkeypatch.setattr(
+        pack_switch.PackSwitch,
+        "_begin_race",
+        lambda self, stream, done, held: (begun.append(done), begin(self, stream, done, held)),
+    )
 
     def noted(self: Any, sampled: Any, *args: Any) -> bool:
         judged.append(sampled.beside_s)
@@ -317,5 +324,6 @@ def test_packs_are_not_used_where_sampling_in_workers_takes_longer(
         for ids, features in epoch:
             assert torch.equal(features["paper.feat"], rows[ids])
         assert loader.stats_of(learned)["packs"]["choices"][-1]["way"] == way
+    assert begun == [3]  # not after the first minibatch, which found an empty cache
     [seconds] = judged
     assert seconds == sampling_s if sampling_s else 0 < seconds < 1  # type: ignore[operator]
