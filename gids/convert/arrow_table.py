@@ -57,7 +57,7 @@ class ArrowTable:
     def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
         self._pa = import_pyarrow(files[0])
         self._files, self._memory_bytes = files, memory_bytes
-        self._last: tuple[Path, Any] | None = None
+        self._last: tuple[tuple[Path, tuple[str, ...]], Any] | None = None
         self._chunks: list[tuple[Path, int]] = []  # row groups of Parquet files, record batches of others
         self._file_starts, counts = list[int](), list[int]()
         self.types: dict[str, Any] = {}
@@ -97,25 +97,32 @@ class ArrowTable:
                     "memory: raise --memory, or write the file with smaller pages or batches"
                 ) from None
 
-    def _opened(self, path: Path) -> Any:
-        """pyarrow's reader of a file. Only the last one stays open: a table may have thousands of files."""
-        if self._last is None or self._last[0] != path:
+    def _opened(self, path: Path, columns: Sequence[str] = ()) -> Any:
+        """pyarrow's reader of a file; of an Arrow file with these columns only (default: all).
+
+        Only the last one stays open: a table may have thousands of files.
+        """
+        is_parquet = starts_with(path, _PARQUET)
+        key = (path, () if is_parquet else tuple(columns))
+        if self._last is None or self._last[0] != key:
             self._last = None
-            if starts_with(path, _PARQUET):
+            if is_parquet:
                 _check_footer(path)
                 reader = self._pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
             elif starts_with(path, _ARROW):
-                reader = self._pa.ipc.open_file(self._pa.memory_map(str(path)))
+                names = list(self.types)
+                options = self._pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
+                reader = self._pa.ipc.open_file(self._pa.memory_map(str(path)), options=options)
             else:
                 raise FormatError(f"{path} is not a Parquet or Arrow file")
-            self._last = (path, reader)
+            self._last = (key, reader)
         return self._last[1]
 
     def batches(self, columns: list[str], rows: int, first: int = 0) -> Iterator[Any]:
         """The columns in batches of a number of rows, from the chunk `first` on."""
         for path, group in self._chunks[first:]:
             with self._decoding(path):
-                reader = self._opened(path)
+                reader = self._opened(path, columns)
                 if isinstance(reader, self._pa.parquet.ParquetFile):
                     pieces = reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
                 else:

@@ -1,13 +1,16 @@
-"""CsvTable: the columns of CSV files, parsed once to Parquet files in scratch. Called by readers/tables.py.
+"""CsvTable: the columns of CSV files, parsed once to Arrow files in scratch. Called by readers/tables.py.
 
 pyarrow parses. A first pass finds the type of every column, over all files of a table; a second one writes
-the columns that are used.
+the columns that are used. Memory grows with the length of a row only: pyarrow reads 32 blocks ahead, so
+blocks are small, and are joined to batches. There is no other limit: where memory ends, pyarrow's threads end
+the process, or wait for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import ctypes
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
@@ -16,11 +19,18 @@ from typing import Any
 
 from gids.convert.arrow_table import ID_ROWS, ArrowTable, import_pyarrow
 from gids.convert.text_table import MAX_LINE_CHARS, open_text
-from gids.convert.untrusted import at_most, open_file, parsing, shown
+from gids.convert.untrusted import open_file, parsing, shown
 from gids.errors import FormatError
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_BLOCK_BYTES = 8 << 20  # longer than a line of MAX_LINE_CHARS may be
+_MIN_BLOCK_BYTES = 1 << 20  # that pyarrow parses at a time
+_MAX_BLOCK_BYTES = 8 << 20  # longer than a line of MAX_LINE_CHARS may be
+_COLUMN_BYTES = 1 << 10  # of a block, for each column: pyarrow needs 20 µs for a column of a block
+_BATCH_BYTES = 16 << 20  # gids needs more
+_ARRAY_BYTES = 512  # of memory for a column of a block, beside its text
+_KEPT_BYTES = 32 << 20  # at most, of what the columns of a block do not use
+_MMAP_THRESHOLD = -3  # of mallopt
+_USUAL_THRESHOLD = 32 << 20  # up to which it grows by itself
 _FAULT = "cannot be parsed as CSV"
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 """A whole number as an id: as it would be printed, so that equal numbers are equal text."""
@@ -31,6 +41,10 @@ _MAX_IDLE_LINES = 1_000_000  # before the names
 _MAX_COLUMNS = 100_000
 _LONG = r"^[+-]?[0-9]{16,}$"  # a whole number that float64 may not hold
 NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
+
+
+class _LongRow(FormatError):
+    """A row that is longer than a block."""
 
 
 def is_csv(path: Path) -> bool:
@@ -64,6 +78,21 @@ def _delimiter(path: Path) -> str:
     return "\t" if ".tsv" in path.suffixes else ","
 
 
+@contextlib.contextmanager
+def _returning_unused(column_count: int) -> Iterator[None]:
+    """Let the C library return to the system what pyarrow reserves for a column and does not use.
+
+    pyarrow reserves the size of a block for each column of text. By default malloc soon takes such memory
+    from the heap, where 1000 columns of a block of 1 MB keep 5 GB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    mallopt(_MMAP_THRESHOLD, max(8 << 10, min(_KEPT_BYTES // column_count, _MAX_BLOCK_BYTES)))
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _USUAL_THRESHOLD)
+
+
 class CsvTable(ArrowTable):
     """The columns of CSV files with a header.
 
@@ -76,17 +105,21 @@ class CsvTable(ArrowTable):
     ) -> None:
         self._pa = import_pyarrow(files[0])
         self._compute = self._pa.compute
-        self._sources, self._limit = files, memory_bytes
+        self._sources = files
         self._texts = frozenset(texts)
         self._whole = set(texts)  # those in which all fields are whole numbers
         self._gaps: set[str] = set()  # columns with an empty field
         self._not_numbers: dict[str, tuple[int, str]] = {}
         self._names = csv_header(files[0])
-        kinds = self._kinds()
+        self._block_bytes = max(
+            _MIN_BLOCK_BYTES, min(_COLUMN_BYTES * len(self._names), _MAX_BLOCK_BYTES // 2)
+        )
         scratch.mkdir()
-        parsed = [scratch / f"{number}.parquet" for number in range(len(files))]
-        for file, target in zip(files, parsed, strict=True):
-            self._write(file, target, kinds)
+        parsed = [scratch / f"{number}.arrow" for number in range(len(files))]
+        with _returning_unused(len(self._names)):
+            kinds = self._kinds()
+            for file, target in zip(files, parsed, strict=True):
+                self._write(file, target, kinds)
         super().__init__(parsed, memory_bytes)
         self.types |= {name: self._pa.string() for name, kind in kinds.items() if kind == "text"}
         self.types |= {name: self._pa.null() for name in self._names if name not in kinds}
@@ -108,20 +141,25 @@ class CsvTable(ArrowTable):
     def where(self, row: int) -> str:
         """The file and the line in it, for messages. Reads the file up to this line."""
         number = sum(start <= row for start in self._file_starts) - 1
-        path, row = self._sources[number], row - self._file_starts[number]
-        limit = csv.field_size_limit(_BLOCK_BYTES)
+        path = self._sources[number]
+        line, _ = next(islice(self._rows(path), row - self._file_starts[number], None), (0, []))
+        return f"{path}, line {line}" if line else str(path)
+
+    def _rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """(line, fields) of each row, read one by one, for messages. Ends early where Python sees no CSV."""
+        limit = csv.field_size_limit(_MAX_BLOCK_BYTES)
         try:
             with open_text(path) as file, contextlib.suppress(csv.Error):
                 lines, line = csv.reader(file, delimiter=_delimiter(path)), 1
+                is_header = True
                 for fields in lines:
-                    is_row = bool(fields) or len(self._names) == 1
-                    if is_row and row < 0:
-                        return f"{path}, line {line}"
-                    row -= is_row
+                    if fields or (len(self._names) == 1 and not is_header):
+                        if not is_header:
+                            yield line, fields
+                        is_header = False
                     line = lines.line_num + 1
         finally:
             csv.field_size_limit(limit)
-        return str(path)
 
     def _are_whole(self, ids: Any) -> Any:
         """Whether each text is a whole number that int64 holds."""
@@ -184,8 +222,7 @@ class CsvTable(ArrowTable):
         types["id"] = self._pa.large_string()
         used = {name: types[kind] for name, kind in kinds.items() if kind != "text"}
         schema = self._pa.schema(list(used.items()))
-        plain: dict[str, Any] = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
-        with self._pa.parquet.ParquetWriter(target, schema, **plain) as writer:
+        with self._pa.ipc.new_file(str(target), schema) as writer:
             for batch in self._batches(file, list(used)):
                 for name, kind in kinds.items():
                     if kind == "float":
@@ -207,29 +244,90 @@ class CsvTable(ArrowTable):
         names, line_count = _header(file)
         if names != self._names:
             raise FormatError(f"{file} has different columns than {self._sources[0]}")
-        with open_file(file) as opened:
-            with parsing(file, _FAULT), at_most(self._limit):
-                packing = "gzip" if file.suffix == ".gz" else None
-                reader = self._pa.csv.open_csv(
-                    self._pa.input_stream(opened, compression=packing),
-                    self._pa.csv.ReadOptions(
-                        use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=line_count
-                    ),
-                    self._pa.csv.ParseOptions(
-                        delimiter=_delimiter(file),
-                        newlines_in_values=True,
-                        ignore_empty_lines=len(names) > 1,  # else it is an empty field
-                    ),
-                    self._pa.csv.ConvertOptions(
-                        column_types=dict.fromkeys(names, self._pa.large_string()),
-                        include_columns=list(columns),
-                        null_values=[""],
-                        strings_can_be_null=True,
-                    ),
-                )
-            while True:
-                with parsing(file, _FAULT), at_most(self._limit):
-                    batch = next(reader, None)
-                if batch is None:
-                    return
-                yield batch
+        blocks, held, held_bytes = self._blocks(file, columns, line_count), list[Any](), 0
+        while True:
+            block = next(blocks, None)
+            if block is not None:
+                held.append(block)
+                held_bytes += block.nbytes + _ARRAY_BYTES * len(columns)
+            if held and (block is None or held_bytes >= _BATCH_BYTES):
+                yield from self._pa.Table.from_batches(held).combine_chunks().to_batches()
+                held, held_bytes = [], 0
+            if block is None:
+                return
+
+    def _blocks(self, file: Path, columns: Sequence[str], line_count: int) -> Iterator[Any]:
+        """The same in the blocks that pyarrow parses. For a row that is longer, it begins again."""
+        done = 0
+        while True:
+            row = 0
+            try:
+                for block in self._parsed_blocks(file, columns, line_count):
+                    new = block.slice(max(0, done - row))
+                    row += len(block)
+                    done = max(done, row)
+                    if len(new):
+                        yield new
+                return
+            except _LongRow:
+                if self._block_bytes >= _MAX_BLOCK_BYTES:
+                    raise
+                self._block_bytes *= 2
+
+    def _parsed_blocks(self, file: Path, columns: Sequence[str], line_count: int) -> Iterator[Any]:
+        with self._parsing(file), open_file(file) as opened:
+            # Not the file itself: a thread of pyarrow would call Python, and may do so as Python ends.
+            stream = self._pa.input_stream(
+                f"/proc/self/fd/{opened.fileno()}", compression="gzip" if file.suffix == ".gz" else None
+            )
+            reader = self._pa.csv.open_csv(
+                stream,
+                self._pa.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=self._block_bytes,
+                    column_names=self._names,
+                    skip_rows=line_count,
+                ),
+                self._pa.csv.ParseOptions(
+                    delimiter=_delimiter(file),
+                    newlines_in_values=True,
+                    ignore_empty_lines=len(self._names) > 1,  # else it is an empty field
+                ),
+                self._pa.csv.ConvertOptions(
+                    column_types=dict.fromkeys(self._names, self._pa.large_string()),
+                    include_columns=list(columns),
+                    null_values=[""],
+                    strings_can_be_null=True,
+                ),
+                self._pa.system_memory_pool(),
+            )
+        while True:
+            with self._parsing(file):
+                block = next(reader, None)
+            if block is None:
+                return
+            yield block
+
+    @contextlib.contextmanager
+    def _parsing(self, file: Path) -> Iterator[None]:
+        """Turn the errors of pyarrow into FormatError."""
+        with parsing(file, _FAULT):
+            try:
+                yield
+            except self._pa.ArrowInvalid as error:
+                if "block size" in str(error):
+                    raise _LongRow(
+                        f"{file} {_FAULT}: a row has more than {_MAX_BLOCK_BYTES} bytes, the limit"
+                    ) from None
+                if "columns, got" in str(error):
+                    self._refuse_lengths(file)
+                raise
+
+    def _refuse_lengths(self, file: Path) -> None:
+        """Raise FormatError for the first row with more or fewer fields than the first line."""
+        for line, fields in self._rows(file):
+            if len(fields) != len(self._names):
+                raise FormatError(
+                    f"{file}, line {line}: {len(fields)} field{'s' * (len(fields) != 1)}, but the first "
+                    f"line has the names of {len(self._names)} columns"
+                ) from None

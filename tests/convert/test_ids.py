@@ -360,7 +360,7 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     table.write_text("id,x\na,9007199254740993\nb,0.5\n")
     assert "'9007199254740993' in column 'x'" in refused(capsys, table, tmp_path / "b.gids")
     table.write_text("id,x\na,1\nb\n")
-    assert "cannot be parsed as CSV" in refused(capsys, table, tmp_path / "b.gids")
+    assert "nodes.csv, line 3: 1 field, but the first line" in refused(capsys, table, tmp_path / "b.gids")
     table.write_text("id,id\na,1\n")
     assert "has two columns 'id'" in refused(capsys, table, tmp_path / "b.gids")
 

@@ -1,0 +1,75 @@
+"""Parsing CSV files with little memory, whatever the number of columns and the length of rows."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyarrow.csv")
+
+from gids.convert.csv_table import CsvTable
+from gids.errors import FormatError
+
+_PEAK = """
+import sys
+from pathlib import Path
+from gids.convert.csv_table import CsvTable
+from gids.convert.arrow_table import import_pyarrow
+
+def peak():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
+
+folder = Path(sys.argv[1])
+import_pyarrow(folder)
+before = peak()
+table = CsvTable([folder / "nodes.csv"], [], folder / "scratch", 192 << 20)
+print(table.row_count, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("column_count", [64, 1000])
+def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column_count):
+    row_count = 6_400_000 // column_count  # 70 MB
+    row = ",".join(["-0.1234567"] * column_count)
+    header = ",".join(f"x_{i}" for i in range(column_count))
+    (tmp_path / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * row_count)
+    child = subprocess.run([sys.executable, "-c", _PEAK, str(tmp_path)], capture_output=True, text=True)
+    assert not child.returncode, child.stderr
+    rows, peak = map(int, child.stdout.split())
+    assert rows == row_count
+    assert peak < 250  # MiB, with the Arrow file that is mapped
+
+
+def test_rows_that_are_longer_than_a_block_are_read_once(tmp_path):
+    texts = ["a" * 3_000_000 if i in (2000, 4000) else "a" * 500 for i in range(5000)]
+    texts[4000] += "\n\n" + "a" * 2_000_000
+    lines = [f'{i},"{text}",{i / 2}\n' + "\n" * (i % 3 == 0) for i, text in enumerate(texts)]
+    (tmp_path / "nodes.csv").write_text("id,text,x\n" + "".join(lines))
+    table = CsvTable([tmp_path / "nodes.csv"], ["text"], tmp_path / "scratch", 512 << 20)
+    assert [i for block in table.batches(["id"], 1000) for i in block.column(0).to_pylist()] == list(
+        range(5000)
+    )
+    assert [t for ids in table.ids("text", as_text=True) for t in ids.to_pylist()] == texts
+    assert table.types["x"] == "double"
+
+
+def test_a_row_above_the_limit_is_refused(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,x\n1,2\n3," + "1" * (18 << 20) + "\n")
+    with pytest.raises(
+        FormatError, match=r"nodes\.csv cannot be parsed as CSV: a row has more than 8388608 bytes"
+    ):
+        CsvTable([tmp_path / "nodes.csv"], [], tmp_path / "scratch", 512 << 20)
+
+
+@pytest.mark.parametrize("line", ["5", "5,6,7"])
+def test_a_row_with_another_number_of_fields_is_named_by_its_line(tmp_path, line):
+    rows = "".join(f'"a\nb",{i}\n\n' for i in range(random.Random(0).randrange(100, 200)))
+    (tmp_path / "nodes.csv").write_text(f"\nid,x\n{rows}{line}\n")
+    where = 3 + rows.count("\n")
+    message = (
+        f"nodes.csv, line {where}: {line.count(',') + 1} field.*the first line has the names of 2 columns"
+    )
+    with pytest.raises(FormatError, match=message):
+        CsvTable([tmp_path / "nodes.csv"], [], tmp_path / "scratch", None)
