@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import gids
 from gids.cli.arguments import printable
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anywhere()
     argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv else ""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gids", description="Train graph neural networks on node features that are stored on SSDs."
     )
     parser.add_argument("--version", action="version", version=f"gids {gids.__version__}")
@@ -68,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gids {command}: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser of a command, and of those within it, that takes whole names of options only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
 
 def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -7,17 +7,19 @@ import importlib
 import os
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench.arguments import checked, integers
-from gids.cli.arguments import add_help, add_memory, add_quiet, add_workers, resumable
+from gids.cli.arguments import add_help, add_memory, add_quiet, add_workers, printable, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from gids.convert.readers import Reader
     from gids.convert.table_orders import ReadRows
     from gids.store import FeatureStore
 
@@ -127,6 +129,21 @@ def add_table_input(add: Callable[..., argparse.Action]) -> list[argparse.Action
     ]
 
 
+def has_columns(args: argparse.Namespace) -> bool:
+    """Whether an option chooses a column of tables."""
+    return bool(args.id_column or args.src_column or args.dst_column)
+
+
+def reader_memory(reader: Reader, memory_bytes: int) -> int:
+    """The memory that a reader may use beside buffers of memory_bytes. Call it before pyarrow is imported."""
+    from gids.cache.budget import available_bytes
+    from gids.convert.readers import READER_BYTES
+
+    # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    return available_bytes() if reader.may_crash else memory_bytes + READER_BYTES
+
+
 def table_choices(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of Choices for the options of add_table_input."""
     return {
@@ -217,18 +234,15 @@ def _add_splits(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
-    from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
+    from gids.convert.readers import Choices, find_reader, open_source
     from gids.write.workplace import restore
 
-    # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     order, _, trace = (args.order or "").partition(":")
     read_rows = _read_rows(order, trace)
     path, *others = args.source
     restore(path)  # which a killed conversion in place had moved away
-    reader = find_reader(path, args.reader, others)
+    reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(path)
     choices = Choices(
@@ -239,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
         others=tuple(others),
         **{name: getattr(args, name) for name in _CHOICES},
         **table_choices(args),
-        memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
+        memory_bytes=reader_memory(reader, args.memory),
     )
     options = Options(
         stripe=tuple(args.stripe),
@@ -253,7 +267,7 @@ def run(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in _OPTIONS},
     )
     with resumable(args.path), Progress("convert", quiet=args.quiet) as progress:
-        convert(
+        reminders = convert(
             [*(f for p in args.source for f in reader.files(p)), *([Path(trace)] if trace else [])],
             lambda scratch: open_source(reader, path, scratch, choices),
             args.path,
@@ -273,6 +287,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.quiet:
         _report(args)
+    for reminder in reminders:
+        print(printable(reminder), file=sys.stderr)
     return 0
 
 

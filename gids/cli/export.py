@@ -43,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
     from gids.write.export import ID_SUFFIXES, export, exported_arrays
 
+    if args.path.suffix not in ("", ".npy", *ID_SUFFIXES):
+        raise ValueError(
+            f"{args.path} must be called NAME.npy, NAME.parquet or NAME.csv (got {args.path.suffix!r})"
+        )
     store = FeatureStore(args.dataset, allow_dirs=args.allow_dir)
     table = store.table(args.table)
     if args.path.suffix in ID_SUFFIXES:

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gids.bench.arguments import add_allow_dir, adder
-from gids.cli.arguments import add_quiet, add_workers
-from gids.cli.convert import add_table_input, load_graphs, parse_shape, table_choices
+from gids.cli.arguments import add_memory, add_quiet, add_workers
+from gids.cli.convert import (
+    add_table_input,
+    has_columns,
+    load_graphs,
+    parse_shape,
+    reader_memory,
+    table_choices,
+)
 from gids.cli.progress import Progress
 
 
@@ -34,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="also compare the tables with SRC, the source that was converted to PATH; may be repeated",
     )
+    add_memory(parser)
     add_quiet(parser, "faults")
     group = parser.add_argument_group("options of SRC, as given to `gids convert`")
     add, option = group.add_argument, adder(group)
@@ -85,7 +93,7 @@ def _compare(args: argparse.Namespace) -> int:
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "gids verify --against", "compare the whole dataset with its source")
     path, *others = args.against
-    reader = find_reader(path, args.reader, others)
+    reader = find_reader(path, args.reader, others, by_column=has_columns(args))
     choices = Choices(
         table=args.table,
         dtype=args.dtype,
@@ -95,6 +103,7 @@ def _compare(args: argparse.Namespace) -> int:
         load_graphs=load_graphs,
         others=tuple(others),
         **table_choices(args),
+        memory_bytes=reader_memory(reader, args.memory),
     )
     count = 0
     with (

@@ -98,8 +98,8 @@ def convert(
     on_total: Callable[[int], None] = _silent,
     on_bytes: Callable[[int], None] = _silent,
     sync_bytes: int = 256 << 20,
-) -> None:
-    """Convert a source to a dataset at `path`.
+) -> list[str]:
+    """Convert a source to a dataset at `path`. Returns warnings to repeat at the end, see Source.reminders.
 
     files: the files of the source; if one changes, a resumed conversion starts again. open_source(scratch
     directory): reads the source. key: what else the source depends on. say(sentence): prints a note;
@@ -118,7 +118,7 @@ def convert(
     in_place = any(target.resolve() in file.resolve().parents for file in files)
     if finish_published(target, resume_key, but=["the source"] if in_place else []):
         say("the dataset is complete; removed the temporary files of an earlier run that was killed")
-        return
+        return []
     if os.path.lexists(target):
         check_replaceable(target)
     writer = DatasetWriter(
@@ -162,6 +162,7 @@ def convert(
             raise FormatError("the source changed during the conversion; convert it again")
         on_stage("publishing")
         writer.commit()
+        return source.reminders
     except BaseException as error:
         explained: Exception | None = from_library(error, files)
         if isinstance(error, OSError):

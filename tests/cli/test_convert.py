@@ -341,7 +341,7 @@ BAD_DIRECTORIES = {
     "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
 }
 BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
-    "nothing": "makes a graph to try",
+    "nothing": "no such file or directory: ",
     "text": "is of type <U1, not numbers",
     "objects": "which need unpickling",
     "scalar": "is a single number",

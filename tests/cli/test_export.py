@@ -94,3 +94,10 @@ def test_raw_without_a_scale_changes_nothing(tmp_path):
         main(["export", str(tmp_path / "x.gids"), "feat", str(tmp_path / "y.npy"), "--raw", "--quiet"]) == 0
     )
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "x.npy").read_bytes()
+
+
+def test_a_suffix_without_a_format_is_refused(tmp_path, capsys):
+    dataset(tmp_path / "a.gids")
+    assert main(["export", str(tmp_path / "a.gids"), "i", str(tmp_path / "out.txt")]) == 2
+    assert "out.txt must be called NAME.npy, NAME.parquet or NAME.csv (got '.txt')" in capsys.readouterr().err
+    assert not (tmp_path / "out.txt").exists()

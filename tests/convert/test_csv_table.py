@@ -43,16 +43,20 @@ def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column
 
 
 def test_rows_that_are_longer_than_a_block_are_read_once(tmp_path):
-    texts = ["a" * 3_000_000 if i in (2000, 4000) else "a" * 500 for i in range(5000)]
-    texts[4000] += "\n\n" + "a" * 2_000_000
-    lines = [f'{i},"{text}",{i / 2}\n' + "\n" * (i % 3 == 0) for i, text in enumerate(texts)]
-    (tmp_path / "nodes.csv").write_text("id,text,x\n" + "".join(lines))
+    texts = ["a" * 3_000_000 if i in (8000, 11000) else "a" * 500 for i in range(12000)]
+    texts[11000] += "\n\n" + "a" * 2_000_000
+    lines = [
+        f'{i},"{text}",{i / 2},{"bad" if i == 11500 else i}\n' + "\n" * (i % 3 == 0)
+        for i, text in enumerate(texts)
+    ]
+    (tmp_path / "nodes.csv").write_text("id,text,x,y\n" + "".join(lines))
     table = CsvTable([tmp_path / "nodes.csv"], ["text"], tmp_path / "scratch", 512 << 20)
     assert [i for block in table.batches(["id"], 1000) for i in block.column(0).to_pylist()] == list(
-        range(5000)
+        range(12000)
     )
     assert [t for ids in table.ids("text", as_text=True) for t in ids.to_pylist()] == texts
     assert table.types["x"] == "double"
+    assert table.text_at == {"y": (11500, "bad")}
 
 
 def test_a_row_above_the_limit_is_refused(tmp_path):

@@ -519,7 +519,7 @@ def test_mistakes_on_the_command_line_are_explained(tmp_path, capsys):
         ("with a table of nodes that has these ids: gids convert nodes.csv cites.csv DST", edges, target),
         ("give all paths before the options", nodes, edges, "--id-column", "id", target),
         ("several SRC has no effect: ", nodes, edges, target, "--from", "ogb"),
-        ("no source at", nodes, tmp_path / "none.csv", target),
+        ("no such file or directory: ", nodes, tmp_path / "none.csv", target),
         ("are both the table 'nodes': rename one", nodes, nodes, target),
         (
             f"nodes.csv and {tmp_path}/s/nodes.parquet are both the table 'nodes': keep",

@@ -45,17 +45,19 @@ READERS = (
 _GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
-def find_reader(path: Path, name: str | None = None, others: Sequence[Path] = ()) -> Reader:
+def find_reader(
+    path: Path, name: str | None = None, others: Sequence[Path] = (), *, by_column: bool = False
+) -> Reader:
     """The reader with that name, or the only one that recognises the path. others: more files of tables.
+    by_column: whether the user chose columns of tables.
 
     Raises FileNotFoundError, and FormatError for an unknown name or a path that several readers recognise.
     """
     for source in (path, *others):
         if not source.exists():
-            raise FileNotFoundError(
-                f"no source at {source}: `gids generate {source} --nodes 50000` makes a graph to try"
-            )
-    if others and name is None:
+            advice = "" if source.suffix else f"; `gids generate {source} --nodes 50000` makes a graph to try"
+            raise FileNotFoundError(f"no such file or directory: {source}{advice}")
+    if name is None and (others or (by_column and tables.is_table(path))):
         return tables.PARQUET
     if dataset.READER.recognises(path) and name in (None, dataset.READER.name):
         return dataset.READER

@@ -6,6 +6,7 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gids.convert.csv_table import CSV_SUFFIXES, NUMBERED, CsvTable, csv_header,
 from gids.convert.edges import count_by_edges, end_columns, is_end
 from gids.convert.node_ids import NodesById, are_positions
 from gids.convert.readers.reader import READER_BYTES, Choices, Reader
-from gids.convert.source import Source, dotted_relation, once_each
+from gids.convert.source import LABELS, MASKS, Source, dotted_relation, once_each
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
@@ -33,6 +34,9 @@ _DATA_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES, ".npy", ".npz", ".bin")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
 _BLOCK_ROWS = 1 << 20
+_MOST_NAMES = 8  # of columns in a warning
+_TO_REMIND = (*LABELS, *MASKS, "split")
+_MASKS = "columns train_mask, val_mask and test_mask of 1 and 0, or of True and False"
 
 # Files
 
@@ -117,6 +121,10 @@ def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
         files, stem = _files(path), _stem(path)
         if not files:
             raise FormatError(f"{path} is no table: give .parquet, .arrow, .feather, .csv or .tsv files")
+        if len(paths) == 1 and (choices.id_column or choices.src_column or choices.dst_column):
+            is_edges = bool(choices.src_column or choices.dst_column)
+            (edges if is_edges else nodes)[stem] = files
+            continue
         is_named = stem in ("nodes", "edges") or (len(paths) > 1 and stem.count(".") == 2)
         known = edges if (stem != "nodes" if is_named else _has_ends(files, choices)) else nodes
         if stem in known:
@@ -165,6 +173,11 @@ def is_node_csv(path: Path) -> bool:
     return any(name.casefold() in _IDS for name in names) and not any(map(is_end, names))
 
 
+def is_table(path: Path) -> bool:
+    """Whether a path is a file of a table."""
+    return is_csv(path) or is_arrow(path)
+
+
 def _recognises_arrow(path: Path) -> bool:
     if path.is_file():
         return is_arrow(path)
@@ -198,9 +211,19 @@ def _open(files: Sequence[Path], texts: Collection[str], scratch: Path, choices:
     return ArrowTable(files, choices.memory_bytes)
 
 
-def _check_chosen(files: _Files, choices: Choices) -> None:
-    """Raise FormatError if an option names a node type or relation that the source does not have."""
+def _checked(files: _Files, choices: Choices) -> Choices:
+    """The choices with whole names of relations; a relation's own name is enough if no other has it.
+
+    Raises FormatError if an option names a node type or relation that the source does not have.
+    """
     relations = [".".join(relation) for relation in files.edges]
+    counts = Counter(name for _, name, _ in files.edges)
+    whole = {r[1]: ".".join(r) for r in files.edges if counts[r[1]] == 1}
+    src, dst = (
+        {whole.get(name, name): column for name, column in columns.items()}
+        for columns in (choices.src_column, choices.dst_column)
+    )
+    choices = replace(choices, src_column=src, dst_column=dst)
     for option, columns, what, known in (
         ("--id-column", choices.id_column, "table of nodes", list(files.nodes)),
         ("--src-column", choices.src_column, "relation", relations),
@@ -211,6 +234,7 @@ def _check_chosen(files: _Files, choices: Choices) -> None:
                 f"{option} {unknown[0]}={columns[unknown[0]]}: no {what} is called {shown(unknown[0])}; "
                 f"there is {_listed(known) or 'none'}; {option} {columns[unknown[0]]} is for all"
             )
+    return choices
 
 
 def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
@@ -240,22 +264,22 @@ def _ends(relation: Relation, names: Sequence[str], choices: Choices) -> tuple[s
     return names[src], names[dst]
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(shown, names[:20])) + ", …" * (len(names) > 20)
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(map(shown, names[:most])) + ", …" * (len(names) > most)
 
 
 # Reading
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source()
+    source = Source(skip=choices.skip)
     if path.is_dir() and not choices.others:
         files = _in_directory(path)
     else:
         files = _separate([path, *choices.others], choices)
         if files.edges and not choices.others:
             _note_edge_list(path, source, choices)
-    _check_chosen(files, choices)
+    choices = _checked(files, choices)
     reading = _Reading(source, choices, scratch)
     for ntype, parts in files.nodes.items():
         reading.add_nodes(ntype, parts)
@@ -313,7 +337,14 @@ class _Reading:
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
             self._add_ids(ntype, table, column)
-        for key, columns in _grouped(table, source, texts).items():
+        groups = _grouped(table, source, texts, ntype)
+        if column is None and not groups and not self._choices.skip:
+            raise FormatError(
+                f"{files[0]} has neither a column of numbers nor one of ids; it has "
+                f"{_listed(list(table.types))}. If it is a table of nodes, choose the ids with --id-column; "
+                "if it is a table of edges, choose its ends with --src-column and --dst-column"
+            )
+        for key, columns in groups.items():
             source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
 
     def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
@@ -351,7 +382,7 @@ class _Reading:
         kept = self._without_unknown(relation, table, ends, numbers)
         src, dst = numbers if kept is None else (_selected(rows, kept) for rows in numbers)
         source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
-        for key, columns in _grouped(table, source, ends).items():
+        for key, columns in _grouped(table, source, ends, relation).items():
             rows: Rows = table.rows(columns)
             source.add_edge_table(relation, key, rows if kept is None else _selected(rows, kept))
 
@@ -433,28 +464,57 @@ def _selected(rows: Rows, kept: Rows) -> Rows:
     return GeneratedRows((kept.shape[0], *rows.shape[1:]), rows.dtype, fill)
 
 
-def _grouped(table: ArrowTable, source: Source, ids: Collection[str]) -> dict[str, list[str]]:
-    """key -> columns, without those of ids. x_0, x_1, … of one type are one table x.
+def _grouped(
+    table: ArrowTable, source: Source, ids: Collection[str], type_: str | Relation
+) -> dict[str, list[str]]:
+    """key -> columns, without those of ids and those to skip. x_0, x_1, … of one type are one table x.
 
-    Leaves out columns without numbers.
+    Leaves out columns without numbers. Raises FormatError for one among x_0, x_1, ….
     """
     groups: dict[str, list[str]] = {}
-    for column in [name for name in table.types if name not in ids]:
-        if table.dtype(column) is None:
-            source.leave_out(f"column {column!r}", _not_numbers(table, column))
-        else:
-            numbered = NUMBERED.fullmatch(column)
-            groups.setdefault(numbered[1] if numbered else column, []).append(column)
-    tables = {}
+    for column in [name for name in table.types if name not in ids and not source.skips(name)]:
+        numbered = NUMBERED.fullmatch(column)
+        groups.setdefault(numbered[1] if numbered else column, []).append(column)
+    tables, left_out = {}, list[str]()
     for stem, columns in groups.items():
         ordered = [f"{stem}_{i}" for i in range(len(columns))]
-        kinds = {table.types[c] for c in columns}
-        are_together = len(columns) > 1 and set(columns) == set(ordered) and len(kinds) == 1
-        if are_together and not table.is_list(*kinds):
+        is_series = len(columns) > 1 and set(columns) == set(ordered)
+        usable = [column for column in columns if table.dtype(column) is not None]
+        others = [column for column in columns if column not in usable]
+        if is_series and usable and others:
+            raise FormatError(
+                f"column {others[0]!r} of table {stem!r} ({ordered[0]}, …, {ordered[-1]}): "
+                f"{_not_numbers(table, others[0])}; correct it, or leave the column out with --skip "
+                f"{others[0]}"
+            )
+        kinds = {table.types[c] for c in usable}
+        if is_series and len(kinds) == 1 and not table.is_list(*kinds):
             tables[stem] = ordered
         else:
-            tables |= {column: [column] for column in columns}
+            tables |= {column: [column] for column in usable}
+        left_out += others
+    _leave_out(table, source, left_out, type_)
     return tables
+
+
+def _leave_out(table: ArrowTable, source: Source, columns: Sequence[str], type_: str | Relation) -> None:
+    """Warn of columns without numbers: a line for those with the same reason."""
+    by_reason: dict[str, list[str]] = {}
+    for column in columns:
+        by_reason.setdefault("" if column in table.text_at else str(table.types[column]), []).append(column)
+    for same in by_reason.values():
+        what, why = f"column {same[0]!r}", _not_numbers(table, same[0])
+        if len(same) > 1:
+            what = f"{len(same)} columns of {describe_type(type_)} ({_listed(same, _MOST_NAMES)})"
+            why = f"in {same[0]!r}, {why}" if same[0] in table.text_at else why
+        source.leave_out(what, why)
+    for column in [c for c in columns if isinstance(type_, str) and c in _TO_REMIND]:
+        is_label = column in LABELS
+        source.reminders.append(
+            f"no {'labels' if is_label else 'split'} from column {column!r} of {type_!r} nodes: "
+            f"{_not_numbers(table, column)}. "
+            + ("Give labels as whole numbers, -1 for none" if is_label else "Give " + _MASKS)
+        )
 
 
 _LAYOUT = """\
@@ -477,7 +537,15 @@ PARQUET = Reader(
     _LAYOUT,
     _recognises_arrow,
     _read,
-    takes=("--num-nodes", "several SRC", "--id-column", "--src-column", "--dst-column", "--drop-unknown"),
+    takes=(
+        "--num-nodes",
+        "--skip",
+        "several SRC",
+        "--id-column",
+        "--src-column",
+        "--dst-column",
+        "--drop-unknown",
+    ),
 )
 CSV = replace(
     PARQUET,
