@@ -100,11 +100,10 @@ class Source:
     nodes: number of nodes per type, as far as known. splits: node type -> "train", "val" or "test" -> node
     ids; masks: the same as masks, which masks_to_splits turns into splits. node_times, edge_times: int[n] by
     node type and relation, edges in the order of their ids. ids: the arrays of ids of nodes, by node type and
-    role. notes: sentences about what was found;
-    warnings: sentences that --quiet prints too, such as about what was left out; reminders: the ones about
-    labels and splits, to print at the end. skip: names of arrays to
-    leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no option
-    changes.
+    role. notes: sentences about what was found; warnings: sentences that --quiet prints too, such as about
+    what was left out; reminders: those about labels and splits, which are printed at the end. skip: names of
+    arrays to leave out; skipped: those that were found. stored: of a gids dataset; a conversion keeps what no
+    option changes.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)

@@ -184,9 +184,8 @@ class RankRows:
 
     def stats_of(self, learned: Learned) -> dict[str, Any]:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
-        return self.feature_loader.stats_of(learned) | (
-            {"group": dict(self.counts)} if self.exchanged else {}
-        )
+        stats = self.feature_loader.stats_of(learned)
+        return stats | {"group": dict(self.counts)} if self.exchanged else stats
 
     def leave(self, user: object) -> None:
         self.feature_loader.leave(user)

@@ -684,11 +684,10 @@ class FeatureLoader(Closing):
         )
 
     def _usual(self, sizes: Sizes, attached: Attached[Any], *, seen: Rows | None = None) -> Sizes:
-        """seen: of the largest minibatches so far, if they differ."""
-        if seen is not None:
-            return usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=seen)
-        usual = usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=self._seen)
-        return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, self._minibatch_bytes))
+        """Of usual minibatches, given one. seen: rows to expect in place of those of minibatches so far."""
+        largest_bytes, seen = (self._minibatch_bytes, self._seen) if seen is None else (0, seen)
+        usual = usual_sizes(sizes, largest=self._minibatch_rows, growth=attached.growth, seen=seen)
+        return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, largest_bytes))
 
     def _too_small(self, sizes: Sizes, attached: Attached[Any]) -> bool:
         """Whether the cache has no room for minibatches as large as those before, or as the user expects, and

@@ -21,7 +21,8 @@ class Learned:
     """What a loader learned about its own epochs. Other loaders of the same source learn for themselves.
 
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
-    longest epoch. why_random: why epochs of at most random_count minibatches do not consider packs, or "".
+    longest epoch, as far as it is known. why_random: why epochs of at most random_count minibatches do not
+    consider packs, or "".
     slower: actual seconds of packs over predicted ones, once known. choices: all; choice: the last one that
     later ones learn from. by_packs: whether packs were chosen last, and are soon made. next_epoch: what is
     prepared of it, or None.

@@ -223,8 +223,8 @@ class PackSwitch(Generic[T]):
     def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
         """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
 
-        The later half of the waits counts: at first the cache is empty. Where other processes sample while
-        this one trains, packs have to win more, so they are never considered earlier.
+        Only the later half of the waits counts, because the cache is empty at first. If worker processes
+        sample the minibatches, packs are not considered before EARLY of them, however long the waits are.
         """
         waits.append(waited_s)
         done = len(waits)
