@@ -35,7 +35,7 @@ def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column
     row = ",".join(["-0.1234567"] * column_count)
     header = ",".join(f"x_{i}" for i in range(column_count))
     (tmp_path / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * row_count)
-    child = subprocess.run([sys.executable, "-c", _PEAK, str(tmp_path)], capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-P", "-c", _PEAK, str(tmp_path)], capture_output=True, text=True)
     assert not child.returncode, child.stderr
     rows, peak = map(int, child.stdout.split())
     assert rows == row_count
