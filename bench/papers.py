@@ -1,6 +1,6 @@
 """Run what docs/papers.md shows. papers.toml has the rows of that page.
 
-    python bench/papers.py                 # everything, then bench/report.py; half an hour on an idle machine
+    python bench/papers.py                 # everything, then bench/report.py; 45 minutes on an idle machine
     python bench/papers.py cold windows    # some of it
     python bench/papers.py --list          # print the commands
 
