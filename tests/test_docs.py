@@ -181,26 +181,6 @@ def argument_names(called: Any) -> set[str]:
     return {*parameters, *options.__annotations__}
 
 
-SIGNATURE = re.compile(r"^    (gids\.[\w.]+)(\([^()]*\))$", re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if SIGNATURE.search(p.read_text())], ids=name_of)
-def test_signatures_are_those_of_the_code(page: Path) -> None:
-    for name, arguments in SIGNATURE.findall(page.read_text()):
-        if name.startswith("gids.pyg"):
-            pytest.importorskip("torch_geometric")
-        names: dict[str, Any] = {"torch": torch}
-        exec(f"def written{arguments}: ...", names)
-        found = looked_up(ast.parse(name, mode="eval").body)
-        real = [
-            (p.name, p.kind, p.default)
-            for p in inspect.signature(found).parameters.values()
-            if p.kind is not p.VAR_KEYWORD
-        ]
-        written = inspect.signature(names["written"]).parameters.values()
-        assert [(p.name, p.kind, p.default) for p in written] == real, name
-
-
 @pytest.mark.parametrize(
     ("head", "documented"), [("option of `gids.open`", gids.open), ("field of `gids.Tuning`", gids.Tuning)]
 )
