@@ -17,7 +17,7 @@ from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
-from gids.loader.option_names import explain_names
+from gids.loader.options import explain_names
 from gids.loader.ranks import StepSeeds
 from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling

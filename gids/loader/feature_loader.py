@@ -48,8 +48,7 @@ from gids.loader.memory import (
     usual_sizes,
 )
 from gids.loader.observer import Observer, Observers, epoch_summary, stage_for
-from gids.loader.option_names import explain_names
-from gids.loader.options import MAX_PLANNED
+from gids.loader.options import MAX_PLANNED, explain_names
 from gids.loader.pack_chooser import Alone, Together
 from gids.loader.pack_reads import LEAST_BYTES, PackReads
 from gids.loader.pack_switch import PackSwitch

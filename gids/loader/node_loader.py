@@ -14,7 +14,7 @@ import torch
 
 from gids.cuda import on_host
 from gids.loader.epoch_loader import EpochLoader
-from gids.loader.option_names import explain_names
+from gids.loader.options import explain_names
 from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset

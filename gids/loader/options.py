@@ -1,19 +1,28 @@
-"""The options of gids.open(): Tuning, which users make, and all of them together, checked."""
+"""The options of gids.open(): Tuning, which users make, and all of them together, checked.
+
+Also the errors for names of arguments that a function does not have. They say where an option belongs.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, SupportsIndex, get_args
+from typing import Literal, ParamSpec, SupportsIndex, TypeVar, get_args
 
 from gids import _core
 from gids.cache import POLICIES
 from gids.io.disks import MOST_DEPTH
 from gids.sizes import parse_bytes
 from gids.store.names import HEAT_ROLES
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_PLANNED = 8
 
@@ -141,6 +150,47 @@ class Options(Tuning):
             )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {self.threads})")
+
+
+TUNING = tuple(f.name for f in fields(Tuning))
+OPTIONS = (*(f.name for f in fields(Options) if f.name not in TUNING), "allow_dirs", "tuning")
+"""Keyword arguments of gids.open(); those of gids.Tuning apart."""
+
+
+def check_names(caller: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a given name that is not known. caller: as the user writes it."""
+    known = list(known)
+    homes = dict.fromkeys(TUNING, "gids.Tuning()") | dict.fromkeys(OPTIONS, "gids.open()")
+    for name in names:
+        if name in known:
+            continue
+        wrong = f"{caller} has no argument {name!r}"
+        if name in homes:
+            written = f"tuning=gids.Tuning({name}=...)" if name in TUNING else f"{name}=..."
+            raise TypeError(f"{wrong}: it is an option of {homes[name]}. Give gids.open(PATH, {written})")
+        if close := difflib.get_close_matches(name, [*known, *homes], n=1):
+            home = "" if close[0] in known else f" of {homes[close[0]]}"
+            raise TypeError(f"{wrong}; did you mean {close[0]!r}{home}?")
+        raise TypeError(f"{wrong} (it has {', '.join(known)})")
+
+
+def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: check_names for a function's keyword arguments. The typed signature stays as it is."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_names(caller, kwargs, known)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+Tuning.__init__ = explain_names("gids.Tuning")(Tuning.__init__)  # type: ignore[method-assign]  # a dataclass made it
 
 
 def _whole_number(name: str, value: object) -> int:

@@ -15,8 +15,7 @@ import torch
 
 from gids import cuda
 from gids.loader.lending import Lender
-from gids.loader.option_names import explain_names
-from gids.loader.options import Options, Reads, Size, Tuning
+from gids.loader.options import Options, Reads, Size, Tuning, explain_names
 from gids.loader.ranks import Ranks, find_ranks
 from gids.loader.row_source import RowSource, StepSampling
 from gids.loader.sampling import sample_steps
