@@ -27,7 +27,7 @@ from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
-from gids.loader.row_source import RowLoader, RowSource
+from gids.loader.row_source import EpochInput, RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
@@ -255,16 +255,19 @@ class EpochLoader(Closing, ABC):
         if self._features is None:
             stream = EpochStream(Sampled(sampling), Reader(), count=count)
         else:
+            following = partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None
             stream = self._features.attach_epoch(
-                sampling,
-                sampling.ids,
-                bytes_of=_nbytes,
-                waiting_batches=self._at_once - 1,
-                source_bytes=self._sampler_bytes,
-                count=count,
-                growth=_growth(seeds, sampling.epoch.steps),
-                learned=self._learned,
-                following=partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None,
+                EpochInput(
+                    minibatches=sampling,
+                    ids_of=sampling.ids,
+                    learned=self._learned,
+                    bytes_of=lambda minibatch: minibatch.nbytes,
+                    count=count,
+                    growth=_growth(seeds, sampling.epoch.steps),
+                    waiting_batches=self._at_once - 1,
+                    source_bytes=self._sampler_bytes,
+                    following=following,
+                )
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)
         self._epochs.add(begun)
@@ -526,10 +529,6 @@ def _growth(seeds: EpochSeeds, steps: range) -> float:
         return 1.0
     usual, first = (max(1, len(seeds.at(step).own)) for step in (0, steps.start))
     return usual / first
-
-
-def _nbytes(minibatch: Minibatch) -> int:
-    return minibatch.nbytes
 
 
 class _SamplerBytes:

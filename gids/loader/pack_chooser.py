@@ -35,7 +35,8 @@ from gids.packs import (
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from gids.loader.feature_loader import Attached
+    from gids.loader.feature_loader import FeatureLoader
+    from gids.loader.row_source import EpochInput
 
 log = logging.getLogger("gids")
 
@@ -114,10 +115,10 @@ class Alone:
 
 
 class PackChooser:
-    """packs: of the loader. attached: the stream's."""
+    """For one epoch. packs: of the loader."""
 
-    def __init__(self, packs: PackReads, attached: Attached[Any]) -> None:
-        self._packs, self._attached, self._learned = packs, attached, attached.learned
+    def __init__(self, packs: PackReads, loader: FeatureLoader, epoch: EpochInput[Any]) -> None:
+        self._packs, self._loader, self._epoch, self._learned = packs, loader, epoch, epoch.learned
 
     def expected_count(self, known: int | None) -> int:
         """Minibatches of an epoch, at least 1."""
@@ -132,7 +133,7 @@ class PackChooser:
         """
         if self._packs.options.reads != "auto":
             return False
-        layout = self._layout(sampled, memory_bytes := self._attached.memory_bytes(), ahead)
+        layout = self._layout(sampled, memory_bytes := self._loader.pack_bytes(), ahead)
         random_s, sweep_s = self.random_s(sampled), self.sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
@@ -166,7 +167,7 @@ class PackChooser:
         count: minibatches of the epoch from the first sampled one on; if random reads win, they read all.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
-        memory_bytes = self._attached.memory_bytes()
+        memory_bytes = self._loader.pack_bytes()
         if sampled.next_epoch:
             sampled.next_epoch = self._most_ahead(sampled, memory_bytes)
         layout = self._layout(sampled, memory_bytes, sampled.ahead)
@@ -275,7 +276,7 @@ class PackChooser:
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
         packs, options, spaces = self._packs, self._packs.options, sampled.spaces
-        budget = self._budget(sampled, self._attached.memory_bytes())
+        budget = self._budget(sampled, self._loader.pack_bytes())
         plan = budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead)
         assert plan is not None
         threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
@@ -310,7 +311,7 @@ class PackChooser:
 
     def random_s(self, sampled: SampledAhead[Any]) -> float:
         """Predicted seconds of random reads for the sampled minibatches."""
-        lines = self._attached.lines_for(sampled.largest, sampled.minibatch_bytes)
+        lines = self._loader.lines_for(self._epoch, sampled.largest, sampled.minibatch_bytes)
         if lines is None:
             return math.inf
         rates, seconds = self._packs.rates(), 0.0
@@ -393,13 +394,14 @@ class PackChooser:
         )
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int) -> PackBudget:
+        waiting = self._loader.waiting_batches
         make = PackBudget if self._packs.device is None else self._packs.device.budget
         return make(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
             bounce_bytes=self._packs.bounce_bytes,
-            sampler_bytes=_room(self._attached.sampler_bytes),
-            waiting=self._attached.waiting,
+            sampler_bytes=_room(self._epoch.source_bytes(waiting)),
+            waiting=waiting,
             memory_bytes=memory_bytes,
             disks=self._packs.disk_count,
         )

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, forgetting, then
+from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting, then
 from gids.loader.learned import NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackChooser
+from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, Alone, PackChooser
 from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
+from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Ahead, Layout, PackMachine, Reads, Space, Superbatch, spaces_of
 
 if TYPE_CHECKING:
-    from gids.loader.feature_loader import Attached
+    from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 
@@ -72,29 +73,34 @@ class PackReader(Reader):
 
 
 class PackSwitch(Generic[T]):
-    """For one epoch. packs: of the loader. attached: the stream's. prepared: what is made of this epoch
-    already. following: returns the minibatches of the next one, if they are known.
+    """For one epoch. packs: of the loader. prepared: what is made of this epoch already.
 
     It must not refer to the stream, which is to end when it is dropped.
+
+    Attributes: opened: what must be closed with the stream.
     """
 
     def __init__(
         self,
-        minibatches: Sampled[T],
-        ids_of: IdsOf[T],
+        source: Sampled[T],
+        epoch: EpochInput[T],
+        loader: FeatureLoader,
         packs: PackReads,
-        attached: Attached[T],
         *,
         seconds: dict[str, float],
         observers: Observers,
         prepared: NextEpoch | None = None,
-        following: Callable[[], Iterable[T] | None] | None = None,
     ) -> None:
-        self._source, self._prepared = minibatches, prepared
-        self._following = following
-        self._ids_of, self._packs, self._attached = ids_of, packs, attached
-        self._chooser, self._learned = PackChooser(packs, attached), attached.learned
-        self._count, self._size = attached.count, 0  # minibatches of the epoch, and of a superbatch
+        self._source, self._epoch, self._loader, self._packs = source, epoch, loader, packs
+        self._prepared, self._learned = prepared, epoch.learned
+        self._chooser = PackChooser(packs, loader, epoch)
+        self._together = epoch.together or Alone()
+        self._ids_of, self._following = epoch.ids_of, None
+        if packs.device is not None:
+            self._ids_of = packs.device.ids_of(epoch.ids_of)
+        elif epoch.together is None and epoch.learned.longest:
+            self._following = epoch.following
+        self._count, self._size = epoch.count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._begun = self._at_random = False
@@ -119,7 +125,7 @@ class PackSwitch(Generic[T]):
     # --- what the stream calls ---
 
     def before(self, stream: EpochStream[T]) -> None:
-        """See Switch. Afterwards the stream has a minibatch that is due, or has come to its end."""
+        """Called before each minibatch. Afterwards the stream has one that is due, or came to its end."""
         self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
             self._consumed(self._asked_at - self._returned_at)
@@ -136,7 +142,7 @@ class PackSwitch(Generic[T]):
             self._advance(stream)
 
     def failed(self, stream: EpochStream[T], error: OSError) -> bool:
-        """See Switch. The minibatches of a pack that cannot be read are read at random."""
+        """Called when gathering failed. Returns whether it will succeed now, by random reads."""
         if self._superbatch is None:
             return False
         self._give_up(error)
@@ -146,7 +152,7 @@ class PackSwitch(Generic[T]):
         return True
 
     def after(self, stream: EpochStream[T], *, returned: bool) -> None:
-        """See Switch."""
+        """Called after each minibatch, or its error."""
         self._returned_at = time.perf_counter()
         took_s = self._returned_at - self._asked_at - (self._seconds["sample"] - self._sampled_s)
         self._choice["actual_s"] += took_s
@@ -167,7 +173,7 @@ class PackSwitch(Generic[T]):
             self._judge(stream, self._waits, took_s)
 
     def may_wait(self) -> bool:
-        """See Switch. What was swept would be lost."""
+        """Whether the stream may go on without lookahead for a while: what was swept would be lost."""
         return self._at_random and self._next is None
 
     def close(self) -> None:
@@ -192,7 +198,7 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             return self._go_on_with(prepared)
-        if self._packs.options.reads != "auto" or not self._attached.together.overlap:
+        if self._packs.options.reads != "auto" or not self._together.overlap:
             return
         if self._learned.by_packs:
             return
@@ -212,7 +218,7 @@ class PackSwitch(Generic[T]):
 
     def _go_on_with(self, prepared: NextEpoch) -> None:
         """Begin with what the epoch before prepared."""
-        self._attached.free_cache()
+        self._loader.free_cache(self._epoch)
         self._ahead, self._size = prepared.sampled, prepared.sampled.most
         self._next = superbatch = prepared.take()
         self.opened += prepared.opened
@@ -336,7 +342,7 @@ class PackSwitch(Generic[T]):
         self._packs.beside_bytes = 0
         after = len(sampled.spool) - stream.index
         sampled.put_back(stream.take_back()[after:])
-        self._attached.free_cache()
+        self._loader.free_cache(self._epoch)
 
     def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
@@ -397,7 +403,7 @@ class PackSwitch(Generic[T]):
         layout = superbatch = None
         try:
             with self._observers.stage("plan"):
-                self._attached.free_cache()
+                self._loader.free_cache(self._epoch)
                 layout = self._chooser.choose(sampled, self._left(sampled))
         except OSError as error:
             self._give_up(error)
@@ -437,7 +443,7 @@ class PackSwitch(Generic[T]):
         sampled = SampledAhead(
             self._source if next_epoch is None else next_epoch,
             self._ids_of,
-            self._attached.bytes_of,
+            self._epoch.bytes_of,
             packs.tables,
             packs.scratch,
             first=first,
@@ -460,11 +466,11 @@ class PackSwitch(Generic[T]):
 
     def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
-        self._attached.free_cache()
+        self._loader.free_cache(self._epoch)
         sampled.sample(EARLY)
         if not len(sampled.spool):
             return
-        wanted, together = sampled.most, self._attached.together
+        wanted, together = sampled.most, self._together
         if not sampled.full:
             try:
                 left = self._left(sampled)
@@ -552,7 +558,7 @@ class PackSwitch(Generic[T]):
                     self._ahead.sample(1)
                 begun = time.perf_counter()
                 with self._observers.stage("sweep"):
-                    self._attached.together.wait_for(lambda: superbatch.ready)
+                    self._together.wait_for(lambda: superbatch.ready)
                     packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
                     superbatch.begin(first=first)
             except OSError as error:
@@ -689,4 +695,4 @@ class PackSwitch(Generic[T]):
         self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
     ) -> None:
         self._at_random = True
-        stream.read(self._attached.reader(), minibatches, reads_ahead=reads_ahead)
+        stream.read(self._loader.cache_reader(self._epoch), minibatches, reads_ahead=reads_ahead)

@@ -97,7 +97,7 @@ class Source(RowSource):
             where = torch.device("cuda", cuda.open_device(where).index)
         key = (read, dtype, where, self.options)
         with self.lender.lock:
-            loader = cast("FeatureLoader | None", self.lender.shared.get(key))
+            loader = self.lender.shared.get(key)
             if loader is None or loader.closed:
                 loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
                 self.lender.shared[key] = loader
