@@ -276,8 +276,7 @@ class PackChooser:
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
         packs, options, spaces = self._packs, self._packs.options, sampled.spaces
-        budget = self._budget(sampled, self._loader.pack_bytes())
-        plan = budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead)
+        plan = self._plan(sampled, self._loader.pack_bytes(), sampled.ahead)
         assert plan is not None
         threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
 
@@ -291,9 +290,7 @@ class PackChooser:
             )
             if packs.device is None:
                 return HostRows(gather, plan.pack_bytes)
-            return packs.device.rows(
-                gather, spaces, plan, budget, output_dtype=packs.dtype, output_rows=output_rows
-            )
+            return packs.device.rows(gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows)
 
         return PackMachine(
             sampled.spaces,
@@ -395,8 +392,8 @@ class PackChooser:
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int) -> PackBudget:
         waiting = self._loader.waiting_batches
-        make = PackBudget if self._packs.device is None else self._packs.device.budget
-        return make(
+        device = self._packs.device
+        return PackBudget(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
             bounce_bytes=self._packs.bounce_bytes,
@@ -404,6 +401,7 @@ class PackChooser:
             waiting=waiting,
             memory_bytes=memory_bytes,
             disks=self._packs.disk_count,
+            device_bytes=None if device is None else device.memory_bytes,
         )
 
     def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> PackPlan | None:

@@ -20,7 +20,7 @@ from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY
 from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio
-from gids.packs.memory import ALIGNMENT
+from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, SENT
 from gids.packs.row_memory import Bad, Extent, HostGather, Load, PackSource, RowMemory, Wanted
 from gids.packs.spaces import Rows, Space
 from gids.store.dtypes import make_bools_proper
@@ -36,12 +36,6 @@ _UNIT = "packs/gather_packed.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
 _WAVES = 4  # blocks per multiprocessor; see the launch bounds of the kernel
-
-OUTPUTS = 3
-"""One minibatch is gathered, and the consumer's stream uses the two before it."""
-
-SENT = 2
-"""Minibatches whose row numbers are on their way to the device."""
 
 
 class DeviceSet:
@@ -112,7 +106,7 @@ class DeviceRows(RowMemory):
         self._turn = 0
         self._fault = HostArray(device, 8)
         self._consumed: deque[Event] = deque()  # of torch's stream, when a minibatch was asked for
-        self._output_bytes: deque[int] = deque(maxlen=OUTPUTS)  # of the last minibatches
+        self._output_bytes: deque[int] = deque(maxlen=DEVICE_OUTPUTS)  # of the last minibatches
         self._peak_output_bytes = 0
         mapped: list[HostArray | HostMapping] = [self._numbers, self._fault, self._staging.mapping]
         loads: weakref.WeakSet[DeviceLoad] = weakref.WeakSet()

@@ -40,7 +40,8 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.extent_reader import PinnedExtentReader
 from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.packs import DiskRates, RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
+from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows, spaces_of
+from gids.packs import memory as pack_memory
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
@@ -263,7 +264,7 @@ def test_both_memories_hold(path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is
             memory = loader.stats()["memory"]
             del _features
         assert loader.stats()["packs"]["minibatches"] == len(batches)
-        there = {purpose: n for purpose, n in memory.items() if purpose in on_device.ON_DEVICE}
+        there = {purpose: n for purpose, n in memory.items() if purpose in pack_memory.ON_DEVICE}
         assert 1 << 20 < there["packs"] < device.memory.peak_bytes <= sum(there.values())
         assert sum(there.values()) <= device_bytes
         assert sum(memory.values()) - sum(there.values()) <= host_bytes
@@ -486,8 +487,8 @@ def test_closing_does_not_wait_for_a_long_load(
             return self._read.wait()
 
     monkeypatch.setattr(_core, "PackRead", Slow)
-    monkeypatch.setattr(on_device, "_LEAST_STAGING", 64 << 10)  # a pack takes 20 reads or more
-    monkeypatch.setattr(on_device, "_STAGING_SHARE", 1 << 10)
+    monkeypatch.setattr(pack_memory, "_LEAST_STAGING", 64 << 10)  # a pack takes 20 reads or more
+    monkeypatch.setattr(pack_memory, "_STAGING_SHARE", 1 << 10)
     with open_source(path) as source:
         loader = open_loader(source, device="cuda")
         epoch = iter(loader)
@@ -603,7 +604,7 @@ def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Pat
     """So that reads of 8 MiB per disk are in flight while a part is copied."""
     with open_source(path) as source:
         spaces = spaces_of([source.store.table("paper.feat")], {})
-        budget = on_device.DevicePackBudget(
+        budget = PackBudget(
             spaces=spaces,
             output_row_bytes={},
             bounce_bytes=0,
