@@ -232,11 +232,18 @@ class FeatureCache:
         if not failures:
             return None
         file, offset, code = failures[0]
-        reason = "the page's checksum is wrong" if code == errno.EBADMSG else os.strerror(code)
-        if code == errno.ENODATA:
-            reason = "the shard ends before this page; it was truncated"
         more = f" (and {len(failures) - 1} more pages of this minibatch)" if len(failures) > 1 else ""
-        return StorageError(code, f"cannot read a page: {reason}{more}", self._shards[file], offset)
+        return read_error(code, self._shards[file], offset, more)
+
+
+def read_error(code: int, shard: str | os.PathLike[str], offset: int, more: str = "") -> StorageError:
+    """The error of a page, or of a row in it. code: an errno, EBADMSG for a wrong checksum."""
+    reasons = {
+        errno.EBADMSG: "the page's checksum is wrong",
+        errno.ENODATA: "the shard ends before this page; it was truncated",
+    }
+    reason = reasons.get(code) or os.strerror(code)
+    return StorageError(code, f"cannot read a page: {reason}{more}", shard, offset)
 
 
 def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: torch.device) -> None:

@@ -69,7 +69,7 @@ class PackReader(Reader):
 
     def gather(self) -> Gathered:
         reads, self._reads = self._reads, None
-        return ({}, None) if reads is None else self._superbatch.gather(reads)
+        return ({} if reads is None else self._superbatch.gather(reads)), None
 
 
 class PackSwitch(Generic[T]):

@@ -101,8 +101,8 @@ class HostGather:
         return make_bools_proper(flat.view(len(out), *table.shape))
 
 
-Bad = tuple[int, int, int]
-"""Bytes [begin, end) of the scratch file that could not be read, and the errno."""
+Bad = tuple[int, int]
+"""The first byte of an extent of the scratch file that could not be read, and the errno."""
 
 
 class Extent(NamedTuple):
@@ -275,9 +275,9 @@ class _HostLoad:
 
     def wait(self) -> tuple[list[Any], list[Bad]]:
         bad = [
-            (extent.offset + begin, extent.offset + end, code)
+            (extent.offset + begin, code)
             for read, extent in zip(self._reads, self._extents, strict=True)
-            for begin, end, code in read.wait()
+            for begin, _, code in read.wait()
         ]
         return [rows.to_set() for rows in self._lists], bad
 

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.feature_cache import read_error
 from gids.errors import StorageError
 from gids.io import Engine
 from gids.packs.spaces import Rows, rows_of, spaces_of
-from gids.packs.superbatch import PackMachine, read_error
+from gids.packs.superbatch import PackMachine
 from gids.store.geometry import div_ceil
 
 if TYPE_CHECKING:
