@@ -447,7 +447,9 @@ class FeatureLoader(Closing):
             own = added(self._shares.get(learned, {}), between(totals, totals))
             if self._turn is not None and self._turn[0] is learned:
                 own = added(own, between(self._turn[1], totals))
-        own["packs"]["choices"] = [dict(choice) for choice in learned.choices]  # one may last several turns
+        own["packs"]["choices"] = [
+            dict(vars(choice)) for choice in learned.choices
+        ]  # one may last several turns
         return own
 
     def _totals(self) -> dict[str, Any]:

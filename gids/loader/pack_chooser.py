@@ -15,7 +15,7 @@ import torch
 
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError
-from gids.loader.learned import NextEpoch
+from gids.loader.learned import Choice, NextEpoch
 from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
@@ -57,9 +57,6 @@ _LOOKAHEAD_GAIN = 0.9
 
 _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
-
-_WORTH = 0.97
-"""Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
 
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
@@ -207,13 +204,6 @@ class PackChooser:
         self._learn()
         self._record(layout, sampled, self._corrected(layout))
 
-    def begin_next(self, coming: NextEpoch) -> None:
-        """Keep what is prepared of the next epoch of the loader whose epoch is open."""
-        assert self._packs.scratch is not None
-        self._learned.next_epoch = coming
-        self._packs.next_epochs.add(coming)
-        self._packs.scratch.spares.add(coming)
-
     def make_next(self, coming: NextEpoch, resident: Resident) -> None:
         """Begin to make the packs of the next epoch, whose minibatches are sampled, with these resident rows.
 
@@ -293,9 +283,9 @@ class PackChooser:
             return packs.device.rows(gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows)
 
         return PackMachine(
-            sampled.spaces,
-            plan,
-            rows,
+            spaces=sampled.spaces,
+            plan=plan,
+            make_rows=rows,
             threads=threads,
             check_crc=options.check_crc,
             output_rows=output_rows,
@@ -318,10 +308,10 @@ class PackChooser:
                 seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
         return float(seconds)
 
-    def random_choice(self, minibatches: int) -> dict[str, Any]:
+    def random_choice(self, minibatches: int) -> Choice:
         """The choice of random reads that was made last; a new one where packs were chosen, and failed."""
-        if self._learned.choices[-1]["way"] != "random":
-            self._add_choice("random", minibatches, {})
+        if self._learned.choices[-1].way != "random":
+            self._note(Choice("random", minibatches))
         return self._learned.choices[-1]
 
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
@@ -333,10 +323,10 @@ class PackChooser:
     def _learn(self) -> None:
         """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
         last, learned = self._learned.choice, self._learned
-        if last is None or last["way"] == "random" or last["returned"] != last["minibatches"]:
+        if last is None or last.way == "random" or last.returned != last.minibatches:
             return
-        if learned.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
-            slower = (learned.slower or 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"]["pack"])
+        if learned.consumer_s * last.returned < _IDLE * last.actual_s:
+            slower = (learned.slower or 1.0) * last.actual_s / max(_SHORT_S, last.predicted_s["pack"])
             learned.slower = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
 
     def _corrected(self, layout: Layout | None) -> dict[str, float]:
@@ -352,23 +342,12 @@ class PackChooser:
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
         way = "random" if layout is None else "pack"
-        self._add_choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        choice = Choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        self._note(choice)
         seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
-        log.info(
-            "%d minibatches by %s reads: predicted %s", self._learned.choices[-1]["minibatches"], way, seconds
-        )
+        log.info("%d minibatches by %s reads: predicted %s", choice.minibatches, way, seconds)
 
-    def _add_choice(self, way: str, minibatches: int, predicted: Mapping[str, float]) -> None:
-        choice = {
-            "way": way,
-            "minibatches": minibatches,
-            "returned": 0,
-            "superbatches": 0,
-            "packs": 0,
-            "resident_rows": 0,
-            "predicted_s": predicted,
-            "actual_s": 0.0,
-        }
+    def _note(self, choice: Choice) -> None:
         self._packs.choices.append(choice)
         self._learned.choices.append(choice)
         self._learned.choice = choice
@@ -450,7 +429,7 @@ class PackChooser:
 
 def _pays(packed_s: float, random_s: float) -> bool:
     """Whether packs save enough time."""
-    return packed_s <= _WORTH * random_s and random_s - packed_s >= _WORTH_S
+    return random_s - packed_s >= _WORTH_S
 
 
 def _room(count: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting, then
-from gids.loader.learned import NextEpoch
+from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
 from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, Alone, PackChooser
@@ -116,7 +116,7 @@ class PackSwitch(Generic[T]):
         self._ahead: SampledAhead[T] | None = None  # its minibatches, or those that are being sampled
         self._tried_next = False
         self._only_random = False  # after this superbatch
-        self._choice: dict[str, Any] = {"actual_s": 0.0, "returned": 0}
+        self._choice = Choice("random", 0)  # until one is made
         self._asked_at, self._sampled_s = 0.0, 0.0
         self._returned_at: float | None = None
         self._warm = False  # the consumer
@@ -155,10 +155,10 @@ class PackSwitch(Generic[T]):
         """Called after each minibatch, or its error."""
         self._returned_at = time.perf_counter()
         took_s = self._returned_at - self._asked_at - (self._seconds["sample"] - self._sampled_s)
-        self._choice["actual_s"] += took_s
+        self._choice.actual_s += took_s
         if not returned:
             return
-        self._choice["returned"] += 1
+        self._choice.returned += 1
         if self._superbatch is not None:
             self._packs.counters["minibatches"] += 1
             sampled_s = self._seconds["sample"]
@@ -167,7 +167,7 @@ class PackSwitch(Generic[T]):
             except OSError as failed:  # of scratch; this minibatch is whole
                 self._give_up(failed)
             now = time.perf_counter()
-            self._choice["actual_s"] += now - self._returned_at - (self._seconds["sample"] - sampled_s)
+            self._choice.actual_s += now - self._returned_at - (self._seconds["sample"] - sampled_s)
             self._returned_at = now
         elif self._waits is not None and stream.has_window:
             self._judge(stream, self._waits, took_s)
@@ -573,9 +573,9 @@ class PackSwitch(Generic[T]):
         self._choice = choice = self._learned.choices[-1]
         if first > superbatch.first:
             self._learned.choice = None  # what it takes is not what was predicted
-        choice["superbatches"] += 1
-        choice["packs"] += superbatch.pack_count
-        choice["resident_rows"] = superbatch.resident_rows
+        choice.superbatches += 1
+        choice.packs += superbatch.pack_count
+        choice.resident_rows = superbatch.resident_rows
         packs.counters["superbatches"] += 1
         packs.counters["packs"] += superbatch.pack_count
 
@@ -618,7 +618,7 @@ class PackSwitch(Generic[T]):
             source = Sampled(following)
             sampled = self._sample_ahead([], source)
             if sampled is not None:
-                self._chooser.begin_next(NextEpoch(following, source, sampled, packs.counters))
+                packs.prepare_next(learned, NextEpoch(following, source, sampled, packs.counters))
         coming = learned.next_epoch
         if coming is None or not coming.open:
             return

@@ -6,14 +6,13 @@ one, which is being read.
 
 from __future__ import annotations
 
-import copy
 import errno
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,46 +38,39 @@ _WRITERS = 8
 """Threads that write to scratch, per disk: so many large writes are in flight."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PackMachine:
     """What the superbatches of a loader share: memory for packs, and options.
 
-    plan: how memory is shared out. rows: makes the memory for packs. threads: threads of a sweep. engine,
-    direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes: that a
-    sampled minibatch has room for. parts: a minibatch is gathered at once, and may be cut into several packs.
+    plan: how memory is shared out. make_rows: makes the memory for packs. threads: threads of a sweep.
+    engine, direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes:
+    that a sampled minibatch has room for. parts: a minibatch may be cut into several packs.
+
+    Attributes: rows: the memory; collected: sets to collect a pack's rows in.
     """
 
-    def __init__(
-        self,
-        spaces: Sequence[Space],
-        plan: PackPlan,
-        rows: Callable[[], RowMemory],
-        *,
-        threads: int,
-        check_crc: bool,
-        output_rows: dict[str, int],
-        minibatch_bytes: int,
-        engine: str,
-        direct: bool,
-        gap_bytes: int,
-        parts: bool,
-    ) -> None:
-        self.parts, self._make_rows = parts, rows
-        self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows(), check_crc
-        self.tables: list[Table] = [t for space in spaces for t in space.tables]
-        self.threads = threads
+    spaces: Sequence[Space]
+    plan: PackPlan
+    make_rows: Callable[[], RowMemory]
+    threads: int
+    check_crc: bool
+    output_rows: dict[str, int]
+    minibatch_bytes: int
+    engine: str
+    direct: bool
+    gap_bytes: int
+    parts: bool
+
+    def __post_init__(self) -> None:
+        self.rows = self.make_rows()
+        self.tables: list[Table] = [t for space in self.spaces for t in space.tables]
+        self.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
         self.priority = _core.Priority.create()
-        self.collected = [
-            _core.RowSet.create(space.row_count) for space in spaces
-        ]  # to collect a pack's rows in
-        self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
-        self.direct, self.gap_bytes = direct, gap_bytes
-        self.output_rows, self.minibatch_bytes = output_rows, minibatch_bytes
 
     def again(self) -> PackMachine:
         """One with other memory for packs, which is taken when rows are written to it. On the host only."""
-        made = copy.copy(self)
-        made.rows = self._make_rows()
-        made.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
+        made = replace(self)
+        made.priority = self.priority
         return made
 
     def close(self) -> None:
@@ -212,7 +204,7 @@ class Superbatch:
         paths += self.file.paths
         self._engine = open_engine(
             paths,
-            machine.engine_kind,
+            "auto" if machine.engine == "mmap" else machine.engine,  # what is written cannot be mapped
             depth=READS * machine.plan.disks,
             direct=machine.direct and self.file.direct,
             max_read_bytes=machine.plan.read_bytes,
