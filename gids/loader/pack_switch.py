@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
@@ -42,9 +41,6 @@ _REST = 3
 
 _SOON_S = 0.5
 """So many seconds of waiting for the disk show how long the epoch will wait."""
-
-_SPOOL_SHARE = 8
-"""The sampled minibatches of a superbatch take at most an eighth of the scratch."""
 
 
 class PackReader(Reader):
@@ -444,17 +440,12 @@ class PackSwitch(Generic[T]):
             self._source if next_epoch is None else next_epoch,
             self._ids_of,
             self._epoch.bytes_of,
-            packs.tables,
-            packs.scratch,
+            packs,
+            self._observers,
+            self._seconds,
             first=first,
             spaces=self._spaces if before is None else before.spaces,  # resident rows stay
-            most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
-            count_pages=packs.options.reads == "auto",
-            stage=partial(self._observers.stage, "sample"),
-            spooling=packs.spooling,
-            seconds=self._seconds,
             base=base if next_epoch is None else 0,
-            settle=packs.settle if packs.on_device else None,
             next_epoch=Ahead.SWEPT if self._following or next_epoch else Ahead.NOTHING,
             spare=next_epoch is not None,
         )
