@@ -19,7 +19,7 @@ from gids import _core
 from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY
-from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio
+from gids.packs.device_loads import DeviceLoad, Staging, Stopped, open_kvikio
 from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, SENT
 from gids.packs.row_memory import Bad, Extent, HostGather, Load, PackSource, RowMemory, Wanted
 from gids.packs.spaces import Rows, Space
@@ -121,13 +121,33 @@ class DeviceRows(RowMemory):
 
     @property
     def second_output_bytes(self) -> int:
-        return self.host.peak_bytes
+        return self.host.pool.peak_bytes
 
     def open(
         self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
     ) -> PackSource:
         kvikio = None if self.on.without_kvikio else open_kvikio(self.device, scratch, priority)
-        return _DeviceSource(self, engine, priority, files, kvikio)
+        return PackSource(engine, priority, files, kvikio)
+
+    def load(
+        self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
+    ) -> Load:
+        before = self.stream.record_event()  # the kernels that read the half's last pack are enqueued
+
+        def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
+            before.synchronize()
+            bad: list[Bad] = []
+            by_kvikio = source.kvikio is not None and not self.on.without_kvikio
+            if source.kvikio is not None and by_kvikio:
+                by_kvikio = source.kvikio.read(extents, self.memory, stopped)
+                self.on.without_kvikio = not by_kvikio
+            if not by_kvikio:
+                bad = self.read(source.engine, source.priority, source.files, extents, stopped)
+            return ([], bad) if stopped() else (self.fill_half(half, lists), bad)
+
+        load = DeviceLoad(self.device, work)
+        self.loads.add(load)
+        return load
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         if self._kept is not resident:
@@ -250,43 +270,6 @@ class DeviceRows(RowMemory):
         if fault:
             self._fault.bytes[:] = 0  # raised once
             raise AssertionError(f"row {fault - 1} of a minibatch is in no pack")
-
-
-class _DeviceSource:
-    """See gids.packs.row_memory.PackSource."""
-
-    def __init__(
-        self,
-        rows: DeviceRows,
-        engine: Engine,
-        priority: _core.Priority,
-        files: range,
-        kvikio: KvikioExtents | None,
-    ) -> None:
-        self._rows, self._engine, self._priority, self._files = rows, engine, priority, files
-        self._kvikio = kvikio
-
-    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        before = self._rows.stream.record_event()  # the kernels that read the half's last pack are enqueued
-
-        def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
-            before.synchronize()
-            bad: list[Bad] = []
-            rows, kvikio = self._rows, self._kvikio
-            by_kvikio = kvikio is not None and not rows.on.without_kvikio
-            if kvikio is not None and by_kvikio and not kvikio.read(extents, rows.memory, stopped):
-                by_kvikio, rows.on.without_kvikio = False, True
-            if not by_kvikio:
-                bad = rows.read(self._engine, self._priority, self._files, extents, stopped)
-            return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
-
-        load = DeviceLoad(self._rows.device, work)
-        self._rows.loads.add(load)
-        return load
-
-    def close(self) -> None:
-        if self._kvikio is not None:
-            self._kvikio.close()
 
 
 def _release(

@@ -344,7 +344,7 @@ class Superbatch:
         if index == self._first_pack and self._resident_nbytes:
             extents.insert(0, Extent(0, 0, self._resident_nbytes))
         assert self._source is not None
-        self._loads[index] = self._source.load(extents, pack.lists, half)
+        self._loads[index] = self._machine.rows.load(self._source, extents, pack.lists, half)
 
     def _targets(self, table: Table) -> list[Any]:
         """Where the sweep writes the rows of a table: (rows, memory or None for scratch, offset)."""
