@@ -138,7 +138,11 @@ class FeatureLoader(Closing):
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
-        self._placement: Placement = self._on_host(expected) if on_cpu else self._on_device(expected)
+        self._placement: Placement = (
+            HostPlacement(self._engine, self.tables, options, self.source.memory, dtype, expected)
+            if on_cpu
+            else self._on_device(expected)
+        )
         self._opened.callback(self._placement.end.close)
         self._packs_on: OnDevice | None = None
         if isinstance(self._placement, DevicePlacement) and options.reads != "random":
@@ -165,17 +169,6 @@ class FeatureLoader(Closing):
         """This loader. See RowLoader."""
         return self
 
-    def _on_host(self, expected: Rows | None) -> HostPlacement:
-        memory_bytes = self.source.memory
-        return HostPlacement(
-            self._engine,
-            self.tables,
-            self._options,
-            memory_bytes=memory_bytes,
-            dtype=self.dtype,
-            expected=expected,
-        )
-
     def _on_device(self, expected: Rows | None) -> DevicePlacement:
         options = self._options
         check_policy(options.policy)
@@ -187,15 +180,7 @@ class FeatureLoader(Closing):
         device = cuda.open_device(self.device)
         self.device = torch.device("cuda", device.index)  # also if another device becomes torch's current one
         memory_bytes = self.source.lender.device_bytes(device, options.cache)
-        return DevicePlacement(
-            device,
-            self._engine,
-            self.tables,
-            options,
-            memory_bytes=memory_bytes,
-            dtype=self.dtype,
-            expected=expected,
-        )
+        return DevicePlacement(device, self._engine, self.tables, options, memory_bytes, self.dtype, expected)
 
     def check_device(self) -> None:
         """Raise RuntimeError while a CUDA graph is captured: no minibatch can be taken then."""
@@ -615,7 +600,7 @@ class FeatureLoader(Closing):
         """Free the cache, for packs of this epoch."""
         with self._lock:
             self.release_cache()
-            waiting = self._placement.given_waiting
+            waiting = epoch.waiting_batches
             roomy = _WAITING_SHARE * epoch.source_bytes(waiting) <= self.pack_bytes()
             self._placement.waiting = waiting if roomy else 0
 

@@ -151,8 +151,8 @@ class Placement(ABC):
     expected: rows of the largest minibatch, by the user, or None.
 
     Attributes: cache, and plan: how memory is shared out; None before the first minibatch. end: closes the
-    cache. window: minibatches sampled ahead. waiting: minibatches that are sampled and not in the window yet;
-    given_waiting of them where memory allows. minibatch_bytes: memory of the largest sampled one so far.
+    cache. window: minibatches sampled ahead. planned: that are read at once. waiting: sampled ones that are
+    not in the window yet. minibatch_bytes: memory of the largest sampled one so far.
     """
 
     least_planned: int
@@ -172,7 +172,6 @@ class Placement(ABC):
         tables: Sequence[Table],
         options: Options,
         budget: Budget,
-        *,
         dtype: torch.dtype | None,
         expected: Rows | None,
     ) -> None:
@@ -181,7 +180,6 @@ class Placement(ABC):
         self.cache: Cache | None = None
         self.plan: MemoryPlan | None = None
         self.end = ExitStack()
-        self.given_waiting = 0
         self.minibatch_bytes = 0
         self._seen: Rows = {}  # the most that a minibatch read so far
         self._checked: Rows = {}  # of a minibatch for which there was room
@@ -217,7 +215,6 @@ class Placement(ABC):
 
     def allow_waiting(self, batches: int) -> None:
         """So many sampled minibatches may wait to enter the window, if memory allows."""
-        self.given_waiting = batches
         self.waiting = batches if self._most_waiting is None else min(batches, self._most_waiting)
 
     def cache_for(
@@ -246,7 +243,7 @@ class Placement(ABC):
             sizes = self._sizes(epoch, rows, largest_bytes)
             if first and self._too_small(sizes, epoch):
                 self.release()
-                self.waiting = self.given_waiting
+                self.waiting = epoch.waiting_batches
             else:
                 self._keep_within_memory(sizes, epoch)
         if self.cache is None:
@@ -418,7 +415,6 @@ class HostPlacement(Placement):
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        *,
         memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
@@ -430,7 +426,7 @@ class HostPlacement(Placement):
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
         )
-        super().__init__(engine, tables, options, budget, dtype=dtype, expected=expected)
+        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         if self.keep:
@@ -476,7 +472,6 @@ class DevicePlacement(Placement):
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        *,
         memory_bytes: int,
         dtype: torch.dtype | None,
         expected: Rows | None,
@@ -494,7 +489,7 @@ class DevicePlacement(Placement):
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
         )
-        super().__init__(engine, tables, options, budget, dtype=dtype, expected=expected)
+        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
