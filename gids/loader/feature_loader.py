@@ -144,12 +144,12 @@ class FeatureLoader(Closing):
             else self._on_device(expected)
         )
         self._opened.callback(self._placement.end.close)
-        self._packs_on: OnDevice | None = None
+        packs_on: OnDevice | None = None
         if isinstance(self._placement, DevicePlacement) and options.reads != "random":
-            self._packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
+            packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
         self._learned = self._open_learned = Learned()
         self._packs = PackReads(
-            self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, self._packs_on
+            self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, packs_on
         )
         self._lock = self.source.lender.lock
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
@@ -227,9 +227,7 @@ class FeatureLoader(Closing):
     @property
     def memories(self) -> frozenset[str]:
         """The memories that the cache takes: "host", "cuda:INDEX", or both."""
-        packs = self._packs_on is not None and (
-            self._options.reads == "pack" or self._packs.machine is not None
-        )
+        packs = self._packs.on_device and (self._options.reads == "pack" or self._packs.machine is not None)
         return self._placement.memories | (frozenset({"host"}) if packs else frozenset())
 
     @property

@@ -158,9 +158,6 @@ class Placement(ABC):
     least_planned: int
     """The least number of planned minibatches, if memory allows, so that their stages overlap."""
 
-    option: str
-    """The argument of gids.open() that gives the budget."""
-
     memories: frozenset[str]
     """The memories that the cache takes: "host", "cuda:INDEX", or both."""
 
@@ -198,6 +195,11 @@ class Placement(ABC):
         self._adapt_at = 0  # a step of the cache
         self.waiting = 0
         self._most_waiting: int | None = None  # once memory is shared out
+
+    @property
+    def option(self) -> str:
+        """The argument of gids.open() that gives the budget."""
+        return self._budget.option
 
     @property
     def memory_bytes(self) -> int:
@@ -336,10 +338,6 @@ class Placement(ABC):
     @abstractmethod
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
 
-    @abstractmethod
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        """Bytes by purpose that minibatches of these sizes need in a cache of this plan."""
-
     def _sizes(
         self, epoch: EpochInput[Any], rows: Rows, minibatch_bytes: int, ids: Ids | None = None
     ) -> Sizes:
@@ -365,7 +363,8 @@ class Placement(ABC):
         """Bytes beyond the budget that minibatches of these sizes need beside the existing lines; 0 or less
         if they fit."""
         assert self.plan is not None
-        return sum({**self.plan.purposes, **self._needed(sizes, self.plan)}.values()) - self.memory_bytes
+        needed = self._budget.needed(replace(sizes, late_outputs=self.plan.sizes.late_outputs))
+        return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
 
     def _too_small(self, sizes: Sizes, epoch: EpochInput[Any]) -> bool:
         """Whether the cache has no room for minibatches as large as those before, or as the user expects, and
@@ -403,7 +402,6 @@ class HostPlacement(Placement):
     """Lines and features in host memory."""
 
     least_planned = 2
-    option = "memory"
     memories = frozenset({"host"})
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
@@ -442,12 +440,9 @@ class HostPlacement(Placement):
             check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
-            late_outputs=plan.late_outputs,
+            late_outputs=plan.sizes.late_outputs,
             output_dtype=self._dtype,
         )
-
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        return self._budget.needed(sizes, late_outputs=plan.late_outputs)
 
     def memory(self) -> dict[str, int]:
         kept = {"bounce pool": self._engine.bounce_bytes} | row_orders(self.tables)
@@ -462,7 +457,6 @@ class DevicePlacement(Placement):
     """Lines in device memory and pinned host memory; features in device memory."""
 
     least_planned = 3  # one is read, one is gathered, one is with the consumer
-    option = "device_memory"
     on_host = False
     _budget: DeviceBudget
 
@@ -523,9 +517,6 @@ class DevicePlacement(Placement):
         disks = disk_count(shard for t in self.tables for shard in t.shard_paths)
         return max(1, min(disks // 2, self._options.rounds))
 
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        return self._budget.needed(sizes)
-
     def memory(self) -> dict[str, int]:
         return {} if self.cache is None else self.cache.memory() | {"minibatches": self.held_bytes}
 
@@ -565,14 +556,14 @@ def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     held = plan.sizes
 
     def as_wanted(other: MemoryPlan) -> bool:
-        return other.sizes.window_batches == wanted.window_batches and not other.late_outputs
+        return other.sizes.window_batches == wanted.window_batches and not other.sizes.late_outputs
 
     if not as_wanted(plan):
         shortened = (
             f"the window of {wanted.window_batches} minibatches was shortened to {held.window_batches}"
         )
         late = "pages without a line are read only when a minibatch is due"
-        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.late_outputs
+        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.sizes.late_outputs
         needed = _memory_for(placement, wanted, as_wanted)
         return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
     needed = _memory_for(placement, wanted, lambda other: other.capped)
