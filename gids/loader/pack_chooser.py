@@ -20,6 +20,7 @@ from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
     Ahead,
+    DeviceRows,
     HostGather,
     HostRows,
     Layout,
@@ -280,7 +281,9 @@ class PackChooser:
             )
             if packs.device is None:
                 return HostRows(gather, plan.pack_bytes)
-            return packs.device.rows(gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows)
+            return DeviceRows(
+                packs.device, gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows
+            )
 
         return PackMachine(
             spaces=sampled.spaces,

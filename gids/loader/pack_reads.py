@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
@@ -141,16 +141,19 @@ class PackReads:
 
     def spooling(self) -> AbstractContextManager[object]:
         """A context in which sampled minibatches are copied to the spool."""
-        return nullcontext() if self.device is None else self.device.copies.use()
+        return nullcontext() if self.device is None else self.device.spooling()
 
     def settle(self) -> None:
         """Wait until minibatches that came from the spool are complete."""
         if self.device is not None:
             self.device.settle()
 
-    def settled(self, minibatches: Iterable[T]) -> Iterable[T]:
+    def settled(self, minibatches: Iterable[T]) -> Iterator[T]:
         """Minibatches of the spool, each complete when it is taken."""
-        return minibatches if self.device is None else self.device.settled(minibatches)
+        for minibatch in minibatches:
+            self.settle()
+            yield minibatch
+            del minibatch
 
     def close(self) -> None:
         """Free all memory, and what is prepared of next epochs. Idempotent."""

@@ -91,9 +91,9 @@ class PackSwitch(Generic[T]):
         self._prepared, self._learned = prepared, epoch.learned
         self._chooser = PackChooser(packs, loader, epoch)
         self._together = epoch.together or Alone()
-        self._ids_of, self._following = epoch.ids_of, None
-        if packs.device is not None:
-            self._ids_of = packs.device.ids_of(epoch.ids_of)
+        self._ids_of, self._following, device = epoch.ids_of, None, packs.device
+        if device is not None:
+            self._ids_of = lambda minibatch: device.ids_on_host(epoch.ids_of(minibatch))
         elif epoch.together is None and epoch.learned.longest:
             self._following = epoch.following
         self._count, self._size = epoch.count, 0  # minibatches of the epoch, and of a superbatch
@@ -249,7 +249,7 @@ class PackSwitch(Generic[T]):
             self._read_at_random(stream, then(forgetting(held), self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
-            minibatches = iter(self._packs.settled(self._sampled.all()))
+            minibatches = self._packs.settled(self._sampled.all())
             self._read_at_random(stream, minibatches, reads_ahead=False)
 
     def _race(self, stream: EpochStream[T]) -> None:
