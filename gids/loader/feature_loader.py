@@ -6,7 +6,6 @@ is borrowed. The other loaders and the adapters use it.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
@@ -548,15 +547,10 @@ class FeatureLoader(Closing):
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed: make a new one")
             if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
-                first_files = dict(zip((t.name for t in self.tables), self._first_files(), strict=True))
-                return cast(Cache, RowReader(self._packs.machine, self._engine, first_files))
+                return cast(Cache, RowReader(self._packs.machine, self._engine, self.tables))
             return self._placement.cache_for(
                 epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build
             )
-
-    def _first_files(self) -> list[int]:
-        """The engine's number of each table's first shard."""
-        return [0, *itertools.accumulate(len(t.shard_paths) for t in self.tables)][:-1]
 
     def may_use_packs(self, learned: Learned, count: int | None) -> bool:
         """Whether an epoch of so many minibatches that begins now considers packs. Raises ValueError if they

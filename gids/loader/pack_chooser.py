@@ -386,6 +386,11 @@ class PackChooser:
             device_bytes=None if device is None else device.memory_bytes,
         )
 
+    def _needed(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> dict[str, int]:
+        """Bytes by purpose, without packs."""
+        budget = self._budget(sampled, memory_bytes)
+        return budget.needed(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
+
     def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> PackPlan | None:
         budget = self._budget(sampled, memory_bytes)
         return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
@@ -399,9 +404,7 @@ class PackChooser:
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
-        needed = self._budget(sampled, memory_bytes).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), Ahead.NOTHING
-        )
+        needed = self._needed(sampled, memory_bytes, Ahead.NOTHING)
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
             "memory=%d (%s) packs would take about %.0f s",
@@ -415,9 +418,7 @@ class PackChooser:
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
-        purposes = self._budget(sampled, memory_bytes).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead
-        )
+        purposes = self._needed(sampled, memory_bytes, sampled.ahead)
         there = also = ""
         if self._packs.device is not None:
             n = self._packs.device.memory_bytes
