@@ -31,7 +31,7 @@ from packs_example import open_loader as open_large_loader
 from packs_example import open_source as open_on_host
 from test_packed_tables import random_minibatches
 from test_packed_tables import write as write_random_tables
-from test_packs_on_a_bad_disk import faulty, minibatches, results
+from test_packs_on_a_bad_disk import faulty, minibatches, random_reads_went_on, results
 
 import gids
 from gids import _core
@@ -396,17 +396,20 @@ def no_memory(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["resident", "pack"])
-def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
-    on: Device, path: Path, rows: Ids, where: str, monkeypatch: pytest.MonkeyPatch
+def test_scratch_that_cannot_be_read_ends_packs(
+    on: Device,
+    path: Path,
+    rows: Ids,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut_small(monkeypatch, pack_bytes=900_000)
     lost: list[int] = []
-    resident_bytes: list[int] = []
     prepare = Superbatch.prepare
 
     def prepared(superbatch: Superbatch) -> None:
         lost.append(10 if where == "resident" else superbatch._packs[1].at + 10)
-        resident_bytes.append(superbatch._resident_nbytes)
         prepare(superbatch)
 
     monkeypatch.setattr(Superbatch, "prepare", prepared)
@@ -414,20 +417,9 @@ def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
     with open_source(path) as source:
         batches = minibatches(source.store, 30, np.random.default_rng(6))
         loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
-        errors = list(results(loader, batches, rows))
-        failed = [i for i, error in enumerate(errors) if error is not None]
-        assert failed
-        if where == "pack":  # of one pack only
-            assert failed[-1] - failed[0] < len(batches) // 2
-        for i in failed:
-            error = errors[i]
-            assert error is not None
-            assert error.errno == errno.EIO
-            assert Path(error.filename or "") == source.store.table("paper.feat").shard_paths[0].parent
-            assert error.offset is not None
-            assert error.offset <= lost[0]
-            assert (error.offset < resident_bytes[0]) == (where == "resident")
-        assert not any(results(loader, batches, rows))  # the next epoch
+        assert list(results(loader, batches, rows)) == [None] * len(batches)
+        assert (loader.stats()["packs"]["minibatches"] > 0) == (where == "pack")
+        random_reads_went_on(loader, "cannot read a pack", caplog)
 
 
 @pytest.mark.few(1)
