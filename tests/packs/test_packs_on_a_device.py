@@ -353,9 +353,9 @@ def test_auto_keeps_to_random_reads_that_are_faster(
     """By the same rule as on the CPU, and by all lines: of the device and of the host."""
     consider_packs(monkeypatch, FAST_AT_RANDOM)
     lines: list[Any] = []
-    lines_for = gids.FeatureLoader._lines_for
+    lines_for = gids.FeatureLoader.lines_for
     monkeypatch.setattr(
-        gids.FeatureLoader, "_lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
+        gids.FeatureLoader, "lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
     )
     with open_source(path, "auto", memory=3 << 19, device_memory=3 << 19) as source:
         loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
