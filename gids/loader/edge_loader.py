@@ -15,7 +15,7 @@ import torch
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.loader.epoch_loader import EpochLoader
+from gids.loader.epoch_loader import EpochLoader, check_range
 from gids.loader.options import explain_names
 from gids.loader.ranks import StepSeeds
 from gids.loader.row_source import RowSource
@@ -277,25 +277,16 @@ class _Edges:
         self._times = on_host(times).clone().numpy()
 
     def _take(self, graph: Graph, edges: torch.Tensor) -> None:
-        if not isinstance(edges, torch.Tensor) or edges.dtype != torch.int64 or edges.dim() != 2:
-            kind = (
-                f"{edges.dtype}{list(edges.shape)}"
-                if isinstance(edges, torch.Tensor)
-                else type(edges).__name__
-            )
+        tensor = isinstance(edges, torch.Tensor)
+        if not tensor or edges.dtype != torch.int64 or edges.dim() != 2 or len(edges) != 2:
+            kind = f"{edges.dtype}{list(edges.shape)}" if tensor else type(edges).__name__
             raise TypeError(f"edges is {kind}: give int64[2, n], sources and destinations")
-        if len(edges) != 2:
-            raise TypeError(f"edges is int64{list(edges.shape)}: give int64[2, n], sources and destinations")
         self._given = on_host(edges).clone().numpy()
         self.count = edges.shape[1]
         for ids, ntype, limit in zip(
             self._given, graph.relation[::2], (graph.num_src, graph.num_dst), strict=True
         ):
-            if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
-                raise IndexError(
-                    f"edges have {ntype!r} nodes from {ids.min()} to {ids.max()}; ids run from 0 to "
-                    f"{limit - 1}"
-                )
+            check_range(ids, limit, f"edges have {ntype!r} nodes from")
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(sources, destinations), int64 each."""

@@ -514,6 +514,12 @@ class SampledEpoch(Iterator[Minibatch]):
         self._stream.close()
 
 
+def check_range(ids: Any, count: int, what: str) -> None:
+    """Raise IndexError if an id is below 0 or not below count. ids: a tensor or an array."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise IndexError(f"{what} {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
+
+
 def _sample_next(loader: weakref.ref[EpochLoader], epoch: int) -> EpochSampling | None:
     """The minibatches of the next epoch; None if the loader is gone, or has another sampler now."""
     me = loader()

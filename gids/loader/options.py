@@ -36,7 +36,13 @@ _KNOWN = {
     "wait": ("stream", "warp"),
     "transfer": ("kernel", "copy"),
 }
-_WHOLE = {"planned", "queue_depth", "io_threads", "rounds", "pairs", "window", "threads"}
+_MOST = {
+    "planned": MAX_PLANNED,
+    "queue_depth": MOST_DEPTH,
+    "io_threads": _core.IO_THREADS_MAX,
+    "pairs": _core.QUEUE_PAIRS_MAX,
+}
+_WHOLE = {*_MOST, "rounds", "window", "threads"}
 
 
 Size = int | float | str
@@ -102,17 +108,12 @@ class Tuning:
                 object.__setattr__(self, field.name, _whole_number(field.name, value))
             if known is not None and value not in known:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
-        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
-            raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
-        if self.queue_depth is not None and not 1 <= self.queue_depth <= MOST_DEPTH:
-            raise ValueError(f"queue_depth must be 1 to {MOST_DEPTH} (got {self.queue_depth})")
-        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
-            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        for name, most in _MOST.items():
+            if (count := getattr(self, name)) is not None and not 1 <= count <= most:
+                raise ValueError(f"{name} must be 1 to {most} (got {count})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
             raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
-        pairs = 1 if self.pairs is None else self.pairs
-        if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
+        pairs = self.pairs or 1
         most_rounds = _core.QUEUE_DOORBELLS * pairs
         if not 1 <= self.rounds <= most_rounds:
             raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={pairs} (got {self.rounds})")

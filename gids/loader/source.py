@@ -188,9 +188,12 @@ def open(
     if options.scratch is not None and options.reads != "random":
         find_scratch(options.scratch, options.scratch_bytes, ())
     with ExitStack() as opening:
-        stores = [
-            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in datasets
-        ]
+        stores = []
+        for one in datasets:
+            if not isinstance(one, FeatureStore):
+                one = FeatureStore(one, allow_dirs=allow_dirs)
+                opening.callback(one.close)
+            stores.append(one)
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 
@@ -223,14 +226,6 @@ def as_row_source(
         for store in source.stores:
             refuse_part(store, what)
     return source
-
-
-def _opened(
-    path: str | os.PathLike[str], allow_dirs: Sequence[str | os.PathLike[str]], closing: ExitStack
-) -> FeatureStore:
-    store = FeatureStore(path, allow_dirs=allow_dirs)
-    closing.callback(store.close)
-    return store
 
 
 def _bytes(name: str, value: Size | None) -> int | None:
