@@ -101,7 +101,8 @@ class PackSwitch(Generic[T]):
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
-        self._racing = False  # packs are being prepared beside random reads
+        self._racing = False  # packs are being prepared
+        self._beside = False  # random reads go on meanwhile
         self._coming: PackMachine | None = None  # the memory of these packs
         self._judged = False
         self._resume_at = self._due_at = 0.0  # random reads; when the minibatch that is due was begun
@@ -183,10 +184,10 @@ class PackSwitch(Generic[T]):
         self._superbatch = self._sampled = self._next = self._ahead = None
         self._racing, self._coming, self._packs.beside_bytes = False, None, 0
 
-    # --- random reads, and packs that are prepared beside them ---
+    # --- the first packs, which are prepared alone or beside random reads ---
 
     def _begin(self, stream: EpochStream[T]) -> None:
-        """Begin with random reads, unless the epoch before was read by packs.
+        """Begin with random reads, unless packs are asked for, or were chosen in the epoch before.
 
         Prepare packs at once if no disk could read the epoch soon.
         """
@@ -194,10 +195,11 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             return self._go_on_with(prepared)
-        if self._packs.options.reads != "auto" or not self._together.overlap:
-            return
-        if self._learned.by_packs:
-            return
+        auto = self._packs.options.reads == "auto"
+        self._beside = auto and self._together.overlap and not self._learned.by_packs
+        if not self._beside:
+            self._loader.free_cache(self._epoch)
+            return self._begin_race(stream, 0, [])
         first, packs, rows = self._source.peek(), self._packs, 0
         with suppress(Exception):  # raised again where this minibatch is due
             if first is not None and not isinstance(first, Failed):
@@ -249,11 +251,12 @@ class PackSwitch(Generic[T]):
             self._read_at_random(stream, then(forgetting(held), self._source, None))
         else:
             self._racing, self._size = True, self._sampled.most
-            minibatches = self._packs.settled(self._sampled.all())
-            self._read_at_random(stream, minibatches, reads_ahead=False)
+            if self._beside:
+                minibatches = self._packs.settled(self._sampled.all())
+                self._read_at_random(stream, minibatches, reads_ahead=False)
 
     def _race(self, stream: EpochStream[T]) -> None:
-        """Prepare packs until a minibatch is there by random reads, or packs are ready and take over.
+        """Prepare packs until a minibatch is there by random reads, if they go on, or packs take over.
 
         Random reads get a share of the time: many short reads starve the long ones.
         """
@@ -265,16 +268,12 @@ class PackSwitch(Generic[T]):
                 return self._hand_over(stream, superbatch, sampled)
             now = time.perf_counter()
             try:
-                if stream.idle and sampled.full and superbatch is None:
-                    self._prepare(stream, sampled)
-                elif (
-                    stream.idle
-                    and not self._judged
-                    and len(sampled.spool) >= EARLY
-                    and sampled.beside_s is not None
-                ):
+                enough = len(sampled.spool) >= EARLY and sampled.beside_s is not None
+                if stream.idle and not self._judged and (enough or (sampled.full and len(sampled.spool))):
                     self._judge_early(stream, sampled)
-                elif not (stream.idle and now < self._resume_at) and stream.ready():
+                elif stream.idle and sampled.full and superbatch is None:
+                    self._prepare(stream, sampled)
+                elif self._beside and not (stream.idle and now < self._resume_at) and stream.ready():
                     self._resume_at, self._due_at = now + _REST * (now - self._due_at), now
                     return
                 elif sampled.full:
@@ -289,11 +288,23 @@ class PackSwitch(Generic[T]):
                 self._due_at = time.perf_counter()
 
     def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
+        """Agree on the minibatches of a superbatch, or random reads."""
         self._judged, sampled.done = True, stream.index
         sampled.settle()
-        left = self._left(sampled)
-        if not sampled.full and self._chooser.choose_early(sampled, left, Ahead.NOTHING):
-            self._end_race(stream, sampled)
+        wanted, left, together = sampled.most, self._left(sampled), self._together
+        if not sampled.full:
+            overlap = not self._beside and together.overlap and (left is None or wanted <= left)
+            if self._chooser.choose_early(sampled, left, Ahead.SWEPT if overlap else Ahead.NOTHING):
+                wanted = 0
+        if agreed := together.agree(wanted, sampled.room):
+            self._size = sampled.most = min(sampled.most, agreed)
+            return
+        if wanted and sampled.room < EARLY:
+            reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
+            self._chooser.give_up(reason, self._count or 0)
+        elif wanted and self._count is not None:
+            self._learned.read_at_random("another process reads by random reads", self._count)
+        self._end_race(stream, sampled)
 
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
@@ -306,7 +317,7 @@ class PackSwitch(Generic[T]):
         if layout is None:
             return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
-        if self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
+        if self._beside and self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
             self._coming = self._chooser.new_machine(sampled)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
@@ -354,6 +365,8 @@ class PackSwitch(Generic[T]):
             self._give_up(sampled.reason)
         if self._learned.choices:
             self._choice = self._chooser.random_choice(len(sampled.spool))
+        if not self._beside:
+            self._read_at_random(stream, self._packs.settled(sampled.all()))
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
@@ -386,10 +399,6 @@ class PackSwitch(Generic[T]):
         sampled = self._next_sampled()
         if sampled is None:
             return self._random(stream, 0)
-        if not self._size:
-            self._start_sampling(stream, sampled)
-            if self._at_random:
-                return
         sampled.sample()
         if not len(sampled.spool):
             return self._end_of_sampled(stream)
@@ -454,35 +463,6 @@ class PackSwitch(Generic[T]):
         if next_epoch is None:
             self.opened.append(sampled)
         return sampled
-
-    def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
-        self._loader.free_cache(self._epoch)
-        sampled.sample(EARLY)
-        if not len(sampled.spool):
-            return
-        wanted, together = sampled.most, self._together
-        if not sampled.full:
-            try:
-                left = self._left(sampled)
-                overlap = together.overlap and (left is None or wanted <= left)
-                ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
-                if self._chooser.choose_early(sampled, left, ahead):
-                    wanted = 0
-            except OSError as error:
-                self._give_up(error)
-                wanted = 0
-        agreed = together.agree(wanted, sampled.room)
-        if not agreed:
-            if not wanted:
-                self._only_random = True
-            elif sampled.room < EARLY:
-                reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
-                self._chooser.give_up(reason, self._count or 0)
-            elif self._count is not None:
-                self._learned.read_at_random("another process reads by random reads", self._count)
-            return self._random(stream, 0)
-        self._size = sampled.most = min(sampled.most, agreed)
 
     def _make_first(self, layout: Layout, first_pack: int, sampled: SampledAhead[T]) -> Superbatch | None:
         """As _make(), with new memory. None also if others have taken a device's memory meanwhile."""
