@@ -489,15 +489,6 @@ def forgetting(*lists: list[T]) -> Iterator[T]:
             yield minibatches.pop(0)
 
 
-def then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
-    """Some minibatches, then those of a source, or its end: an error, or StopIteration."""
-    yield from first
-    if end is None:
-        yield from source
-    elif not isinstance(end, StopIteration):
-        raise end
-
-
 def close_parts(pid: int, parts: list[Any], then: Sequence[Callable[[], None]] = ()) -> None:
     """Close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:

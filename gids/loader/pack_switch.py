@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting, then
+from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
@@ -248,12 +248,11 @@ class PackSwitch(Generic[T]):
         except OSError as error:
             self._give_up(error)
         if self._sampled is None:
-            self._read_at_random(stream, then(forgetting(held), self._source, None))
+            self._read_at_random(stream, itertools.chain(forgetting(held), self._source))
         else:
             self._racing, self._size = True, self._sampled.most
             if self._beside:
-                minibatches = self._packs.settled(self._sampled.all())
-                self._read_at_random(stream, minibatches, reads_ahead=False)
+                self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
 
     def _race(self, stream: EpochStream[T]) -> None:
         """Prepare packs until a minibatch is there by random reads, if they go on, or packs take over.
@@ -309,9 +308,11 @@ class PackSwitch(Generic[T]):
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
         packs, begun, layout = self._packs, time.perf_counter(), None
-        sampled.done = index = stream.index
+        sampled.done = index = stream.index if self._beside else 0
         if index < len(sampled.spool):
             with self._observers.stage("plan"):
+                if not self._beside:
+                    self._loader.free_cache(self._epoch)
                 layout = self._chooser.choose(sampled, self._left(sampled))
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is None:
@@ -355,8 +356,8 @@ class PackSwitch(Generic[T]):
         """Go on by random reads only."""
         self._racing, stream.reads_ahead = False, True
         self._packs.beside_bytes = 0
-        sampled.most = len(sampled.spool)
-        sampled.forget_counts()
+        self._packs.release()
+        minibatches = sampled.rest()
         self._drop_next()
         if self._coming is not None:
             self._coming.close()
@@ -366,7 +367,7 @@ class PackSwitch(Generic[T]):
         if self._learned.choices:
             self._choice = self._chooser.random_choice(len(sampled.spool))
         if not self._beside:
-            self._read_at_random(stream, self._packs.settled(sampled.all()))
+            self._read_at_random(stream, minibatches)
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
@@ -399,23 +400,13 @@ class PackSwitch(Generic[T]):
         sampled = self._next_sampled()
         if sampled is None:
             return self._random(stream, 0)
-        sampled.sample()
+        sampled.sample(1)
         if not len(sampled.spool):
             return self._end_of_sampled(stream)
         if prepared is not None:
             return self._train(stream, prepared, 0)
-        begun = time.perf_counter()
-        layout = superbatch = None
-        try:
-            with self._observers.stage("plan"):
-                self._loader.free_cache(self._epoch)
-                layout = self._chooser.choose(sampled, self._left(sampled))
-        except OSError as error:
-            self._give_up(error)
-        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
-        if layout is not None:
-            superbatch = self._make_first(layout, 0, sampled)
-        self._train(stream, superbatch, 0)
+        self._racing, self._judged, self._beside = True, True, False
+        self._race(stream)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
         """Minibatches of the epoch from this superbatch on, if known."""
@@ -622,19 +613,18 @@ class PackSwitch(Generic[T]):
 
     def _end_of_sampled(self, stream: EpochStream[T]) -> None:
         """All minibatches in the spool were returned: what comes after them."""
-        sampled, self._sampled = self._sampled, None
+        sampled = self._sampled
         assert sampled is not None
         self._count_spool(sampled)
         sampled.close()
         self.opened.remove(sampled)
-        end, sampled.end = sampled.end, None  # its frames refer to the stream
         if sampled.reason:
             self._give_up(sampled.reason)
-        if end is not None:
-            self._at_random = True
-            stream.read(Reader(), then((), iter(()), end))
+        if sampled.end is not None:
+            self._read_at_random(stream, sampled.rest(len(sampled.spool)))
         elif self._only_random:
-            self._go_on(stream, *self._after(sampled))
+            self._random(stream, len(sampled.spool))
+        self._sampled = None
 
     def _count_spool(self, sampled: SampledAhead[T]) -> None:
         counters = self._packs.counters
@@ -643,24 +633,16 @@ class PackSwitch(Generic[T]):
 
     def _random(self, stream: EpochStream[T], first: int) -> None:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
-        if self._sampled is None:
-            self._go_on(stream, [], None)
-        else:
-            after, end = self._after(self._sampled)
-            self._go_on(stream, itertools.chain(self._sampled.spooled(first), after), end)
-
-    def _after(self, sampled: SampledAhead[T]) -> tuple[Iterable[T], BaseException | None]:
-        """What was sampled and comes after the spool, and why the source has no more, or None."""
-        if self._ahead is not None:
-            return self._ahead.rest(), self._ahead.end
-        return sampled.take_left(), sampled.end
-
-    def _go_on(self, stream: EpochStream[T], minibatches: Iterable[T], end: BaseException | None) -> None:
+        sampled, ahead = self._sampled, self._ahead
         self._packs.release()
-        minibatches = self._packs.settled(minibatches)
         if self._learned.choices:
-            self._choice = self._chooser.random_choice(len(self._sampled.spool) if self._sampled else 0)
-        self._read_at_random(stream, then(minibatches, self._source, end))
+            self._choice = self._chooser.random_choice(len(sampled.spool) - first if sampled else 0)
+        if sampled is None:
+            self._read_at_random(stream, self._source)
+        elif ahead is None:
+            self._read_at_random(stream, sampled.rest(first))
+        else:
+            self._read_at_random(stream, itertools.chain(sampled.spooled(first), ahead.rest()))
 
     def _read_at_random(
         self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True

@@ -235,17 +235,14 @@ class SampledAhead(Generic[T]):
                 minibatch: T = self.spool.take(i)[0]
             except StorageError as error:
                 minibatch = Failed.of(error)
+            self._packs.settle()
             yield minibatch
             del minibatch
 
-    def rest(self) -> Iterator[T]:
-        """All minibatches, with those that are not in the spool."""
-        yield from self.spooled(0)
-        yield from self.take_left()
-
-    def all(self) -> Iterator[T]:
-        """All minibatches to the end of the source. Each is sampled when it is due, if it is not yet."""
-        index = 0
+    def all(self, first: int = 0) -> Iterator[T]:
+        """The minibatches from `first` on, to the end of the source. Each is sampled when it is due, if it is
+        not yet."""
+        index = first
         while index < len(self.spool) or not self.full:
             if index == len(self.spool):
                 self.sample(1)
@@ -255,13 +252,19 @@ class SampledAhead(Generic[T]):
             yield from self.spooled(index, index + 1)
             index += 1
         self.most = len(self.spool)  # no other minibatch may come after them in the spool
-        yield from self.take_left()
         if self.end is None:
+            yield from forgetting(self.held, self._first)
             for minibatch in self._source:  # "yield from" would close it with this generator
                 yield minibatch
                 del minibatch
         elif not isinstance(self.end, StopIteration):
             raise self.end
+
+    def rest(self, first: int = 0) -> Iterator[T]:
+        """The same. No other minibatch comes into the spool."""
+        self.most = len(self.spool)
+        self.forget_counts()
+        return self.all(first)
 
     def put_back(self, minibatches: Sequence[T]) -> None:
         """Hold minibatches that all() returned and that are not in the spool."""
@@ -271,10 +274,6 @@ class SampledAhead(Generic[T]):
     def left(self) -> list[T]:
         """The minibatches that were sampled and are not in the spool."""
         return self.held + self._first
-
-    def take_left(self) -> Iterator[T]:
-        """The same, forgotten as they are returned."""
-        return forgetting(self.held, self._first)
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
