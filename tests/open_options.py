@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gids
-from gids.loader.option_names import OPTIONS, TUNING
+from gids.loader.options import OPTIONS, TUNING
 
 
 def tuned(options: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -44,7 +44,8 @@ class Sizes:
     planned_batches: minibatches planned at once; at least least_planned_batches where memory is short, at
     most most_planned_batches. waiting_batches: sampled minibatches that wait for the window. source_bytes:
     memory of the sampler, as a function of waiting_batches. growths: factors of room for larger minibatches,
-    the preferred one first.
+    the preferred one first. late_outputs: minibatches get their outputs when they are gathered, not when they
+    are planned.
     """
 
     rows: Mapping[str, int]
@@ -57,6 +58,7 @@ class Sizes:
     waiting_batches: int = 0
     source_bytes: Callable[[int], int] = lambda _waiting: 0
     growths: tuple[float, ...] = GROWTHS
+    late_outputs: bool = False
 
     @property
     def live_batches(self) -> int:
@@ -91,57 +93,22 @@ class MemoryPlan:
     """How memory is shared out.
 
     purposes: bytes by purpose. lines: cache lines by table. sizes: the largest minibatch, the window and the
-    planned minibatches that fit. capped: more memory would not add lines. late_outputs: minibatches get
-    their outputs when they are gathered, not when they are planned. host_lines: of a plan for a device, the
-    lines in host memory by table.
+    planned minibatches that fit. capped: more memory would not add lines. host_lines: of a plan for a device,
+    the lines in host memory by table.
     """
 
     purposes: Mapping[str, int]
     lines: Mapping[str, int]
     sizes: Sizes
     capped: bool
-    late_outputs: bool = False
     host_lines: Mapping[str, int] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Way:
-    """One way to hold minibatches. plan: shares memory out for sizes; None if they do not fit.
-
-    least_lines: the way is good enough with lines of this many times the bytes of the outputs.
-    """
-
-    sizes: Sizes
-    plan: Callable[[Sizes], MemoryPlan | None]
-    least_lines: float = 0
-
-
-def best_plan(ways: Iterable[Way]) -> MemoryPlan | None:
-    """The first way that is good enough, else the last that fits; each with the longest window that pays."""
-    last = None
-    for way in ways:
-        if (plan := _with_window(way)) is None:
-            continue
-        last = plan
-        if plan.capped or plan.purposes["lines"] >= way.least_lines * plan.purposes["outputs"]:
-            return plan
-    return last
-
-
-def _with_window(way: Way) -> MemoryPlan | None:
-    shorter = range(way.sizes.window_batches, -1, -1)
-    for sizes in (way.sizes, *map(way.sizes.shortened, shorter)):
-        plan = way.plan(sizes)
-        if plan is not None and (sizes.window_batches <= 1 or plan.capped or _pays(plan)):
-            return plan
-    return None
-
-
-def _pays(plan: MemoryPlan) -> bool:
-    """Whether the window is worth its memory, which a shorter one would leave to the lines."""
-    window, lines = plan.purposes["window"], plan.purposes["lines"]
-    reach = plan.sizes.window_batches * plan.sizes.page_bytes
-    return window <= lines and reach <= REACH * lines
+    @property
+    def window_pays(self) -> bool:
+        """Whether the window is worth its memory, which a shorter one would leave to the lines."""
+        window, lines = self.purposes["window"], self.purposes["lines"]
+        reach = self.sizes.window_batches * self.sizes.page_bytes
+        return window <= lines and reach <= REACH * lines
 
 
 SMALL = 16
@@ -198,6 +165,9 @@ class Budget(ABC):
     memory_bytes: int
     cache_bytes: int | None
 
+    option: ClassVar[str]
+    """The argument of gids.open() that gives memory_bytes."""
+
     def share(self, sizes: Sizes) -> MemoryPlan:
         """Give every purpose its bytes; the rest becomes cache lines.
 
@@ -209,19 +179,41 @@ class Budget(ABC):
 
         Raises MemoryBudgetError, which lists the sum, if none of them fits.
         """
-        roomy, *rest = sizes.growths
-        least = sizes.with_planned(sizes.least_planned_batches)
-        ways = self._ways(self._more_planned(sizes.grown(roomy)), sizes, least, rest or [roomy])
-        if (best := best_plan(ways)) is not None:
-            return best
-        raise self._too_little(least.shortened(0).grown(sizes.growths[-1]))
+        roomy, *tight = sizes.growths
+        preferred = self._with_window(self._more_planned(sizes.grown(roomy)))
+        if preferred is not None:
+            purposes = preferred.purposes
+            if preferred.capped or purposes["lines"] >= purposes["outputs"]:
+                return preferred
+        ways = self._ways(sizes, sizes.with_planned(sizes.least_planned_batches), tight or [roomy])
+        for way in ways:
+            if (plan := self._with_window(way)) is not None:
+                return plan
+        if preferred is not None:
+            return preferred
+        least = min((self.needed(way.shortened(0)) for way in ways), key=_sum)
+        raise too_little(self.memory_bytes, least, self.option)
 
     @abstractmethod
-    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
-        """The ways to try. least: with the fewest planned minibatches. tight: growths."""
+    def needed(self, sizes: Sizes) -> dict[str, int]:
+        """Bytes by purpose that minibatches of these sizes need, without lines."""
 
     @abstractmethod
-    def _too_little(self, smallest: Sizes) -> MemoryBudgetError: ...
+    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
+        """The ways to hold minibatches, in order. least: with the fewest planned ones. tight: growths."""
+
+    @abstractmethod
+    def _plan(self, sizes: Sizes) -> MemoryPlan | None:
+        """The plan for minibatches and a window of these sizes; None if they do not fit."""
+
+    def _with_window(self, sizes: Sizes) -> MemoryPlan | None:
+        """The plan with the longest window that pays."""
+        shorter = range(sizes.window_batches, -1, -1)
+        for tried in (sizes, *map(sizes.shortened, shorter)):
+            plan = self._plan(tried)
+            if plan is not None and (tried.window_batches <= 1 or plan.capped or plan.window_pays):
+                return plan
+        return None
 
     def _output_bytes(self, sizes: Sizes) -> int:
         """Bytes of one minibatch's rows, in whole memory pages."""
@@ -258,17 +250,19 @@ class Budget(ABC):
 class HostBudget(Budget):
     """Shares host memory out."""
 
-    def needed(self, sizes: Sizes, *, late_outputs: bool = False) -> dict[str, int]:
+    option = "memory"
+
+    def needed(self, sizes: Sizes) -> dict[str, int]:
         """Bytes by purpose that minibatches of these sizes need, without lines.
 
-        outputs: one that the consumer holds, and one per planned minibatch; late_outputs: one for the
+        outputs: one that the consumer holds, and one per planned minibatch; with late_outputs one for the
         minibatch that is gathered instead. window: minibatches in the window, planned or waiting, and the
         numbers of their pages. requests: the reads of planned minibatches, and memory to plan in.
         """
         tables, rows = self.tables, sum(sizes.rows.values())
         pages = sum(sizes.rows[t.name] * (4 if t.page_count <= _NARROW_PAGES else 8) for t in tables)
-        outputs = 2 if late_outputs else sizes.planned_batches + 1
-        requested = min(rows, _core.LATE_ROWS) if late_outputs else rows * sizes.planned_batches
+        outputs = 2 if sizes.late_outputs else sizes.planned_batches + 1
+        requested = min(rows, _core.LATE_ROWS) if sizes.late_outputs else rows * sizes.planned_batches
         ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
         sampled = sizes.live_batches + sizes.waiting_batches
         return {
@@ -281,27 +275,23 @@ class HostBudget(Budget):
             **row_orders(tables),
         }
 
-    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
-        early, late = (partial(self._plan, late_outputs=late) for late in (False, True))
+    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
+        late = partial(replace, late_outputs=True)
+        usual = sizes.grown(tight[0])
         return [
-            Way(roomy, early, least_lines=1),
-            Way(sizes.grown(tight[0]), early),
-            Way(sizes.grown(tight[0]), late),
-            *(Way(least.grown(growth), late) for growth in tight),
-            Way(least.grown(tight[-1]), early),
+            usual,
+            late(usual),
+            *(late(least.grown(growth)) for growth in tight),
+            least.grown(tight[-1]),
         ]
 
-    def _too_little(self, smallest: Sizes) -> MemoryBudgetError:
-        needs = (self.needed(smallest, late_outputs=late) for late in (False, True))
-        return too_little(self.memory_bytes, min(needs, key=_sum), "memory")
-
-    def _plan(self, sizes: Sizes, *, late_outputs: bool) -> MemoryPlan | None:
-        purposes = self.needed(sizes, late_outputs=late_outputs)
+    def _plan(self, sizes: Sizes) -> MemoryPlan | None:
+        purposes = self.needed(sizes)
         left = self.memory_bytes - _sum(purposes)
         if left < 0:
             return None
         left, capped = self._cap(left)
-        if late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
+        if sizes.late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
             most = min(_sum(self._lines(left, _core.LINE_METADATA_BYTES)), sizes.most_loads)
             loads = min(left, most * _core.LOAD_BYTES)
             purposes["requests"] += loads
@@ -309,7 +299,7 @@ class HostBudget(Budget):
         lines = self._lines(left, _core.LINE_METADATA_BYTES)
         purposes["lines"] = self._line_bytes(lines)
         purposes["line metadata"] = _sum(lines) * _core.LINE_METADATA_BYTES
-        return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines), late_outputs)
+        return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines))
 
 
 def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str) -> MemoryBudgetError:

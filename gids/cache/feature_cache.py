@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.cache.output_dtype import Bytes, Outputs
 from gids.errors import MissingError, StorageError
-from gids.store.dtypes import make_bools_proper
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
@@ -63,17 +62,15 @@ class FeatureCache:
     ) -> None:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
-        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
-        self._forms = {t.name: row_form(t, output_dtype) for t in tables}
-        self._pool = _core.BufferPool.create(keep_output_bytes)
-        self._output_rows = {} if output_rows is None else output_rows
+        self._memory = Outputs(tables, output_dtype, keep_bytes=keep_output_bytes, rows=output_rows)
+        self._pool = self._memory.pool
         self._late_outputs = late_outputs
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers.create(threads)
         self._caches: dict[str, Any] = {}
         first_file = 0
         for t in tables:
-            form = self._forms[t.name]
+            form = self._memory.forms[t.name]
             self._caches[t.name] = _core.PageCache(
                 engine.native,
                 workers,
@@ -99,7 +96,7 @@ class FeatureCache:
         """The first step that a new stream may enter; steps never repeat."""
         self._orders = {t.name: order for t in tables if (order := t.order) is not None}
         self._ids: dict[int, dict[str, Ids]] = {}
-        self._outputs: dict[int, dict[str, torch.Tensor]] = {}
+        self._outputs: dict[int, dict[str, Bytes]] = {}
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
         """Mark the pages that minibatch `step` will read. Steps enter in order.
@@ -120,7 +117,7 @@ class FeatureCache:
         for name, cache in self._caches.items():
             ids, rows = self._positions(name, self._ids[step]), None
             if not self._late_outputs:
-                outputs[name], rows = self._new_output(self.tables[name], len(ids))
+                rows = outputs[name] = self._memory.take(self.tables[name], len(ids))
             cache.plan(step, ids, rows)
         self._outputs[step] = outputs
 
@@ -135,9 +132,10 @@ class FeatureCache:
             rows = None
             if self._late_outputs:
                 count = len(self._ids[step].get(name, _NO_IDS))
-                outputs[name], rows = self._new_output(self.tables[name], count)
+                rows = outputs[name] = self._memory.take(self.tables[name], count)
             failures += cache.gather(step, rows)
-        return {name: make_bools_proper(outputs[name]) for name in self._ids[step]}, self._error(failures)
+        features = {name: self._memory.tensor(self.tables[name], outputs[name]) for name in self._ids[step]}
+        return features, self._error(failures)
 
     def ready(self, step: int) -> bool:
         """Whether gather() of a planned step would not wait for the disk."""
@@ -168,13 +166,13 @@ class FeatureCache:
         self, ids: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
         """Rows without a step: from lines, else from disk. Returns like gather(); changes nothing."""
-        outputs, failures = {}, []
+        features, failures = {}, []
         checked = self._check(ids)
         for name, array in checked.items():
-            outputs[name], rows = self._new_output(self.tables[name], len(array))
+            rows = self._memory.take(self.tables[name], len(array))
             failures += self._caches[name].read_through(self._positions(name, checked), rows)
-            make_bools_proper(outputs[name])
-        return outputs, self._error(failures)
+            features[name] = self._memory.tensor(self.tables[name], rows)
+        return features, self._error(failures)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """The native counters of each table."""
@@ -221,22 +219,22 @@ class FeatureCache:
         array = ids.get(name, _NO_IDS)
         return positions_of(array, self._orders[name]) if name in self._orders else array
 
-    def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
-        row_bytes = self._forms[table.name].out_row_bytes
-        room = self._output_rows.get(table.name, 0)
-        flat: npt.NDArray[np.uint8] = self._pool.take(n * row_bytes, room * row_bytes)
-        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(n, *table.shape)
-        return tensor, flat.reshape(n, row_bytes)
-
     def _error(self, failures: Sequence[tuple[int, int, int]]) -> StorageError | None:
         if not failures:
             return None
         file, offset, code = failures[0]
-        reason = "the page's checksum is wrong" if code == errno.EBADMSG else os.strerror(code)
-        if code == errno.ENODATA:
-            reason = "the shard ends before this page; it was truncated"
         more = f" (and {len(failures) - 1} more pages of this minibatch)" if len(failures) > 1 else ""
-        return StorageError(code, f"cannot read a page: {reason}{more}", self._shards[file], offset)
+        return read_error(code, self._shards[file], offset, more)
+
+
+def read_error(code: int, shard: str | os.PathLike[str], offset: int, more: str = "") -> StorageError:
+    """The error of a page, or of a row in it. code: an errno, EBADMSG for a wrong checksum."""
+    reasons = {
+        errno.EBADMSG: "the page's checksum is wrong",
+        errno.ENODATA: "the shard ends before this page; it was truncated",
+    }
+    reason = reasons.get(code) or os.strerror(code)
+    return StorageError(code, f"cannot read a page: {reason}{more}", shard, offset)
 
 
 def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: torch.device) -> None:

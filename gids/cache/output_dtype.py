@@ -1,8 +1,12 @@
-"""The dtype of output rows, and how a gather converts stored bytes. Called by both caches and the loader."""
+"""The dtype of output rows, how a gather converts stored bytes, and host memory for outputs.
+
+Called by both caches, packs and the loader.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +15,12 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.store import Table
+
+Bytes = npt.NDArray[np.uint8]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that rows are converted between."""
@@ -57,6 +64,35 @@ def out_dtype_of(table: Table, wanted: torch.dtype | None) -> torch.dtype:
 def out_row_bytes(table: Table, wanted: torch.dtype | None) -> int:
     """Bytes of an output row."""
     return math.prod(table.shape) * out_dtype_of(table, wanted).itemsize
+
+
+class Outputs:
+    """Host memory of features. keep_bytes: that is kept for later ones. rows: that an output has room for, by
+    table, so that outputs of smaller minibatches are reused for larger ones."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        dtype: torch.dtype | None,
+        *,
+        keep_bytes: int = 0,
+        rows: Mapping[str, int] | None = None,
+    ) -> None:
+        self.forms = {t.name: row_form(t, dtype) for t in tables}
+        self.pool = _core.BufferPool.create(keep_bytes)
+        self._dtypes = {t.name: out_dtype_of(t, dtype) for t in tables}
+        self._rows = rows or {}
+
+    def take(self, table: Table, count: int) -> Bytes:
+        """Memory for so many rows: uint8[count, bytes of a row]."""
+        row_bytes = self.forms[table.name].out_row_bytes
+        flat: Bytes = self.pool.take(count * row_bytes, self._rows.get(table.name, 0) * row_bytes)
+        return flat.reshape(count, row_bytes)
+
+    def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
+        """What take() returned, as features, once it is filled."""
+        flat = torch.from_numpy(out.reshape(-1)).view(self._dtypes[table.name])
+        return make_bools_proper(flat.view(len(out), *table.shape))
 
 
 def _value_type(dtype: torch.dtype) -> int:

@@ -25,7 +25,7 @@ from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch, prefetch_factor, raise_descriptor_limit
 from gids.loader.learned import Learned
-from gids.loader.option_names import check_names
+from gids.loader.options import check_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.store import Table
 

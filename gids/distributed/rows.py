@@ -8,7 +8,7 @@ step s is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Failed
 from gids.loader.learned import Learned
 from gids.loader.options import Reads
+from gids.loader.row_source import EpochInput
 from gids.loader.sampling import EpochSampling
+from gids.sampler import Minibatch
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
 from gids.store.names import Relation
@@ -92,25 +94,13 @@ class RankRows:
     def held_bytes(self) -> int:
         return self.feature_loader.held_bytes
 
-    def attach_epoch(
-        self,
-        minibatches: EpochSampling,
-        ids_of: Callable[[T], Ids],
-        *,
-        bytes_of: Callable[[T], int] | None = None,
-        waiting_batches: int = 0,
-        source_bytes: Callable[[int], int] = lambda _waiting: 0,
-        growth: float = 1.0,
-        count: int | None = None,
-        learned: Learned | None = None,
-        following: object = None,
-    ) -> EpochStream[T]:
+    def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
 
-        following is not used: the ranks sample together, and none is ahead of its epoch.
+        The ranks sample together, and none is ahead of its epoch: epoch.following is not used.
         """
-        steps = Steps(self, minibatches, ids_of, bytes_of or (lambda _: 0))
-        return LockstepStream(self, steps, growth, count, learned or Learned())
+        steps = Steps(self, cast(EpochSampling, epoch.minibatches), epoch.ids_of, epoch.bytes_of)
+        return LockstepStream(self, steps, epoch.growth, epoch.count, epoch.learned)
 
     def agree_on_packs(self, learned: Learned, count: int | None, place: str) -> bool:
         """Whether all ranks may read the next minibatches by packs. Collective if the options allow packs.

@@ -17,6 +17,7 @@ from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
 from gids.loader.options import MAX_PLANNED
 from gids.loader.readers import Features, Reader
+from gids.loader.row_source import EpochInput
 
 if TYPE_CHECKING:
     from gids.distributed.rows import RankRows
@@ -108,13 +109,16 @@ class LockstepStream(EpochStream[T]):
         if packs:
             steps.begin_superbatch()
         self._local = self._loader.attach_epoch(
-            steps,
-            self._rank_rows.ids_of,
-            bytes_of=lambda step: step.nbytes,
-            growth=self._growth,
-            count=self._left,
-            together=steps if packs else None,
-            learned=self._learned,
+            EpochInput(
+                minibatches=steps,
+                ids_of=self._rank_rows.ids_of,
+                learned=self._learned,
+                bytes_of=lambda step: step.nbytes,
+                count=self._left,
+                growth=self._growth,
+                packs=packs,
+                together=steps,
+            )
         )
         self._first = self._read()  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):

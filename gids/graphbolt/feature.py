@@ -17,7 +17,7 @@ from gids.closing import Closing
 from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
-from gids.loader.option_names import explain_names
+from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
 
 

@@ -19,7 +19,7 @@ from gids.closing import Closing
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader.framework_epoch import FrameworkEpoch, raise_descriptor_limit
 from gids.loader.learned import Learned
-from gids.loader.option_names import explain_names
+from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
 
 

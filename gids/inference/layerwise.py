@@ -21,7 +21,7 @@ from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighborhoods, Nodes, Targets
-from gids.loader.option_names import explain_names
+from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Topology

@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from gids.cuda import on_host
 from gids.errors import MissingError
-from gids.loader.epoch_loader import EpochLoader
-from gids.loader.excluded_edges import without_edges
-from gids.loader.option_names import explain_names
+from gids.loader.epoch_loader import EpochLoader, check_range
+from gids.loader.options import explain_names
 from gids.loader.ranks import StepSeeds
 from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset
 from gids.loader.tables import Tables
-from gids.sampler import Minibatch, Sampler, TimedSeeds, Topology
+from gids.sampler import Block, Minibatch, Sampler, TimedSeeds, Topology
 from gids.sampler.forest import AnySeeds
 from gids.sampler.layered import Fanout
 from gids.sampler.neighbor import Strategy
@@ -250,7 +249,7 @@ class _EdgeSampling(EpochSampling):
         if self._excluded:
             ids = on.to_device(torch.from_numpy(np.stack(self._edges.at(seeds.of_all_ranks))))
             for relation, backwards in self._excluded:
-                without_edges(minibatch, relation, ids.flip(0) if backwards else ids)
+                _without_edges(minibatch, relation, ids.flip(0) if backwards else ids)
         return minibatch
 
 
@@ -278,25 +277,16 @@ class _Edges:
         self._times = on_host(times).clone().numpy()
 
     def _take(self, graph: Graph, edges: torch.Tensor) -> None:
-        if not isinstance(edges, torch.Tensor) or edges.dtype != torch.int64 or edges.dim() != 2:
-            kind = (
-                f"{edges.dtype}{list(edges.shape)}"
-                if isinstance(edges, torch.Tensor)
-                else type(edges).__name__
-            )
+        tensor = isinstance(edges, torch.Tensor)
+        if not tensor or edges.dtype != torch.int64 or edges.dim() != 2 or len(edges) != 2:
+            kind = f"{edges.dtype}{list(edges.shape)}" if tensor else type(edges).__name__
             raise TypeError(f"edges is {kind}: give int64[2, n], sources and destinations")
-        if len(edges) != 2:
-            raise TypeError(f"edges is int64{list(edges.shape)}: give int64[2, n], sources and destinations")
         self._given = on_host(edges).clone().numpy()
         self.count = edges.shape[1]
         for ids, ntype, limit in zip(
             self._given, graph.relation[::2], (graph.num_src, graph.num_dst), strict=True
         ):
-            if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
-                raise IndexError(
-                    f"edges have {ntype!r} nodes from {ids.min()} to {ids.max()}; ids run from 0 to "
-                    f"{limit - 1}"
-                )
+            check_range(ids, limit, f"edges have {ntype!r} nodes from")
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(sources, destinations), int64 each."""
@@ -337,3 +327,56 @@ def _ends(
     destinations, at_destination = unique(dst)
     pairs = torch.from_numpy(np.stack([at_source.reshape(-1), at_destination.reshape(-1)]))
     return {relation[0]: torch.from_numpy(sources), relation[2]: torch.from_numpy(destinations)}, pairs
+
+
+def _without_edges(minibatch: Minibatch, relation: Relation, edges: torch.Tensor) -> None:
+    """Remove the edges of a relation from edges[0, i] to edges[1, i] from all blocks, and the reverse edges
+    that a bidirectional subgraph made from them. Input nodes stay.
+
+    edges: int64[2, n], node ids, on the minibatch's device. Raises TypeError for a minibatch without blocks
+    of the relation.
+    """
+    if not minibatch.blocks:
+        raise _missing("blocks")
+    nodes, layers = minibatch.input_nodes, []
+    for layer in minibatch.blocks:
+        blocks = layer if isinstance(layer, dict) else {layer.relation: layer}
+        if relation not in blocks:
+            raise _missing(f"blocks of {describe_type(relation)}")
+        kept = {}
+        for name, block in blocks.items():
+            src, dst = (nodes[t] if isinstance(nodes, dict) else nodes for t in name[::2])
+            kept[name] = _without(block, src, dst, relation, edges)
+        layers.append(kept if isinstance(layer, dict) else kept[relation])
+    minibatch.blocks = cast(Any, layers)
+
+
+def _missing(what: str) -> TypeError:
+    return TypeError(f"exclude= needs a sampler that makes {what}, and this one does not: use exclude=None")
+
+
+def _without(
+    block: Block, src: torch.Tensor, dst: torch.Tensor, relation: Relation, edges: torch.Tensor
+) -> Block:
+    """src, dst: the minibatch's nodes of the types of the block."""
+    of_relation = block.relation == relation
+    made_from_it = block.reverse is not None and block.reverse.relation == relation
+    if not (of_relation or made_from_it):
+        return block
+    from_local, to_local = block.coo()
+    sources, destinations, keys = src[from_local], dst[to_local], _keys(*edges)
+    left_out = torch.zeros_like(from_local, dtype=torch.bool)
+    if of_relation:
+        left_out |= torch.isin(_keys(sources, destinations), keys)
+    if made_from_it:
+        left_out |= (block.positions < 0) & torch.isin(_keys(destinations, sources), keys)
+    keep = ~left_out
+    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    values: dict[str, Any] = {f.name: getattr(block, f.name) for f in fields(block)}
+    of_edges = {n: v[keep] for n, v in values.items() if isinstance(v, torch.Tensor) and n != "indptr"}
+    return Block(**{**values, **of_edges, "indptr": before[block.indptr]})
+
+
+def _keys(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """One number for each pair of ids, which are below 2^32."""
+    return dst << 32 | src

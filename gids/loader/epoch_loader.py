@@ -27,7 +27,7 @@ from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
-from gids.loader.row_source import RowLoader, RowSource
+from gids.loader.row_source import EpochInput, RowLoader, RowSource
 from gids.loader.sampling import Epoch, EpochSampling, SampleStream
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
@@ -255,16 +255,19 @@ class EpochLoader(Closing, ABC):
         if self._features is None:
             stream = EpochStream(Sampled(sampling), Reader(), count=count)
         else:
+            following = partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None
             stream = self._features.attach_epoch(
-                sampling,
-                sampling.ids,
-                bytes_of=_nbytes,
-                waiting_batches=self._at_once - 1,
-                source_bytes=self._sampler_bytes,
-                count=count,
-                growth=_growth(seeds, sampling.epoch.steps),
-                learned=self._learned,
-                following=partial(_sample_next, weakref.ref(self), epoch + 1) if self._repeatable else None,
+                EpochInput(
+                    minibatches=sampling,
+                    ids_of=sampling.ids,
+                    learned=self._learned,
+                    bytes_of=lambda minibatch: minibatch.nbytes,
+                    count=count,
+                    growth=_growth(seeds, sampling.epoch.steps),
+                    waiting_batches=self._at_once - 1,
+                    source_bytes=self._sampler_bytes,
+                    following=following,
+                )
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)
         self._epochs.add(begun)
@@ -511,6 +514,12 @@ class SampledEpoch(Iterator[Minibatch]):
         self._stream.close()
 
 
+def check_range(ids: Any, count: int, what: str) -> None:
+    """Raise IndexError if an id is below 0 or not below count. ids: a tensor or an array."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise IndexError(f"{what} {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
+
+
 def _sample_next(loader: weakref.ref[EpochLoader], epoch: int) -> EpochSampling | None:
     """The minibatches of the next epoch; None if the loader is gone, or has another sampler now."""
     me = loader()
@@ -526,10 +535,6 @@ def _growth(seeds: EpochSeeds, steps: range) -> float:
         return 1.0
     usual, first = (max(1, len(seeds.at(step).own)) for step in (0, steps.start))
     return usual / first
-
-
-def _nbytes(minibatch: Minibatch) -> int:
-    return minibatch.nbytes
 
 
 class _SamplerBytes:

@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.readers import Features, Gathered, Ids, Reader
 from gids.packs import ByReference
+
+if TYPE_CHECKING:
+    from gids.loader.pack_switch import PackSwitch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,27 +132,6 @@ class Sampled(Iterator[T]):
             return Failed(error.with_traceback(_frames_elsewhere(error)))
 
 
-class Switch(Protocol):
-    """Changes how a stream reads. See PackSwitch."""
-
-    opened: list[Any]
-    """What must be closed with the stream."""
-
-    def before(self, stream: EpochStream[Any]) -> None:
-        """Called before each minibatch."""
-
-    def failed(self, stream: EpochStream[Any], error: OSError) -> bool:
-        """Called when gathering failed. Whether it will succeed now, by another reader."""
-
-    def after(self, stream: EpochStream[Any], *, returned: bool) -> None:
-        """Called after each minibatch, or its error."""
-
-    def may_wait(self) -> bool:
-        """Whether the stream may go on without lookahead for a while, without losing much."""
-
-    def close(self) -> None: ...
-
-
 class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}).
 
@@ -160,7 +142,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
     reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn:
-    called before this stream reads, or ends, for who counts.
+    called before this stream reads, or ends, for who counts. ended: called with the number of minibatches at
+    their end. seconds: gets what sampling takes, as "sample".
     """
 
     first_alone = True
@@ -180,14 +163,16 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         aside: Callable[[], Reader] = Reader,
         check: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
+        ended: Callable[[int], None] = lambda _: None,
+        seconds: dict[str, float] | None = None,
     ) -> None:
         self._check = check
-        self._source, self._ids_of, self._count = source, ids_of, count
+        self.source, self._ids_of, self._count = source, ids_of, count
         self._find_window, self._aside, self._on_turn, self.has_window = begin, aside, on_turn, False
-        self._ended: Callable[[int], None] = lambda _: None
-        self._seconds = {"sample": 0.0}
+        self._ended, self._seconds = ended, {"sample": 0.0} if seconds is None else seconds
+        self.warned = False  # that it has no window
         self._observers = Observers()
-        self._switch: Switch | None = None
+        self._switch: PackSwitch[T] | None = None
         self._most_window: int | None = None  # where the window must be shorter
         self._returned, self._failed = 0, False  # by an error that may end the source
         self._closed = self._cut_short = self._busy = False
@@ -202,24 +187,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._end_again: BaseException | None = None  # that comes after them
         self.read(reader, source)
 
-    def use(
-        self,
-        source: Sampled[T],
-        ids_of: IdsOf[T],
-        switch: Switch | None,
-        seconds: dict[str, float],
-        ended: Callable[[int], None],
-    ) -> None:
-        """Take the minibatches of this source. Before the first one only.
-
-        seconds: gets what sampling takes, as "sample". ended: called with the number of minibatches at their
-        end.
-        """
-        self._source, self._ids_of, self._switch = source, ids_of, switch
-        self._minibatches = iter(source)
-        self._seconds, self._ended = seconds, ended
-        if switch is not None:
-            switch.opened = self._opened
+    def use(self, source: Sampled[T], switch: PackSwitch[T]) -> None:
+        """Take the minibatches of this source, and let a switch choose how they are read. Before the first
+        one only."""
+        self.source, self._switch = source, switch
+        self._minibatches, switch.opened = iter(source), self._opened
 
     def take_window(self, reader: Reader, observers: Observers, on_close: Callable[[], None]) -> None:
         """Go on by a reader with lookahead. on_close: called once, when the window is free again."""
@@ -280,7 +252,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     @property
     def ahead(self) -> int:
         """Number of minibatches that were sampled and not returned."""
-        return self._source.count - self._returned
+        return self.source.count - self._returned
 
     @property
     def idle(self) -> bool:
@@ -335,7 +307,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 self.close()
                 raise
         self._on_turn()  # once another stream was set aside: its reads were its own
-        if self.first_alone and (failed := self._source.failed_first()) is not None:
+        if self.first_alone and (failed := self.source.failed_first()) is not None:
             self._returned += 1
             self._raise(failed)
         error: Exception | None = None
@@ -386,7 +358,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     self._switch.close()
                 self._finalizer()
                 self._reader, self._minibatches = Reader(), iter(())
-                self._source.close()
+                self.source.close()
                 self._find_window = None
 
     def _take(self) -> tuple[T, Features, Exception | None]:
@@ -487,16 +459,16 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """Close, if the last minibatch was returned."""
         if not self.closes_itself:
             return
-        if self._returned == self._count and self._switch is None and not self._source.ended:
+        if self._returned == self._count and self._switch is None and not self.source.ended:
             self._fill()  # the source may have more
-        if self._source.ended and not self.ahead and not self._lost():
+        if self.source.ended and not self.ahead and not self._lost():
             self.close()
             self._ended(self._returned)
 
     def _lost(self) -> str:
         """What is missing at the end of the epoch."""
-        if not self._source.ended or self.ahead:
-            return f"gids returned {self._returned} of {self._source.count} minibatches; please report this"
+        if not self.source.ended or self.ahead:
+            return f"gids returned {self._returned} of {self.source.count} minibatches; please report this"
         if self._count is not None and self._returned < self._count and not self._failed:
             return f"the epoch has {self._count} minibatches, and its source ended after {self._returned}"
         return ""
@@ -515,15 +487,6 @@ def forgetting(*lists: list[T]) -> Iterator[T]:
     for minibatches in lists:
         while minibatches:
             yield minibatches.pop(0)
-
-
-def then(first: Iterable[T], source: Iterator[T], end: BaseException | None) -> Iterator[T]:
-    """Some minibatches, then those of a source, or its end: an error, or StopIteration."""
-    yield from first
-    if end is None:
-        yield from source
-    elif not isinstance(end, StopIteration):
-        raise end
 
 
 def close_parts(pid: int, parts: list[Any], then: Sequence[Callable[[], None]] = ()) -> None:

@@ -21,6 +21,7 @@ from gids.loader.epoch_stream import Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
 from gids.loader.readers import Features, Ids
+from gids.loader.row_source import EpochInput
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -144,7 +145,9 @@ class FrameworkEpoch(Generic[T], Iterator[Any]):
 
         goes_on = _of_a_worker if in_workers else lambda _: True
         source = Sampled(minibatches, goes_on=goes_on, beside=in_workers)
-        self._stream = feature_loader.attach_epoch(source, ids_there, bytes_of=bytes_of, learned=learned)
+        self._stream = feature_loader.attach_epoch(
+            EpochInput(minibatches=source, ids_of=ids_there, learned=learned, bytes_of=bytes_of)
+        )
 
     def _keep_headroom(self) -> None:
         """Called for each sampled minibatch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +14,24 @@ from typing import Any
 from gids.loader.epoch_stream import Sampled, close_parts
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import PackMachine, Superbatch
+
+
+@dataclass
+class Choice:
+    """How minibatches are read, chosen once for all of them. stats()["packs"]["choices"] has the fields.
+
+    way: "random" or "pack". minibatches: those that were considered. predicted_s: seconds, by way. returned,
+    actual_s: minibatches that came so far, and the seconds of reading them.
+    """
+
+    way: str
+    minibatches: int
+    predicted_s: Mapping[str, float] = field(default_factory=dict)
+    returned: int = 0
+    superbatches: int = 0
+    packs: int = 0
+    resident_rows: int = 0
+    actual_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -33,8 +51,8 @@ class Learned:
     why_random: str = ""
     random_count: float = 0
     slower: float | None = None
-    choices: list[dict[str, Any]] = field(default_factory=list)
-    choice: dict[str, Any] | None = None
+    choices: list[Choice] = field(default_factory=list)
+    choice: Choice | None = None
     by_packs: bool = False
     next_epoch: NextEpoch | None = None
 
@@ -108,9 +126,10 @@ class NextEpoch:
     def make(self, machine: PackMachine, lists_bytes: int, make: Callable[[], Superbatch | None]) -> None:
         """Make packs in a thread, once all is sampled. lists_bytes: of their row lists, at most."""
         self.machine, self._lists_bytes = machine, lists_bytes
-        made = _Making(make)
-        self._making = made.superbatch
-        self.opened.append(made)
+        thread = ThreadPoolExecutor(1, "gids-next")
+        self._making = thread.submit(make)
+        thread.shutdown(wait=False)
+        self.opened.append(_Making(self._making))
 
     def take(self) -> Superbatch | None:
         """The packs; None if there are none. Blocks until they are being swept. Others close what is open."""
@@ -133,13 +152,11 @@ class NextEpoch:
                 self._counters[counter] += sum(getattr(part, counter) for part in parts if part is not None)
 
 
+@dataclass
 class _Making:
     """A superbatch that a thread makes."""
 
-    def __init__(self, make: Callable[[], Superbatch | None]) -> None:
-        thread = ThreadPoolExecutor(1, "gids-next")
-        self.superbatch = thread.submit(make)
-        thread.shutdown(wait=False)
+    superbatch: Future[Superbatch | None]
 
     def close(self) -> None:
         with suppress(Exception):  # take() raises it

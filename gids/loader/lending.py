@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gids.cache.budget import available_bytes
 from gids.cache.device import check_device_memory
@@ -23,37 +23,10 @@ from gids.packs import Scratch, find_scratch
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from gids.loader.feature_loader import FeatureLoader
     from gids.loader.options import Options
 
 log = logging.getLogger("gids")
-
-
-class Borrower(Protocol):
-    """A FeatureLoader, as the lender sees it."""
-
-    @property
-    def memories(self) -> frozenset[str]:
-        """The memories that its cache takes: "host", "cuda:INDEX", or both."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def has_cache(self) -> bool: ...
-
-    @property
-    def has_open_epoch(self) -> bool: ...
-
-    @property
-    def kept_bytes(self) -> int:
-        """Host memory that it keeps without a cache."""
-
-    def release_cache(self) -> None:
-        """Free the cache. The next minibatch makes a new one."""
-
-    def stats(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
 
 
 class Lender:
@@ -63,8 +36,8 @@ class Lender:
         self.lock = threading.RLock()  # guards every cache of the source, and the owner of the window
         self._memory, self._device_memory = memory, device_memory
         self._on_device: dict[int, int] = {}  # by index
-        self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
-        self.shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
+        self._borrowers: weakref.WeakSet[FeatureLoader] = weakref.WeakSet()
+        self.shared: weakref.WeakValueDictionary[Hashable, FeatureLoader] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
         self._scratches: dict[Hashable, Scratch] = {}  # by the options, and the file system
         self._ended: Stats = {}  # of closed loaders
@@ -115,7 +88,7 @@ class Lender:
                 self._on_device[device.index] = nbytes
             return self._on_device[device.index]
 
-    def join(self, borrower: Borrower) -> None:
+    def join(self, borrower: FeatureLoader) -> None:
         """Called by each new FeatureLoader."""
         self._borrowers.add(borrower)
 
@@ -133,7 +106,7 @@ class Lender:
                     total = added(total, borrower.stats())
         return {key: value for key, value in total.items() if key not in PRESENT}
 
-    def lend(self, to: Borrower, *, host: bool = False) -> int:
+    def lend(self, to: FeatureLoader, *, host: bool = False) -> int:
         """Take the memory from idle caches of other loaders. Returns the host memory that they keep.
 
         host: it needs host memory, which its cache does not take. Raises MemoryBudgetError if a loader that

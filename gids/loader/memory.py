@@ -1,11 +1,12 @@
 """How a FeatureLoader's memory is shared out: sizes of minibatches, the placement of its cache, the log line.
 
-The cache is in host memory, or on a CUDA device with more lines in host memory. Called by FeatureLoader. The
-stream decides when steps enter, are planned and gathered.
+The cache is in host memory, or on a CUDA device with more lines in host memory. Called by FeatureLoader,
+which borrows the memory. The stream decides when steps enter, are planned and gathered.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,17 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gids import cuda
+from gids import _core, cuda
 from gids.cache import FeatureCache, HostBudget, MemoryPlan
 from gids.cache.budget import Sizes, advised_bytes, row_orders
 from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
-from gids.errors import MissingError
+from gids.errors import MemoryBudgetError, MissingError
 from gids.io.device.extents import open_extent_reader
 from gids.io.disks import disk_count
-from gids.loader.readers import Cache
+from gids.loader.counting import is_size
+from gids.loader.options import MAX_PLANNED
+from gids.loader.readers import Cache, Ids
 from gids.sizes import format_bytes
 from gids.store.table import positions_of
 
@@ -36,8 +39,13 @@ if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
     from gids.loader.options import Options
+    from gids.loader.row_source import EpochInput
     from gids.store import Table
 
+log = logging.getLogger("gids")
+
+_ADAPT_STEPS = 16
+"""Minibatches after which the number of planned ones adapts again."""
 
 Rows = dict[str, int]
 """Number of rows by table."""
@@ -138,21 +146,60 @@ def _kept_at_most(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uin
 
 
 class Placement(ABC):
-    """Builds the cache once the sizes of minibatches are known."""
+    """Where the cache of a FeatureLoader is. Shares memory out, and builds the cache, at the first minibatch.
+
+    expected: rows of the largest minibatch, by the user, or None.
+
+    Attributes: cache, and plan: how memory is shared out; None before the first minibatch. end: closes the
+    cache. window: minibatches sampled ahead. planned: that are read at once. waiting: sampled ones that are
+    not in the window yet. minibatch_bytes: memory of the largest sampled one so far.
+    """
 
     least_planned: int
     """The least number of planned minibatches, if memory allows, so that their stages overlap."""
 
-    option: str
-    """The argument of gids.open() that gives the budget."""
-
     memories: frozenset[str]
     """The memories that the cache takes: "host", "cuda:INDEX", or both."""
 
-    plan: MemoryPlan | None = None
-    """How memory is shared out, once build() has done so."""
+    on_host = True
 
-    _budget: Budget
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        options: Options,
+        budget: Budget,
+        dtype: torch.dtype | None,
+        expected: Rows | None,
+    ) -> None:
+        self._engine, self.tables, self._options, self._dtype = engine, tables, options, dtype
+        self._budget, self.expected = budget, expected
+        self.cache: Cache | None = None
+        self.plan: MemoryPlan | None = None
+        self.end = ExitStack()
+        self.minibatch_bytes = 0
+        self._seen: Rows = {}  # the most that a minibatch read so far
+        self._checked: Rows = {}  # of a minibatch for which there was room
+        self._warned = False
+        self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
+        self._adapted_to = (0, 0)  # steps and misses, when the number of planned minibatches adapted last
+        self._forget_plan()
+
+    def _forget_plan(self) -> None:
+        """Use the window and the planned minibatches that the user wants, until memory is shared out."""
+        options = self._options
+        most = min(MAX_PLANNED, _core.USE_BITS - options.window)
+        self.window = options.window
+        self._most_planned = options.planned or most  # lowered to what memory allows, once that is known
+        self.planned = options.planned or min(self.least_planned, most)
+        self._adapt_at = 0  # a step of the cache
+        self.waiting = 0
+        self._most_waiting: int | None = None  # once memory is shared out
+
+    @property
+    def option(self) -> str:
+        """The argument of gids.open() that gives the budget."""
+        return self._budget.option
 
     @property
     def memory_bytes(self) -> int:
@@ -163,94 +210,246 @@ class Placement(ABC):
     def memory_bytes(self, memory_bytes: int) -> None:
         self._budget = replace(self._budget, memory_bytes=memory_bytes)
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, MemoryPlan]:
-        """Build the cache; returns it with the memory plan.
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the sampled minibatches that are held at once."""
+        return (self.window + self.planned + self.waiting) * self.minibatch_bytes
+
+    def allow_waiting(self, batches: int) -> None:
+        """So many sampled minibatches may wait to enter the window, if memory allows."""
+        self.waiting = batches if self._most_waiting is None else min(batches, self._most_waiting)
+
+    def cache_for(
+        self,
+        epoch: EpochInput[Any],
+        ids: Ids,
+        minibatch_bytes: int,
+        *,
+        first: bool,
+        build: Callable[[Sizes], None],
+    ) -> Cache:
+        """The cache for a minibatch. first: of a stream.
+
+        build: calls build(), with the sizes of usual minibatches. The cache is built again if another one
+        would have room for minibatches that are larger than expected.
+        """
+        rows = rows_read(ids, [t.name for t in self.tables])
+        if self.on_host:  # on a device the cache copies the ids
+            minibatch_bytes = max(minibatch_bytes, 8 * sum(rows.values()))
+        largest_bytes = max(self.minibatch_bytes, minibatch_bytes)
+        grew = largest_bytes > self.minibatch_bytes or any(
+            n > self._checked.get(name, -1) for name, n in rows.items()
+        )
+        if self.cache is not None and (first or grew):
+            self._checked = rows
+            sizes = self._sizes(epoch, rows, largest_bytes)
+            if first and self._too_small(sizes, epoch):
+                self.release()
+                self.waiting = epoch.waiting_batches
+            else:
+                self._keep_within_memory(sizes, epoch)
+        if self.cache is None:
+            sizes = self._sizes(epoch, rows, minibatch_bytes, ids)
+            try:
+                build(self._usual(sizes, epoch))
+            except MemoryBudgetError:
+                if not self._seen:
+                    raise
+                # No cache has room for the largest one, which was warned of.
+                build(usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen={}))
+        assert self.cache is not None
+        # Not before: a minibatch that does not fit does not count.
+        self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
+        return self.cache
+
+    def build(self, sizes: Sizes, heats: Heats) -> Cache:
+        """Share memory out, and build the cache.
 
         sizes: of minibatches like the first one, with the window and planned minibatches that the user wants.
         Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
-        self.plan = self._budget.share(sizes)
-        return self._cache(self.plan, heats), self.plan
+        self.plan = plan = self._budget.share(sizes)
+        self.cache = cache = self._cache(plan, heats)
+        self.end.callback(cache.close)
+        self.window, self._most_planned = plan.sizes.window_batches, plan.sizes.planned_batches
+        self.planned = min(self.planned, self._most_planned)
+        self.waiting = self._most_waiting = plan.sizes.waiting_batches
+        return cache
+
+    def release(self) -> None:
+        """Free the cache, if there is one. Its counters stay."""
+        if self.cache is not None:
+            self._counted = self.table_stats()
+            self.cache = None
+            self.end.close()
+            self._forget_plan()
 
     def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
         """The plan for another budget. Raises like build()."""
         return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
-    def excess_bytes(self, sizes: Sizes) -> int:
-        """Bytes beyond memory_bytes that minibatches of these sizes need beside the existing lines.
+    def lines_for(self, epoch: EpochInput[Any], ids: Ids, minibatch_bytes: int) -> Mapping[str, int] | None:
+        """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
+        rows = rows_read(ids, [t.name for t in self.tables])
+        sizes = self._sizes(epoch, rows, max(minibatch_bytes, 8 * sum(rows.values())), ids)
+        try:
+            plan = self._budget.share(self._usual(sizes, epoch))
+        except MemoryBudgetError:
+            return None
+        return {name: count + plan.host_lines.get(name, 0) for name, count in plan.lines.items()}
 
-        0 or less if they fit. Requires build().
-        """
-        assert self.plan is not None
-        return sum({**self.plan.purposes, **self._needed(sizes, self.plan)}.values()) - self.memory_bytes
+    def planned_now(self) -> int:
+        """Minibatches to plan ahead. On the CPU they adapt within an epoch too, by counts that repeat."""
+        if self.on_host and self.cache is not None and self.cache.next_step >= self._adapt_at:
+            self.adapt_planned()
+        return self.planned
+
+    def adapt_planned(self) -> None:
+        """Plan the fewest minibatches whose missing pages cover twice the queue, as in the last ones."""
+        if self._options.planned is not None or self.cache is None:
+            return
+        tables = self.table_stats().values()
+        steps = max(t["steps"] for t in tables)
+        misses = sum(t["misses"] for t in tables)
+        new_steps, new_misses = steps - self._adapted_to[0], misses - self._adapted_to[1]
+        self._adapted_to = (steps, misses)
+        self._adapt_at = self.cache.next_step + _ADAPT_STEPS
+        if new_steps == 0:
+            return
+        wanted = math.ceil(2 * self._engine.depth * new_steps / max(1, new_misses))
+        self.planned = min(max(self.least_planned, wanted), self._most_planned)
+
+    def table_stats(self) -> dict[str, dict[str, Any]]:
+        """Counters of each table, including released caches. Sizes are of the present cache."""
+        present = self.cache.stats() if self.cache is not None else {}
+        return {
+            name: {
+                key: present.get(name, {}).get(key, 0) + (0 if is_size(key) else before.get(key, 0))
+                for key in (present.get(name) or before)
+            }
+            for name in (present or self._counted)
+            for before in [self._counted.get(name, {})]
+        }
 
     @abstractmethod
-    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        """Bytes by purpose. held_bytes: of the sampled minibatches."""
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose."""
 
     @abstractmethod
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
 
-    @abstractmethod
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        """Bytes by purpose that minibatches of these sizes need in a cache of this plan."""
+    def _sizes(
+        self, epoch: EpochInput[Any], rows: Rows, minibatch_bytes: int, ids: Ids | None = None
+    ) -> Sizes:
+        """Of a minibatch. ids: its own, if the bytes of its pages matter."""
+        return Sizes(
+            rows=rows,
+            page_bytes=0 if ids is None else page_bytes_read(ids, self.tables),
+            minibatch_bytes=minibatch_bytes,
+            window_batches=self.window,
+            planned_batches=self.planned,
+            most_planned_batches=self._most_planned,
+            least_planned_batches=self._options.planned or 1,
+            waiting_batches=self.waiting,
+            source_bytes=epoch.source_bytes,
+        )
+
+    def _usual(self, sizes: Sizes, epoch: EpochInput[Any]) -> Sizes:
+        """Of usual minibatches, given one."""
+        usual = usual_sizes(sizes, largest=self.expected, growth=epoch.growth, seen=self._seen)
+        return replace(usual, minibatch_bytes=max(usual.minibatch_bytes, self.minibatch_bytes))
+
+    def _excess_bytes(self, sizes: Sizes) -> int:
+        """Bytes beyond the budget that minibatches of these sizes need beside the existing lines; 0 or less
+        if they fit."""
+        assert self.plan is not None
+        needed = self._budget.needed(replace(sizes, late_outputs=self.plan.sizes.late_outputs))
+        return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
+
+    def _too_small(self, sizes: Sizes, epoch: EpochInput[Any]) -> bool:
+        """Whether the cache has no room for minibatches as large as those before, or as the user expects, and
+        another one would have.
+
+        sizes: of the first minibatch of an epoch.
+        """
+        rows = larger(larger(sizes.rows, self._seen), self.expected or {})
+        return self._excess_bytes(replace(sizes, rows=rows)) > 0 and self._fits(sizes, epoch)
+
+    def _fits(self, sizes: Sizes, epoch: EpochInput[Any]) -> bool:
+        """Whether a cache can leave room for minibatches of these sizes, and for those before."""
+        try:
+            self._budget.share(self._usual(sizes, epoch))
+        except MemoryBudgetError:
+            return False
+        return True
+
+    def _keep_within_memory(self, sizes: Sizes, epoch: EpochInput[Any]) -> None:
+        """Plan fewer minibatches at once from now on if these sizes need it. Warn if that is not enough."""
+
+        def excess_bytes(planned: int) -> int:
+            return self._excess_bytes(sizes.with_planned(planned))
+
+        least = self._options.planned or self.least_planned
+        while self._most_planned > least and excess_bytes(self._most_planned) > 0:
+            self._most_planned -= 1
+        self.planned = min(self.planned, self._most_planned)
+        if not self._warned and (excess := excess_bytes(self.planned)) > 0:
+            self._warned = True
+            log.warning(too_large(sizes.rows, excess, in_time=self._fits(sizes, epoch)))
 
 
 class HostPlacement(Placement):
     """Lines and features in host memory."""
 
     least_planned = 2
-    option = "memory"
     memories = frozenset({"host"})
     keep = False
     """Whether pages of heat 255 keep their lines for good."""
+
+    _budget: HostBudget
 
     def __init__(
         self,
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        *,
         memory_bytes: int,
         dtype: torch.dtype | None,
+        expected: Rows | None,
     ) -> None:
-        self._engine, self._tables, self._options, self._dtype = engine, tables, options, dtype
-        self._threads = options.threads or torch.get_num_threads()
-        self._budget: HostBudget = HostBudget(
+        budget = HostBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
             bounce_bytes=engine.bounce_bytes,
             memory_bytes=memory_bytes,
             cache_bytes=options.cache,
         )
+        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         if self.keep:
             heats = {name: _kept_at_most(heat, plan.lines[name] // 2) for name, heat in heats.items()}
         return FeatureCache(
             self._engine,
-            self._tables,
+            self.tables,
             lines=plan.lines,
             heats=heats,
             policy=self._options.policy,
             keep=self.keep,
-            threads=self._threads,
+            threads=self._options.threads or torch.get_num_threads(),
             check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
-            late_outputs=plan.late_outputs,
+            late_outputs=plan.sizes.late_outputs,
             output_dtype=self._dtype,
         )
 
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        return self._budget.needed(sizes, late_outputs=plan.late_outputs)
-
-    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        kept = {"bounce pool": self._engine.bounce_bytes} | row_orders(self._tables)
-        if cache is None:
+    def memory(self) -> dict[str, int]:
+        kept = {"bounce pool": self._engine.bounce_bytes} | row_orders(self.tables)
+        if self.cache is None:
             return kept
-        purposes = cache.memory()
-        purposes["window"] += held_bytes
+        purposes = self.cache.memory()
+        purposes["window"] += self.held_bytes
         return purposes | kept
 
 
@@ -258,7 +457,8 @@ class DevicePlacement(Placement):
     """Lines in device memory and pinned host memory; features in device memory."""
 
     least_planned = 3  # one is read, one is gathered, one is with the consumer
-    option = "device_memory"
+    on_host = False
+    _budget: DeviceBudget
 
     def __init__(
         self,
@@ -266,17 +466,16 @@ class DevicePlacement(Placement):
         engine: Engine,
         tables: Sequence[Table],
         options: Options,
-        *,
         memory_bytes: int,
         dtype: torch.dtype | None,
+        expected: Rows | None,
     ) -> None:
-        self.device, self._engine, self._tables = device, engine, tables
-        self._options, self._dtype = options, dtype
+        self.device = device
         host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         own = f"cuda:{device.index}"
         self.memories = frozenset({own, "host"} if host_cache_bytes else {own})
         buffers = 1 if options.wait == "warp" else COPY_BUFFERS if options.transfer == "copy" else 0
-        self._budget: DeviceBudget = DeviceBudget(
+        budget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
             bounce_bytes=buffers * options.staging // options.rounds,
@@ -284,19 +483,20 @@ class DevicePlacement(Placement):
             cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
         )
+        super().__init__(engine, tables, options, budget, dtype, expected)
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
         options = self._options
         with ExitStack() as stack:
             reader = None
             if any(plan.lines.values()) and heats and not options.check_crc:
-                paths = [shard for t in self._tables for shard in t.shards]
+                paths = [shard for t in self.tables for shard in t.shards]
                 reader = open_extent_reader(self.device, self._engine, paths)
                 stack.callback(reader.close)
             return DeviceFeatureCache(
                 self.device,
                 self._engine,
-                self._tables,
+                self.tables,
                 lines=plan.lines,
                 host_lines=plan.host_lines,
                 heats=heats,
@@ -314,24 +514,21 @@ class DevicePlacement(Placement):
 
     def _usual_pairs(self) -> int:
         """A thread serves a pair, and one thread is enough for two SSDs."""
-        disks = disk_count(shard for t in self._tables for shard in t.shard_paths)
+        disks = disk_count(shard for t in self.tables for shard in t.shard_paths)
         return max(1, min(disks // 2, self._options.rounds))
 
-    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
-        return self._budget.needed(sizes)
-
-    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        if cache is None:
-            return {}
-        return cache.memory() | {"minibatches": held_bytes}
+    def memory(self) -> dict[str, int]:
+        return {} if self.cache is None else self.cache.memory() | {"minibatches": self.held_bytes}
 
 
 _WASTED = 2
 """Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
 
 
-def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
-    """wanted: the sizes that the user asked for. plan: how memory is shared out."""
+def memory_line(placement: Placement, wanted: Sizes) -> str:
+    """How memory is shared out. wanted: the sizes that the user asked for."""
+    plan, tables = placement.plan, placement.tables
+    assert plan is not None
     purposes = {name: n for name, n in plan.purposes.items() if n}
     lines = purposes.pop("lines", 0)
     of_all = 100 * lines / max(1, sum(t.page_count * t.page_bytes for t in tables))
@@ -340,13 +537,14 @@ def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
         counted = {"window": f"a window of {plan.sizes.window_batches} minibatches"}
         parts.append(f"{format_bytes(n)} for {counted.get(name, name)}")
     said = f"memory of {format_bytes(placement.memory_bytes)}: {', '.join(parts)}"
-    advice = _what_helps(tables, placement, wanted, plan)
+    advice = _what_helps(placement, wanted, plan)
     return f"{said}. {advice}" if advice else said
 
 
-def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
+def _what_helps(placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     if plan.capped:
         return ""
+    tables = placement.tables
     table = max(tables, key=lambda t: wanted.rows[t.name] * t.row_bytes)
     row_bytes = sum(wanted.rows[t.name] * t.row_bytes for t in tables)
     least_page = 512 * -(-table.row_bytes // 512)
@@ -358,14 +556,14 @@ def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
     held = plan.sizes
 
     def as_wanted(other: MemoryPlan) -> bool:
-        return other.sizes.window_batches == wanted.window_batches and not other.late_outputs
+        return other.sizes.window_batches == wanted.window_batches and not other.sizes.late_outputs
 
     if not as_wanted(plan):
         shortened = (
             f"the window of {wanted.window_batches} minibatches was shortened to {held.window_batches}"
         )
         late = "pages without a line are read only when a minibatch is due"
-        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.late_outputs
+        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.sizes.late_outputs
         needed = _memory_for(placement, wanted, as_wanted)
         return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
     needed = _memory_for(placement, wanted, lambda other: other.capped)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from gids.cuda import on_host
-from gids.loader.epoch_loader import EpochLoader
-from gids.loader.option_names import explain_names
+from gids.loader.epoch_loader import EpochLoader, check_range
+from gids.loader.options import explain_names
 from gids.loader.row_source import RowSource
 from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset
@@ -209,10 +209,7 @@ class _Seeds:
         self._homogeneous = topology.homogeneous
         self._ids = [on_host(ids).clone() for ids in topology.seeds_by_type(_as_tensors(seeds))]
         for ids, ntype, count in zip(self._ids, self._types, topology.node_counts, strict=True):
-            if len(ids) and not (ids.min() >= 0 and ids.max() < count):
-                raise IndexError(
-                    f"seeds of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}"
-                )
+            check_range(ids, count, f"seeds of {ntype!r} run from")
         self._ends = np.cumsum([0, *map(len, self._ids)])
         self.count = int(self._ends[-1])
         self._times: list[torch.Tensor] | None = None

@@ -1,19 +1,28 @@
-"""The options of gids.open(): Tuning, which users make, and all of them together, checked."""
+"""The options of gids.open(): Tuning, which users make, and all of them together, checked.
+
+Also the errors for names of arguments that a function does not have. They say where an option belongs.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, SupportsIndex, get_args
+from typing import Literal, ParamSpec, SupportsIndex, TypeVar, get_args
 
 from gids import _core
 from gids.cache import POLICIES
 from gids.io.disks import MOST_DEPTH
 from gids.sizes import parse_bytes
 from gids.store.names import HEAT_ROLES
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_PLANNED = 8
 
@@ -27,7 +36,13 @@ _KNOWN = {
     "wait": ("stream", "warp"),
     "transfer": ("kernel", "copy"),
 }
-_WHOLE = {"planned", "queue_depth", "io_threads", "rounds", "pairs", "window", "threads"}
+_MOST = {
+    "planned": MAX_PLANNED,
+    "queue_depth": MOST_DEPTH,
+    "io_threads": _core.IO_THREADS_MAX,
+    "pairs": _core.QUEUE_PAIRS_MAX,
+}
+_WHOLE = {*_MOST, "rounds", "window", "threads"}
 
 
 Size = int | float | str
@@ -93,17 +108,12 @@ class Tuning:
                 object.__setattr__(self, field.name, _whole_number(field.name, value))
             if known is not None and value not in known:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
-        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
-            raise ValueError(f"planned must be 1 to {MAX_PLANNED} (got {self.planned})")
-        if self.queue_depth is not None and not 1 <= self.queue_depth <= MOST_DEPTH:
-            raise ValueError(f"queue_depth must be 1 to {MOST_DEPTH} (got {self.queue_depth})")
-        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
-            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        for name, most in _MOST.items():
+            if (count := getattr(self, name)) is not None and not 1 <= count <= most:
+                raise ValueError(f"{name} must be 1 to {most} (got {count})")
         if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
             raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
-        pairs = 1 if self.pairs is None else self.pairs
-        if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
+        pairs = self.pairs or 1
         most_rounds = _core.QUEUE_DOORBELLS * pairs
         if not 1 <= self.rounds <= most_rounds:
             raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={pairs} (got {self.rounds})")
@@ -141,6 +151,47 @@ class Options(Tuning):
             )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads must be 1 or more (got {self.threads})")
+
+
+TUNING = tuple(f.name for f in fields(Tuning))
+OPTIONS = (*(f.name for f in fields(Options) if f.name not in TUNING), "allow_dirs", "tuning")
+"""Keyword arguments of gids.open(); those of gids.Tuning apart."""
+
+
+def check_names(caller: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a given name that is not known. caller: as the user writes it."""
+    known = list(known)
+    homes = dict.fromkeys(TUNING, "gids.Tuning()") | dict.fromkeys(OPTIONS, "gids.open()")
+    for name in names:
+        if name in known:
+            continue
+        wrong = f"{caller} has no argument {name!r}"
+        if name in homes:
+            written = f"tuning=gids.Tuning({name}=...)" if name in TUNING else f"{name}=..."
+            raise TypeError(f"{wrong}: it is an option of {homes[name]}. Give gids.open(PATH, {written})")
+        if close := difflib.get_close_matches(name, [*known, *homes], n=1):
+            home = "" if close[0] in known else f" of {homes[close[0]]}"
+            raise TypeError(f"{wrong}; did you mean {close[0]!r}{home}?")
+        raise TypeError(f"{wrong} (it has {', '.join(known)})")
+
+
+def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: check_names for a function's keyword arguments. The typed signature stays as it is."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_names(caller, kwargs, known)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+Tuning.__init__ = explain_names("gids.Tuning")(Tuning.__init__)  # type: ignore[method-assign]  # a dataclass made it
 
 
 def _whole_number(name: str, value: object) -> int:

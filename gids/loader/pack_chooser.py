@@ -15,11 +15,12 @@ import torch
 
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError
-from gids.loader.learned import NextEpoch
+from gids.loader.learned import Choice, NextEpoch
 from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
     Ahead,
+    DeviceRows,
     HostGather,
     HostRows,
     Layout,
@@ -35,7 +36,8 @@ from gids.packs import (
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from gids.loader.feature_loader import Attached
+    from gids.loader.feature_loader import FeatureLoader
+    from gids.loader.row_source import EpochInput
 
 log = logging.getLogger("gids")
 
@@ -56,9 +58,6 @@ _LOOKAHEAD_GAIN = 0.9
 
 _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
-
-_WORTH = 0.97
-"""Packs must take at most this share of the time of random reads. When it is known, they are cut already."""
 
 _IDLE = 0.2
 """What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
@@ -114,10 +113,10 @@ class Alone:
 
 
 class PackChooser:
-    """packs: of the loader. attached: the stream's."""
+    """For one epoch. packs: of the loader."""
 
-    def __init__(self, packs: PackReads, attached: Attached[Any]) -> None:
-        self._packs, self._attached, self._learned = packs, attached, attached.learned
+    def __init__(self, packs: PackReads, loader: FeatureLoader, epoch: EpochInput[Any]) -> None:
+        self._packs, self._loader, self._epoch, self._learned = packs, loader, epoch, epoch.learned
 
     def expected_count(self, known: int | None) -> int:
         """Minibatches of an epoch, at least 1."""
@@ -132,7 +131,7 @@ class PackChooser:
         """
         if self._packs.options.reads != "auto":
             return False
-        layout = self._layout(sampled, memory_bytes := self._attached.memory_bytes(), ahead)
+        layout = self._layout(sampled, memory_bytes := self._loader.pack_bytes(), ahead)
         random_s, sweep_s = self.random_s(sampled), self.sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
@@ -166,7 +165,7 @@ class PackChooser:
         count: minibatches of the epoch from the first sampled one on; if random reads win, they read all.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
-        memory_bytes = self._attached.memory_bytes()
+        memory_bytes = self._loader.pack_bytes()
         if sampled.next_epoch:
             sampled.next_epoch = self._most_ahead(sampled, memory_bytes)
         layout = self._layout(sampled, memory_bytes, sampled.ahead)
@@ -205,13 +204,6 @@ class PackChooser:
         """Note the layout of choose_again(), or of a next epoch."""
         self._learn()
         self._record(layout, sampled, self._corrected(layout))
-
-    def begin_next(self, coming: NextEpoch) -> None:
-        """Keep what is prepared of the next epoch of the loader whose epoch is open."""
-        assert self._packs.scratch is not None
-        self._learned.next_epoch = coming
-        self._packs.next_epochs.add(coming)
-        self._packs.scratch.spares.add(coming)
 
     def make_next(self, coming: NextEpoch, resident: Resident) -> None:
         """Begin to make the packs of the next epoch, whose minibatches are sampled, with these resident rows.
@@ -275,8 +267,7 @@ class PackChooser:
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
         packs, options, spaces = self._packs, self._packs.options, sampled.spaces
-        budget = self._budget(sampled, self._attached.memory_bytes())
-        plan = budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead)
+        plan = self._plan(sampled, self._loader.pack_bytes(), sampled.ahead)
         assert plan is not None
         threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
 
@@ -290,14 +281,14 @@ class PackChooser:
             )
             if packs.device is None:
                 return HostRows(gather, plan.pack_bytes)
-            return packs.device.rows(
-                gather, spaces, plan, budget, output_dtype=packs.dtype, output_rows=output_rows
+            return DeviceRows(
+                packs.device, gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows
             )
 
         return PackMachine(
-            sampled.spaces,
-            plan,
-            rows,
+            spaces=sampled.spaces,
+            plan=plan,
+            make_rows=rows,
             threads=threads,
             check_crc=options.check_crc,
             output_rows=output_rows,
@@ -310,7 +301,7 @@ class PackChooser:
 
     def random_s(self, sampled: SampledAhead[Any]) -> float:
         """Predicted seconds of random reads for the sampled minibatches."""
-        lines = self._attached.lines_for(sampled.largest, sampled.minibatch_bytes)
+        lines = self._loader.lines_for(self._epoch, sampled.largest, sampled.minibatch_bytes)
         if lines is None:
             return math.inf
         rates, seconds = self._packs.rates(), 0.0
@@ -320,10 +311,10 @@ class PackChooser:
                 seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
         return float(seconds)
 
-    def random_choice(self, minibatches: int) -> dict[str, Any]:
+    def random_choice(self, minibatches: int) -> Choice:
         """The choice of random reads that was made last; a new one where packs were chosen, and failed."""
-        if self._learned.choices[-1]["way"] != "random":
-            self._add_choice("random", minibatches, {})
+        if self._learned.choices[-1].way != "random":
+            self._note(Choice("random", minibatches))
         return self._learned.choices[-1]
 
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
@@ -335,10 +326,10 @@ class PackChooser:
     def _learn(self) -> None:
         """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
         last, learned = self._learned.choice, self._learned
-        if last is None or last["way"] == "random" or last["returned"] != last["minibatches"]:
+        if last is None or last.way == "random" or last.returned != last.minibatches:
             return
-        if learned.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
-            slower = (learned.slower or 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"]["pack"])
+        if learned.consumer_s * last.returned < _IDLE * last.actual_s:
+            slower = (learned.slower or 1.0) * last.actual_s / max(_SHORT_S, last.predicted_s["pack"])
             learned.slower = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
 
     def _corrected(self, layout: Layout | None) -> dict[str, float]:
@@ -354,23 +345,12 @@ class PackChooser:
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
         way = "random" if layout is None else "pack"
-        self._add_choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        choice = Choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        self._note(choice)
         seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
-        log.info(
-            "%d minibatches by %s reads: predicted %s", self._learned.choices[-1]["minibatches"], way, seconds
-        )
+        log.info("%d minibatches by %s reads: predicted %s", choice.minibatches, way, seconds)
 
-    def _add_choice(self, way: str, minibatches: int, predicted: Mapping[str, float]) -> None:
-        choice = {
-            "way": way,
-            "minibatches": minibatches,
-            "returned": 0,
-            "superbatches": 0,
-            "packs": 0,
-            "resident_rows": 0,
-            "predicted_s": predicted,
-            "actual_s": 0.0,
-        }
+    def _note(self, choice: Choice) -> None:
         self._packs.choices.append(choice)
         self._learned.choices.append(choice)
         self._learned.choice = choice
@@ -393,16 +373,23 @@ class PackChooser:
         )
 
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int) -> PackBudget:
-        make = PackBudget if self._packs.device is None else self._packs.device.budget
-        return make(
+        waiting = self._loader.waiting_batches
+        device = self._packs.device
+        return PackBudget(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
             bounce_bytes=self._packs.bounce_bytes,
-            sampler_bytes=_room(self._attached.sampler_bytes),
-            waiting=self._attached.waiting,
+            sampler_bytes=_room(self._epoch.source_bytes(waiting)),
+            waiting=waiting,
             memory_bytes=memory_bytes,
             disks=self._packs.disk_count,
+            device_bytes=None if device is None else device.memory_bytes,
         )
+
+    def _needed(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> dict[str, int]:
+        """Bytes by purpose, without packs."""
+        budget = self._budget(sampled, memory_bytes)
+        return budget.needed(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
 
     def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> PackPlan | None:
         budget = self._budget(sampled, memory_bytes)
@@ -417,9 +404,7 @@ class PackChooser:
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
-        needed = self._budget(sampled, memory_bytes).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), Ahead.NOTHING
-        )
+        needed = self._needed(sampled, memory_bytes, Ahead.NOTHING)
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
             "memory=%d (%s) packs would take about %.0f s",
@@ -433,9 +418,7 @@ class PackChooser:
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
-        purposes = self._budget(sampled, memory_bytes).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.ahead
-        )
+        purposes = self._needed(sampled, memory_bytes, sampled.ahead)
         there = also = ""
         if self._packs.device is not None:
             n = self._packs.device.memory_bytes
@@ -450,7 +433,7 @@ class PackChooser:
 
 def _pays(packed_s: float, random_s: float) -> bool:
     """Whether packs save enough time."""
-    return packed_s <= _WORTH * random_s and random_s - packed_s >= _WORTH_S
+    return random_s - packed_s >= _WORTH_S
 
 
 def _room(count: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from gids.io.disks import disk_count
-from gids.loader.learned import Learned, NextEpoch
+from gids.loader.learned import Choice, Learned, NextEpoch
 from gids.loader.lending import Lender
 from gids.loader.options import Options
 from gids.packs import (
@@ -58,7 +58,7 @@ class PackReads:
             "bytes_written": 0,
             "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
         }
-        self.choices: list[dict[str, Any]] = []
+        self.choices: list[Choice] = []
         self.next_epochs: weakref.WeakSet[NextEpoch] = weakref.WeakSet()
         self._scratch: Scratch | None = None
         self._looked = False
@@ -96,6 +96,13 @@ class PackReads:
             memory_bytes=self._lender.host_bytes,
         )
 
+    def prepare_next(self, learned: Learned, coming: NextEpoch) -> None:
+        """Keep what is prepared of the next epoch of the loader whose epoch is open."""
+        assert self.scratch is not None
+        learned.next_epoch = coming
+        self.next_epochs.add(coming)
+        self.scratch.spares.add(coming)
+
     def prepared(self, learned: Learned, minibatches: Iterable[Any]) -> NextEpoch | None:
         """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
         coming = learned.next_epoch
@@ -115,7 +122,7 @@ class PackReads:
 
     def stats(self) -> dict[str, Any]:
         """Counters, each superbatch's choice, and the directories of scratch, once they are known."""
-        seconds, choices = dict(self.counters["seconds"]), [dict(choice) for choice in self.choices]
+        seconds, choices = dict(self.counters["seconds"]), [dict(vars(choice)) for choice in self.choices]
         directories = () if self._scratch is None else self._scratch.directories
         return {
             **self.counters,
@@ -134,16 +141,19 @@ class PackReads:
 
     def spooling(self) -> AbstractContextManager[object]:
         """A context in which sampled minibatches are copied to the spool."""
-        return nullcontext() if self.device is None else self.device.copies.use()
+        return nullcontext() if self.device is None else self.device.spooling()
 
     def settle(self) -> None:
         """Wait until minibatches that came from the spool are complete."""
         if self.device is not None:
             self.device.settle()
 
-    def settled(self, minibatches: Iterable[T]) -> Iterable[T]:
+    def settled(self, minibatches: Iterable[T]) -> Iterator[T]:
         """Minibatches of the spool, each complete when it is taken."""
-        return minibatches if self.device is None else self.device.settled(minibatches)
+        for minibatch in minibatches:
+            self.settle()
+            yield minibatch
+            del minibatch
 
     def close(self) -> None:
         """Free all memory, and what is prepared of next epochs. Idempotent."""

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled, forgetting, then
-from gids.loader.learned import NextEpoch
+from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting
+from gids.loader.learned import Choice, NextEpoch
 from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, PackChooser
+from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, Alone, PackChooser
 from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
+from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import Ahead, Layout, PackMachine, Reads, Space, Superbatch, spaces_of
 
 if TYPE_CHECKING:
-    from gids.loader.feature_loader import Attached
+    from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 
@@ -41,9 +41,6 @@ _REST = 3
 
 _SOON_S = 0.5
 """So many seconds of waiting for the disk show how long the epoch will wait."""
-
-_SPOOL_SHARE = 8
-"""The sampled minibatches of a superbatch take at most an eighth of the scratch."""
 
 
 class PackReader(Reader):
@@ -68,38 +65,44 @@ class PackReader(Reader):
 
     def gather(self) -> Gathered:
         reads, self._reads = self._reads, None
-        return ({}, None) if reads is None else self._superbatch.gather(reads)
+        return ({} if reads is None else self._superbatch.gather(reads)), None
 
 
 class PackSwitch(Generic[T]):
-    """For one epoch. packs: of the loader. attached: the stream's. prepared: what is made of this epoch
-    already. following: returns the minibatches of the next one, if they are known.
+    """For one epoch. packs: of the loader. prepared: what is made of this epoch already.
 
     It must not refer to the stream, which is to end when it is dropped.
+
+    Attributes: opened: what must be closed with the stream.
     """
 
     def __init__(
         self,
-        minibatches: Sampled[T],
-        ids_of: IdsOf[T],
+        source: Sampled[T],
+        epoch: EpochInput[T],
+        loader: FeatureLoader,
         packs: PackReads,
-        attached: Attached[T],
         *,
         seconds: dict[str, float],
         observers: Observers,
         prepared: NextEpoch | None = None,
-        following: Callable[[], Iterable[T] | None] | None = None,
     ) -> None:
-        self._source, self._prepared = minibatches, prepared
-        self._following = following
-        self._ids_of, self._packs, self._attached = ids_of, packs, attached
-        self._chooser, self._learned = PackChooser(packs, attached), attached.learned
-        self._count, self._size = attached.count, 0  # minibatches of the epoch, and of a superbatch
+        self._source, self._epoch, self._loader, self._packs = source, epoch, loader, packs
+        self._prepared, self._learned = prepared, epoch.learned
+        self._chooser = PackChooser(packs, loader, epoch)
+        self._together = epoch.together or Alone()
+        self._ids_of, self._following, device = epoch.ids_of, None, packs.device
+        if device is not None:
+            self._ids_of = lambda minibatch: device.ids_on_host(epoch.ids_of(minibatch))
+        elif epoch.together is None and epoch.learned.longest:
+            self._following = epoch.following
+        self._count, self._size = epoch.count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
         self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
-        self._racing = False  # packs are being prepared beside random reads
+        self._racing = False  # packs are being prepared
+        self._beside = False  # random reads go on meanwhile
         self._coming: PackMachine | None = None  # the memory of these packs
         self._judged = False
         self._resume_at = self._due_at = 0.0  # random reads; when the minibatch that is due was begun
@@ -110,7 +113,7 @@ class PackSwitch(Generic[T]):
         self._ahead: SampledAhead[T] | None = None  # its minibatches, or those that are being sampled
         self._tried_next = False
         self._only_random = False  # after this superbatch
-        self._choice: dict[str, Any] = {"actual_s": 0.0, "returned": 0}
+        self._choice = Choice("random", 0)  # until one is made
         self._asked_at, self._sampled_s = 0.0, 0.0
         self._returned_at: float | None = None
         self._warm = False  # the consumer
@@ -119,7 +122,7 @@ class PackSwitch(Generic[T]):
     # --- what the stream calls ---
 
     def before(self, stream: EpochStream[T]) -> None:
-        """See Switch. Afterwards the stream has a minibatch that is due, or has come to its end."""
+        """Called before each minibatch. Afterwards the stream has one that is due, or came to its end."""
         self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
             self._consumed(self._asked_at - self._returned_at)
@@ -136,7 +139,7 @@ class PackSwitch(Generic[T]):
             self._advance(stream)
 
     def failed(self, stream: EpochStream[T], error: OSError) -> bool:
-        """See Switch. The minibatches of a pack that cannot be read are read at random."""
+        """Called when gathering failed. Returns whether it will succeed now, by random reads."""
         if self._superbatch is None:
             return False
         self._give_up(error)
@@ -146,13 +149,13 @@ class PackSwitch(Generic[T]):
         return True
 
     def after(self, stream: EpochStream[T], *, returned: bool) -> None:
-        """See Switch."""
+        """Called after each minibatch, or its error."""
         self._returned_at = time.perf_counter()
         took_s = self._returned_at - self._asked_at - (self._seconds["sample"] - self._sampled_s)
-        self._choice["actual_s"] += took_s
+        self._choice.actual_s += took_s
         if not returned:
             return
-        self._choice["returned"] += 1
+        self._choice.returned += 1
         if self._superbatch is not None:
             self._packs.counters["minibatches"] += 1
             sampled_s = self._seconds["sample"]
@@ -161,13 +164,13 @@ class PackSwitch(Generic[T]):
             except OSError as failed:  # of scratch; this minibatch is whole
                 self._give_up(failed)
             now = time.perf_counter()
-            self._choice["actual_s"] += now - self._returned_at - (self._seconds["sample"] - sampled_s)
+            self._choice.actual_s += now - self._returned_at - (self._seconds["sample"] - sampled_s)
             self._returned_at = now
         elif self._waits is not None and stream.has_window:
             self._judge(stream, self._waits, took_s)
 
     def may_wait(self) -> bool:
-        """See Switch. What was swept would be lost."""
+        """Whether the stream may go on without lookahead for a while: what was swept would be lost."""
         return self._at_random and self._next is None
 
     def close(self) -> None:
@@ -181,10 +184,10 @@ class PackSwitch(Generic[T]):
         self._superbatch = self._sampled = self._next = self._ahead = None
         self._racing, self._coming, self._packs.beside_bytes = False, None, 0
 
-    # --- random reads, and packs that are prepared beside them ---
+    # --- the first packs, which are prepared alone or beside random reads ---
 
     def _begin(self, stream: EpochStream[T]) -> None:
-        """Begin with random reads, unless the epoch before was read by packs.
+        """Begin with random reads, unless packs are asked for, or were chosen in the epoch before.
 
         Prepare packs at once if no disk could read the epoch soon.
         """
@@ -192,10 +195,11 @@ class PackSwitch(Generic[T]):
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             return self._go_on_with(prepared)
-        if self._packs.options.reads != "auto" or not self._attached.together.overlap:
-            return
-        if self._learned.by_packs:
-            return
+        auto = self._packs.options.reads == "auto"
+        self._beside = auto and self._together.overlap and not self._learned.by_packs
+        if not self._beside:
+            self._loader.free_cache(self._epoch)
+            return self._begin_race(stream, 0, [])
         first, packs, rows = self._source.peek(), self._packs, 0
         with suppress(Exception):  # raised again where this minibatch is due
             if first is not None and not isinstance(first, Failed):
@@ -212,7 +216,7 @@ class PackSwitch(Generic[T]):
 
     def _go_on_with(self, prepared: NextEpoch) -> None:
         """Begin with what the epoch before prepared."""
-        self._attached.free_cache()
+        self._loader.free_cache(self._epoch)
         self._ahead, self._size = prepared.sampled, prepared.sampled.most
         self._next = superbatch = prepared.take()
         self.opened += prepared.opened
@@ -244,14 +248,14 @@ class PackSwitch(Generic[T]):
         except OSError as error:
             self._give_up(error)
         if self._sampled is None:
-            self._read_at_random(stream, then(forgetting(held), self._source, None))
+            self._read_at_random(stream, itertools.chain(forgetting(held), self._source))
         else:
             self._racing, self._size = True, self._sampled.most
-            minibatches = iter(self._packs.settled(self._sampled.all()))
-            self._read_at_random(stream, minibatches, reads_ahead=False)
+            if self._beside:
+                self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
 
     def _race(self, stream: EpochStream[T]) -> None:
-        """Prepare packs until a minibatch is there by random reads, or packs are ready and take over.
+        """Prepare packs until a minibatch is there by random reads, if they go on, or packs take over.
 
         Random reads get a share of the time: many short reads starve the long ones.
         """
@@ -263,16 +267,12 @@ class PackSwitch(Generic[T]):
                 return self._hand_over(stream, superbatch, sampled)
             now = time.perf_counter()
             try:
-                if stream.idle and sampled.full and superbatch is None:
-                    self._prepare(stream, sampled)
-                elif (
-                    stream.idle
-                    and not self._judged
-                    and len(sampled.spool) >= EARLY
-                    and sampled.beside_s is not None
-                ):
+                enough = len(sampled.spool) >= EARLY and sampled.beside_s is not None
+                if stream.idle and not self._judged and (enough or (sampled.full and len(sampled.spool))):
                     self._judge_early(stream, sampled)
-                elif not (stream.idle and now < self._resume_at) and stream.ready():
+                elif stream.idle and sampled.full and superbatch is None:
+                    self._prepare(stream, sampled)
+                elif self._beside and not (stream.idle and now < self._resume_at) and stream.ready():
                     self._resume_at, self._due_at = now + _REST * (now - self._due_at), now
                     return
                 elif sampled.full:
@@ -287,24 +287,38 @@ class PackSwitch(Generic[T]):
                 self._due_at = time.perf_counter()
 
     def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
+        """Agree on the minibatches of a superbatch, or random reads."""
         self._judged, sampled.done = True, stream.index
         sampled.settle()
-        left = self._left(sampled)
-        if not sampled.full and self._chooser.choose_early(sampled, left, Ahead.NOTHING):
-            self._end_race(stream, sampled)
+        wanted, left, together = sampled.most, self._left(sampled), self._together
+        if not sampled.full:
+            overlap = not self._beside and together.overlap and (left is None or wanted <= left)
+            if self._chooser.choose_early(sampled, left, Ahead.SWEPT if overlap else Ahead.NOTHING):
+                wanted = 0
+        if agreed := together.agree(wanted, sampled.room):
+            self._size = sampled.most = min(sampled.most, agreed)
+            return
+        if wanted and sampled.room < EARLY:
+            reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
+            self._chooser.give_up(reason, self._count or 0)
+        elif wanted and self._count is not None:
+            self._learned.read_at_random("another process reads by random reads", self._count)
+        self._end_race(stream, sampled)
 
     def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
         packs, begun, layout = self._packs, time.perf_counter(), None
-        sampled.done = index = stream.index
+        sampled.done = index = stream.index if self._beside else 0
         if index < len(sampled.spool):
             with self._observers.stage("plan"):
+                if not self._beside:
+                    self._loader.free_cache(self._epoch)
                 layout = self._chooser.choose(sampled, self._left(sampled))
         packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         if layout is None:
             return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
-        if self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
+        if self._beside and self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
             self._coming = self._chooser.new_machine(sampled)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
             packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
@@ -336,14 +350,14 @@ class PackSwitch(Generic[T]):
         self._packs.beside_bytes = 0
         after = len(sampled.spool) - stream.index
         sampled.put_back(stream.take_back()[after:])
-        self._attached.free_cache()
+        self._loader.free_cache(self._epoch)
 
     def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
         self._racing, stream.reads_ahead = False, True
         self._packs.beside_bytes = 0
-        sampled.most = len(sampled.spool)
-        sampled.forget_counts()
+        self._packs.release()
+        minibatches = sampled.rest()
         self._drop_next()
         if self._coming is not None:
             self._coming.close()
@@ -352,6 +366,8 @@ class PackSwitch(Generic[T]):
             self._give_up(sampled.reason)
         if self._learned.choices:
             self._choice = self._chooser.random_choice(len(sampled.spool))
+        if not self._beside:
+            self._read_at_random(stream, minibatches)
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
@@ -384,27 +400,13 @@ class PackSwitch(Generic[T]):
         sampled = self._next_sampled()
         if sampled is None:
             return self._random(stream, 0)
-        if not self._size:
-            self._start_sampling(stream, sampled)
-            if self._at_random:
-                return
-        sampled.sample()
+        sampled.sample(1)
         if not len(sampled.spool):
             return self._end_of_sampled(stream)
         if prepared is not None:
             return self._train(stream, prepared, 0)
-        begun = time.perf_counter()
-        layout = superbatch = None
-        try:
-            with self._observers.stage("plan"):
-                self._attached.free_cache()
-                layout = self._chooser.choose(sampled, self._left(sampled))
-        except OSError as error:
-            self._give_up(error)
-        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
-        if layout is not None:
-            superbatch = self._make_first(layout, 0, sampled)
-        self._train(stream, superbatch, 0)
+        self._racing, self._judged, self._beside = True, True, False
+        self._race(stream)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
         """Minibatches of the epoch from this superbatch on, if known."""
@@ -437,18 +439,13 @@ class PackSwitch(Generic[T]):
         sampled = SampledAhead(
             self._source if next_epoch is None else next_epoch,
             self._ids_of,
-            self._attached.bytes_of,
-            packs.tables,
-            packs.scratch,
+            self._epoch.bytes_of,
+            packs,
+            self._observers,
+            self._seconds,
             first=first,
             spaces=self._spaces if before is None else before.spaces,  # resident rows stay
-            most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
-            count_pages=packs.options.reads == "auto",
-            stage=partial(self._observers.stage, "sample"),
-            spooling=packs.spooling,
-            seconds=self._seconds,
             base=base if next_epoch is None else 0,
-            settle=packs.settle if packs.on_device else None,
             next_epoch=Ahead.SWEPT if self._following or next_epoch else Ahead.NOTHING,
             spare=next_epoch is not None,
         )
@@ -457,35 +454,6 @@ class PackSwitch(Generic[T]):
         if next_epoch is None:
             self.opened.append(sampled)
         return sampled
-
-    def _start_sampling(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """Sample the first minibatches of the epoch; agree on superbatches or random reads."""
-        self._attached.free_cache()
-        sampled.sample(EARLY)
-        if not len(sampled.spool):
-            return
-        wanted, together = sampled.most, self._attached.together
-        if not sampled.full:
-            try:
-                left = self._left(sampled)
-                overlap = together.overlap and (left is None or wanted <= left)
-                ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
-                if self._chooser.choose_early(sampled, left, ahead):
-                    wanted = 0
-            except OSError as error:
-                self._give_up(error)
-                wanted = 0
-        agreed = together.agree(wanted, sampled.room)
-        if not agreed:
-            if not wanted:
-                self._only_random = True
-            elif sampled.room < EARLY:
-                reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
-                self._chooser.give_up(reason, self._count or 0)
-            elif self._count is not None:
-                self._learned.read_at_random("another process reads by random reads", self._count)
-            return self._random(stream, 0)
-        self._size = sampled.most = min(sampled.most, agreed)
 
     def _make_first(self, layout: Layout, first_pack: int, sampled: SampledAhead[T]) -> Superbatch | None:
         """As _make(), with new memory. None also if others have taken a device's memory meanwhile."""
@@ -552,7 +520,7 @@ class PackSwitch(Generic[T]):
                     self._ahead.sample(1)
                 begun = time.perf_counter()
                 with self._observers.stage("sweep"):
-                    self._attached.together.wait_for(lambda: superbatch.ready)
+                    self._together.wait_for(lambda: superbatch.ready)
                     packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
                     superbatch.begin(first=first)
             except OSError as error:
@@ -567,9 +535,9 @@ class PackSwitch(Generic[T]):
         self._choice = choice = self._learned.choices[-1]
         if first > superbatch.first:
             self._learned.choice = None  # what it takes is not what was predicted
-        choice["superbatches"] += 1
-        choice["packs"] += superbatch.pack_count
-        choice["resident_rows"] = superbatch.resident_rows
+        choice.superbatches += 1
+        choice.packs += superbatch.pack_count
+        choice.resident_rows = superbatch.resident_rows
         packs.counters["superbatches"] += 1
         packs.counters["packs"] += superbatch.pack_count
 
@@ -612,7 +580,7 @@ class PackSwitch(Generic[T]):
             source = Sampled(following)
             sampled = self._sample_ahead([], source)
             if sampled is not None:
-                self._chooser.begin_next(NextEpoch(following, source, sampled, packs.counters))
+                packs.prepare_next(learned, NextEpoch(following, source, sampled, packs.counters))
         coming = learned.next_epoch
         if coming is None or not coming.open:
             return
@@ -645,19 +613,18 @@ class PackSwitch(Generic[T]):
 
     def _end_of_sampled(self, stream: EpochStream[T]) -> None:
         """All minibatches in the spool were returned: what comes after them."""
-        sampled, self._sampled = self._sampled, None
+        sampled = self._sampled
         assert sampled is not None
         self._count_spool(sampled)
         sampled.close()
         self.opened.remove(sampled)
-        end, sampled.end = sampled.end, None  # its frames refer to the stream
         if sampled.reason:
             self._give_up(sampled.reason)
-        if end is not None:
-            self._at_random = True
-            stream.read(Reader(), then((), iter(()), end))
+        if sampled.end is not None:
+            self._read_at_random(stream, sampled.rest(len(sampled.spool)))
         elif self._only_random:
-            self._go_on(stream, *self._after(sampled))
+            self._random(stream, len(sampled.spool))
+        self._sampled = None
 
     def _count_spool(self, sampled: SampledAhead[T]) -> None:
         counters = self._packs.counters
@@ -666,27 +633,19 @@ class PackSwitch(Generic[T]):
 
     def _random(self, stream: EpochStream[T], first: int) -> None:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
-        if self._sampled is None:
-            self._go_on(stream, [], None)
-        else:
-            after, end = self._after(self._sampled)
-            self._go_on(stream, itertools.chain(self._sampled.spooled(first), after), end)
-
-    def _after(self, sampled: SampledAhead[T]) -> tuple[Iterable[T], BaseException | None]:
-        """What was sampled and comes after the spool, and why the source has no more, or None."""
-        if self._ahead is not None:
-            return self._ahead.rest(), self._ahead.end
-        return sampled.take_left(), sampled.end
-
-    def _go_on(self, stream: EpochStream[T], minibatches: Iterable[T], end: BaseException | None) -> None:
+        sampled, ahead = self._sampled, self._ahead
         self._packs.release()
-        minibatches = self._packs.settled(minibatches)
         if self._learned.choices:
-            self._choice = self._chooser.random_choice(len(self._sampled.spool) if self._sampled else 0)
-        self._read_at_random(stream, then(minibatches, self._source, end))
+            self._choice = self._chooser.random_choice(len(sampled.spool) - first if sampled else 0)
+        if sampled is None:
+            self._read_at_random(stream, self._source)
+        elif ahead is None:
+            self._read_at_random(stream, sampled.rest(first))
+        else:
+            self._read_at_random(stream, itertools.chain(sampled.spooled(first), ahead.rest()))
 
     def _read_at_random(
         self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
     ) -> None:
         self._at_random = True
-        stream.read(self._attached.reader(), minibatches, reads_ahead=reads_ahead)
+        stream.read(self._loader.cache_reader(self._epoch), minibatches, reads_ahead=reads_ahead)

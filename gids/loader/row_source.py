@@ -1,13 +1,15 @@
 """RowSource: what loaders that sample ask of a source. Source is one; gids.distributed's GroupSource another.
 
-Loaders take one in place of a dataset. RowLoader: what they ask of what reads their rows.
+Loaders take one in place of a dataset. RowLoader: what they ask of what reads their rows. EpochInput: what
+they tell it of an epoch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -19,11 +21,13 @@ from gids.sampler import Minibatch, Topology
 from gids.store import FeatureStore, Graph
 
 if TYPE_CHECKING:
-    from gids.loader.epoch_stream import EpochStream
+    from gids.loader.epoch_stream import EpochStream, IdsOf
     from gids.loader.feature_loader import FeatureLoader
     from gids.loader.learned import Learned
-    from gids.loader.sampling import EpochSampling
+    from gids.loader.pack_chooser import Together
     from gids.loader.tables import Tables
+
+T = TypeVar("T")
 
 
 class StepSampling(NamedTuple):
@@ -32,6 +36,33 @@ class StepSampling(NamedTuple):
 
     sample: Callable[..., list[Minibatch]]
     bulk: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochInput(Generic[T]):
+    """The minibatches of an epoch, and what is known of them.
+
+    minibatches, ids_of, bytes_of, count: as of FeatureLoader.attach(). learned: what earlier epochs of the
+    same loader taught. growth: size of the other minibatches, relative to the first. waiting_batches: the
+    most sampled minibatches that `minibatches` itself holds, which RowLoader.waiting_batches limits after the
+    first minibatch. source_bytes: returns other memory of `minibatches`, for the number of minibatches that
+    it holds. packs: whether rows may be read by packs. together: what processes that sample together decide
+    about packs. following: returns the minibatches of the next epoch, or None. Called from the second epoch
+    on, if packs can be made for them while this one is trained. The next epoch is attached with the same
+    object then; if it has others, that work is thrown away.
+    """
+
+    minibatches: Iterable[T]
+    ids_of: IdsOf[T]
+    learned: Learned
+    bytes_of: Callable[[T], int] = lambda _: 0
+    count: int | None = None
+    growth: float = 1.0
+    waiting_batches: int = 0
+    source_bytes: Callable[[int], int] = lambda _waiting: 0
+    packs: bool = True
+    together: Together | None = None
+    following: Callable[[], Iterable[T] | None] | None = None
 
 
 class RowLoader(Protocol):
@@ -48,19 +79,7 @@ class RowLoader(Protocol):
     def waiting_batches(self) -> int: ...
     @property
     def held_bytes(self) -> int: ...
-    def attach_epoch(
-        self,
-        minibatches: EpochSampling,
-        ids_of: Callable[[Minibatch], Mapping[str, torch.Tensor]],
-        *,
-        bytes_of: Callable[[Minibatch], int],
-        waiting_batches: int,
-        source_bytes: Callable[[int], int],
-        growth: float,
-        count: int | None,
-        learned: Learned,
-        following: Callable[[], EpochSampling | None] | None,
-    ) -> EpochStream[Minibatch]: ...
+    def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]: ...
     def stats_of(self, learned: Learned) -> dict[str, Any]: ...
     def leave(self, user: object) -> None: ...
 

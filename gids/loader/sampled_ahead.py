@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -28,13 +27,15 @@ from gids.packs import (
     OtherIdsError,
     Reads,
     Rows,
-    Scratch,
     Space,
     Spool,
     rows_of,
     spaces_of,
 )
-from gids.store import Table
+
+if TYPE_CHECKING:
+    from gids.loader.observer import Observers
+    from gids.loader.pack_reads import PackReads
 
 T = TypeVar("T")
 
@@ -43,12 +44,16 @@ MOST_MINIBATCHES = 4096
 _BESIDE = 8
 """Minibatches of other processes after which the time of sampling is known: some were ready at first."""
 
+_SPOOL_SHARE = 8
+"""The minibatches take at most an eighth of the scratch."""
+
 _ROOM = 0.75
 """The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
 
 
 class SampledAhead(Generic[T]):
-    """Minibatches of one superbatch. spaces: of the one before, or empty.
+    """Minibatches of one superbatch. packs: of the loader, with scratch. spaces: of the superbatch before, or
+    empty.
 
     Attributes: spool; spaces, and counts of each; pages: counts of each table's pages, if asked for; rows:
     the most that a minibatch reads of each table; minibatch_bytes: memory of the largest minibatch; largest:
@@ -56,9 +61,8 @@ class SampledAhead(Generic[T]):
     that were sampled and do not go into the spool, nor do those after them; reason: why. end: why the source
     has no more, or None.
 
-    base: number of minibatches before this superbatch. settle: on a device, waits for its current stream.
-    done: of its minibatches, read at random. next_epoch: what may be done for the next epoch.
-    spare: as of Scratch.open().
+    base: number of minibatches before this superbatch. done: of its minibatches, read at random. next_epoch:
+    what may be done for the next epoch. spare: as of Scratch.open().
     """
 
     def __init__(
@@ -66,33 +70,28 @@ class SampledAhead(Generic[T]):
         source: Sampled[T],
         ids_of: IdsOf[T],
         bytes_of: Callable[[T], int],
-        tables: Sequence[Table],
-        scratch: Scratch,
+        packs: PackReads,
+        observers: Observers,
+        seconds: dict[str, float],
         *,
         first: Iterable[T],
         spaces: list[Space],
-        most_bytes: int,
-        count_pages: bool,
-        stage: Callable[[], AbstractContextManager[object]],
-        spooling: Callable[[], AbstractContextManager[object]],
-        seconds: dict[str, float],
         base: int,
-        settle: Callable[[], None] | None,
         next_epoch: Ahead = Ahead.NOTHING,
         spare: bool = False,
     ) -> None:
+        assert packs.scratch is not None
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
-        self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
-        self._stage, self._spooling, self._seconds = stage, spooling, seconds
+        self._packs, self._observers, self._seconds = packs, observers, seconds
+        self._tables, self._most_bytes = packs.tables, packs.scratch.limit_bytes // _SPOOL_SHARE
         self._first = list(first)
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
-        self.base, self.done, self._settle_device = base, 0, settle
-        self.next_epoch = next_epoch
+        self.base, self.done, self.next_epoch = base, 0, next_epoch
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
-        self.spool = Spool(scratch, 0, self._reads_of, on_device=settle is not None, spare=spare)
+        self.spool = Spool(packs.scratch, 0, self._reads_of, on_device=packs.on_device, spare=spare)
         self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}
@@ -149,7 +148,7 @@ class SampledAhead(Generic[T]):
         while not self.full and len(self.spool) < goal:
             begun = time.perf_counter()
             try:
-                with self._stage():
+                with self._observers.stage("sample"):
                     minibatch = self._first.pop(0) if self._first else self._sampled_now()
                     try:
                         ids = self._ids_of(minibatch)
@@ -178,7 +177,7 @@ class SampledAhead(Generic[T]):
                 return
             minibatch_bytes = self._bytes_of(minibatch)
             try:
-                with self._spooling():
+                with self._packs.spooling():
                     written = self.spool.begin_put(minibatch, reads)
             except NotSpoolable as error:
                 return self._hold(minibatch, str(error))
@@ -236,17 +235,14 @@ class SampledAhead(Generic[T]):
                 minibatch: T = self.spool.take(i)[0]
             except StorageError as error:
                 minibatch = Failed.of(error)
+            self._packs.settle()
             yield minibatch
             del minibatch
 
-    def rest(self) -> Iterator[T]:
-        """All minibatches, with those that are not in the spool."""
-        yield from self.spooled(0)
-        yield from self.take_left()
-
-    def all(self) -> Iterator[T]:
-        """All minibatches to the end of the source. Each is sampled when it is due, if it is not yet."""
-        index = 0
+    def all(self, first: int = 0) -> Iterator[T]:
+        """The minibatches from `first` on, to the end of the source. Each is sampled when it is due, if it is
+        not yet."""
+        index = first
         while index < len(self.spool) or not self.full:
             if index == len(self.spool):
                 self.sample(1)
@@ -256,13 +252,19 @@ class SampledAhead(Generic[T]):
             yield from self.spooled(index, index + 1)
             index += 1
         self.most = len(self.spool)  # no other minibatch may come after them in the spool
-        yield from self.take_left()
         if self.end is None:
+            yield from forgetting(self.held, self._first)
             for minibatch in self._source:  # "yield from" would close it with this generator
                 yield minibatch
                 del minibatch
         elif not isinstance(self.end, StopIteration):
             raise self.end
+
+    def rest(self, first: int = 0) -> Iterator[T]:
+        """The same. No other minibatch comes into the spool."""
+        self.most = len(self.spool)
+        self.forget_counts()
+        return self.all(first)
 
     def put_back(self, minibatches: Sequence[T]) -> None:
         """Hold minibatches that all() returned and that are not in the spool."""
@@ -273,10 +275,6 @@ class SampledAhead(Generic[T]):
         """The minibatches that were sampled and are not in the spool."""
         return self.held + self._first
 
-    def take_left(self) -> Iterator[T]:
-        """The same, forgotten as they are returned."""
-        return forgetting(self.held, self._first)
-
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
         if os.getpid() == self._pid:  # a forked child has no such thread
@@ -286,7 +284,7 @@ class SampledAhead(Generic[T]):
     def _prepare(self) -> None:
         self.spool.space_count = len(self.spaces)
         self.counts = [_core.Counts.create(space.row_count) for space in self.spaces]
-        if self._count_pages:
+        if self._packs.options.reads == "auto":
             self.pages = {
                 t.name: _core.Counts.create(t.page_count) for t in self._tables if t.rows_per_page > 1
             }
@@ -298,8 +296,7 @@ class SampledAhead(Generic[T]):
 
     def _reads_of(self, minibatch: T) -> Reads:
         """What a minibatch that comes from the spool reads."""
-        if self._settle_device is not None:
-            self._settle_device()
+        self._packs.settle()
         ids = self._ids_of(minibatch)
         return Reads(rows_of(ids, self.spaces), tuple(ids))
 

@@ -15,8 +15,7 @@ import torch
 
 from gids import cuda
 from gids.loader.lending import Lender
-from gids.loader.option_names import explain_names
-from gids.loader.options import Options, Reads, Size, Tuning
+from gids.loader.options import Options, Reads, Size, Tuning, explain_names
 from gids.loader.ranks import Ranks, find_ranks
 from gids.loader.row_source import RowSource, StepSampling
 from gids.loader.sampling import sample_steps
@@ -98,7 +97,7 @@ class Source(RowSource):
             where = torch.device("cuda", cuda.open_device(where).index)
         key = (read, dtype, where, self.options)
         with self.lender.lock:
-            loader = cast("FeatureLoader | None", self.lender.shared.get(key))
+            loader = self.lender.shared.get(key)
             if loader is None or loader.closed:
                 loader = FeatureLoader(self, chosen, dtype=dtype, device=where, minibatch_rows=minibatch_rows)
                 self.lender.shared[key] = loader
@@ -189,9 +188,12 @@ def open(
     if options.scratch is not None and options.reads != "random":
         find_scratch(options.scratch, options.scratch_bytes, ())
     with ExitStack() as opening:
-        stores = [
-            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in datasets
-        ]
+        stores = []
+        for one in datasets:
+            if not isinstance(one, FeatureStore):
+                one = FeatureStore(one, allow_dirs=allow_dirs)
+                opening.callback(one.close)
+            stores.append(one)
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 
@@ -224,14 +226,6 @@ def as_row_source(
         for store in source.stores:
             refuse_part(store, what)
     return source
-
-
-def _opened(
-    path: str | os.PathLike[str], allow_dirs: Sequence[str | os.PathLike[str]], closing: ExitStack
-) -> FeatureStore:
-    store = FeatureStore(path, allow_dirs=allow_dirs)
-    closing.callback(store.close)
-    return store
 
 
 def _bytes(name: str, value: Size | None) -> int | None:

@@ -5,8 +5,8 @@ Called by the loader. See docs/internals/packs.md.
 
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
+from gids.packs.device_rows import DeviceRows, OnDevice
 from gids.packs.memory import Ahead, PackBudget, PackPlan
-from gids.packs.on_device import OnDevice
 from gids.packs.row_memory import HostGather, HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
@@ -19,6 +19,7 @@ __all__ = [
     "WRITING",
     "Ahead",
     "ByReference",
+    "DeviceRows",
     "DiskRates",
     "HostGather",
     "HostRows",

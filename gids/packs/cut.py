@@ -110,7 +110,7 @@ class Work:
         """Predicted seconds for `times` as many minibatches as were cut."""
         rates, cut = self.rates, trial.packs()
         packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
-        packed_bytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
+        packed_bytes = self._nbytes(packed)
         sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.spaces, self._wanted, rates)
         write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
         read_s = rates.packed_s(packed_bytes + self.spool.bytes_written)
@@ -122,11 +122,8 @@ class Work:
     def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
         """Sweeps to scratch for all packs, which have so many rows of each space."""
         cut = trial.packs()
-        nbytes = sum(n * space.row_bytes for n, space in zip(packed, self.spaces, strict=True))
-        lists = sum(
-            n * _list_row_bytes(n / times / max(1, len(cut)) / max(1, space.row_count))
-            for n, space in zip(packed, self.spaces, strict=True)
-        )
+        nbytes = self._nbytes(packed)
+        lists = self._lists_bytes(packed, times * len(cut))
         consumer_bytes = self.plan.purposes["outputs"] // 2  # beside all sweeps but the first
         write_bytes = self.plan.write_bytes(trial.resident.pack_bytes, consumer_bytes)
         most_packs = self.plan.most_packs(write_bytes)
@@ -135,6 +132,17 @@ class Work:
             math.ceil(times * len(cut) / most_packs),
             math.ceil(nbytes / max(1, self.scratch_bytes)),
             math.ceil(lists / max(1, trial.resident.lists_bytes)),
+        )
+
+    def _nbytes(self, rows: Sequence[float]) -> float:
+        """Of so many rows of each space."""
+        return sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
+
+    def _lists_bytes(self, rows: Sequence[float], packs: float) -> float:
+        """Of the row lists of so many packs, which have so many rows of each space together."""
+        return sum(
+            n * _list_row_bytes(n / max(1, packs) / max(1, space.row_count))
+            for n, space in zip(rows, self.spaces, strict=True)
         )
 
     @property
@@ -155,13 +163,8 @@ class Work:
         trials: dict[tuple[int, ...], _Trial] = {}
         for share in _SHARES[: self.plan.trials]:
             rows, packed = hottest_rows(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
-            held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
-            lists = sum(
-                n * _list_row_bytes(n / max(1, len(self.spool)) / max(1, space.row_count))
-                for n, space in zip(packed, self.spaces, strict=True)
-            )
-            lists_bytes = self.plan.lists_bytes(int(lists))
-            left = self.plan.rows_bytes(lists_bytes) - held
+            lists_bytes = self.plan.lists_bytes(int(self._lists_bytes(packed, len(self.spool))))
+            left = self.plan.rows_bytes(lists_bytes) - int(self._nbytes(rows))
             pack_bytes = (left - self._padding) // 2 // ALIGNMENT * ALIGNMENT
             if pack_bytes > self._padding and tuple(rows) not in trials:
                 sets = tuple(counts.hottest(n) for counts, n in zip(self.counts, rows, strict=True))

@@ -79,7 +79,7 @@ class Staging:
 
         def finish() -> None:
             read, part, (offset, at, nbytes) = reads.popleft()
-            bad.extend((offset + begin, offset + end, code) for begin, end, code in read.wait())
+            bad.extend((offset + begin, code) for begin, _, code in read.wait())
             self._copy(part, to[at : at + nbytes])
 
         with self._lock:

@@ -1,7 +1,8 @@
 """DeviceRows: resident rows and packs in the memory of a GPU. Kernels gather minibatches from them.
 
-Made by OnDevice, used by superbatches. Loads run in threads (device_loads.py). Kernels run on one stream;
-each minibatch is handed over to torch's current stream.
+Made by PackChooser, used by superbatches. Loads run in threads (device_loads.py). Kernels run on one stream;
+each minibatch is handed over to torch's current stream. OnDevice: copies what was sampled there. Made by
+FeatureLoader.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +20,9 @@ import torch
 from gids import _core
 from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
-from gids.cuda.device import CACHE_PRIORITY
-from gids.packs.device_loads import DeviceLoad, KvikioExtents, Staging, Stopped, open_kvikio
-from gids.packs.memory import ALIGNMENT
+from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
+from gids.packs.device_loads import DeviceLoad, Staging, Stopped, open_kvikio
+from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan, numbers_of
 from gids.packs.row_memory import Bad, Extent, HostGather, Load, PackSource, RowMemory, Wanted
 from gids.packs.spaces import Rows, Space
 from gids.store.dtypes import make_bools_proper
@@ -29,19 +31,12 @@ if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.cuda.device import Mapping as HostMapping
     from gids.io import Engine
-    from gids.packs.on_device import OnDevice
     from gids.packs.scratch import ScratchFile
 
 _UNIT = "packs/gather_packed.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
 _WAVES = 4  # blocks per multiprocessor; see the launch bounds of the kernel
-
-OUTPUTS = 3
-"""One minibatch is gathered, and the consumer's stream uses the two before it."""
-
-SENT = 2
-"""Minibatches whose row numbers are on their way to the device."""
 
 
 class DeviceSet:
@@ -61,31 +56,58 @@ class DeviceSet:
         self.words = self.ranks = torch.empty(0)
 
 
-class DeviceRows(RowMemory):
-    """pack_bytes: device memory for the resident rows and two packs. staging_bytes: pinned host memory.
+class OnDevice:
+    """memory_bytes: of the device, for packs and outputs. Lasts as long as the loader.
 
-    most_rows: row numbers of the largest minibatch, of all spaces. purposes: bytes by purpose that this will
-    take in device memory. on: made this, and lasts longer.
-
-    Raises MemoryBudgetError if the device has less free memory.
+    Attributes: without_kvikio: whether kvikio has failed. It is not tried again then.
     """
+
+    def __init__(self, device: Device, memory_bytes: int) -> None:
+        self.device, self.memory_bytes = device, memory_bytes
+        self.without_kvikio = False
+        self._stream = device.new_stream()
+        self._complete = False  # the minibatch whose ids were copied last
+
+    def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Ids of a minibatch on the CPU. Blocks until they are there.
+
+        Tables that have the same tensor have the same copy.
+        """
+        self._complete = isinstance(ids, MadeOn)
+        return on_host(ids)
+
+    def spooling(self) -> AbstractContextManager[object]:
+        """A context in which torch copies tensors of the minibatch whose ids were copied last to the host.
+
+        It waits for training only if the minibatch was made on torch's current stream, as training is.
+        """
+        if not self._complete:
+            self._stream.wait_stream(self.device.current_stream())
+        return self.device.use(self._stream)
+
+    def settle(self) -> None:
+        """Wait for torch's current stream, on which minibatches come from the spool."""
+        self.device.current_stream().synchronize()
+
+
+class DeviceRows(RowMemory):
+    """output_rows: of the largest minibatch, by table. Raises MemoryBudgetError if the device has less free
+    memory than the plan needs there."""
 
     swept = None
 
     def __init__(
         self,
-        device: Device,
+        on: OnDevice,
         host: HostGather,
         spaces: Sequence[Space],
+        plan: PackPlan,
         *,
-        pack_bytes: int,
-        staging_bytes: int,
         output_dtype: torch.dtype | None,
-        most_rows: int,
-        purposes: Mapping[str, int],
-        on: OnDevice,
+        output_rows: Mapping[str, int],
     ) -> None:
-        check_memory(device, purposes)
+        device = on.device
+        check_memory(device, {purpose: n for purpose, n in plan.purposes.items() if purpose in ON_DEVICE})
         self.host, self.device, self.on = host, device, on
         self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels."""
@@ -93,7 +115,7 @@ class DeviceRows(RowMemory):
         self._dtypes: dict[str, torch.dtype] = {}
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}
         with device.use(self.stream):
-            self.memory = device.allocate(pack_bytes // ALIGNMENT * ALIGNMENT)
+            self.memory = device.allocate(plan.pack_bytes // ALIGNMENT * ALIGNMENT)
             self._resident, *self._halves = (
                 [DeviceSet(device, space.row_count) for space in spaces] for _ in range(3)
             )
@@ -105,14 +127,14 @@ class DeviceRows(RowMemory):
                 self._dtypes[t.name] = out_dtype_of(t, output_dtype)
                 self._row_copies[t.name] = (*row_copy(form), scales)
         self._kept: Sequence[_core.RowSet] | None = None
-        self._staging = Staging(device, staging_bytes)
-        self._most_rows = most_rows
+        self._staging = Staging(device, plan.staging_bytes)
+        self._most_rows = most_rows = numbers_of(spaces, output_rows)
         self._numbers = HostArray(device, 4 * SENT * most_rows)
         self._sent: deque[Event] = deque()
         self._turn = 0
         self._fault = HostArray(device, 8)
         self._consumed: deque[Event] = deque()  # of torch's stream, when a minibatch was asked for
-        self._output_bytes: deque[int] = deque(maxlen=OUTPUTS)  # of the last minibatches
+        self._output_bytes: deque[int] = deque(maxlen=DEVICE_OUTPUTS)  # of the last minibatches
         self._peak_output_bytes = 0
         mapped: list[HostArray | HostMapping] = [self._numbers, self._fault, self._staging.mapping]
         loads: weakref.WeakSet[DeviceLoad] = weakref.WeakSet()
@@ -127,13 +149,33 @@ class DeviceRows(RowMemory):
 
     @property
     def second_output_bytes(self) -> int:
-        return self.host.peak_bytes
+        return self.host.pool.peak_bytes
 
     def open(
         self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
     ) -> PackSource:
         kvikio = None if self.on.without_kvikio else open_kvikio(self.device, scratch, priority)
-        return _DeviceSource(self, engine, priority, files, kvikio)
+        return PackSource(engine, priority, files, kvikio)
+
+    def load(
+        self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
+    ) -> Load:
+        before = self.stream.record_event()  # the kernels that read the half's last pack are enqueued
+
+        def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
+            before.synchronize()
+            bad: list[Bad] = []
+            by_kvikio = source.kvikio is not None and not self.on.without_kvikio
+            if source.kvikio is not None and by_kvikio:
+                by_kvikio = source.kvikio.read(extents, self.memory, stopped)
+                self.on.without_kvikio = not by_kvikio
+            if not by_kvikio:
+                bad = self.read(source.engine, source.priority, source.files, extents, stopped)
+            return ([], bad) if stopped() else (self.fill_half(half, lists), bad)
+
+        load = DeviceLoad(self.device, work)
+        self.loads.add(load)
+        return load
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         if self._kept is not resident:
@@ -188,7 +230,7 @@ class DeviceRows(RowMemory):
         return {name: make_bools_proper(out) for name, out in outputs.items()}
 
     def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return self.on.copies.ids(ids)
+        return self.on.ids_on_host(ids)
 
     def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: rows.to(self.device.torch_device) for name, rows in features.items()}
@@ -256,43 +298,6 @@ class DeviceRows(RowMemory):
         if fault:
             self._fault.bytes[:] = 0  # raised once
             raise AssertionError(f"row {fault - 1} of a minibatch is in no pack")
-
-
-class _DeviceSource:
-    """See gids.packs.row_memory.PackSource."""
-
-    def __init__(
-        self,
-        rows: DeviceRows,
-        engine: Engine,
-        priority: _core.Priority,
-        files: range,
-        kvikio: KvikioExtents | None,
-    ) -> None:
-        self._rows, self._engine, self._priority, self._files = rows, engine, priority, files
-        self._kvikio = kvikio
-
-    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        before = self._rows.stream.record_event()  # the kernels that read the half's last pack are enqueued
-
-        def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
-            before.synchronize()
-            bad: list[Bad] = []
-            rows, kvikio = self._rows, self._kvikio
-            by_kvikio = kvikio is not None and not rows.on.without_kvikio
-            if kvikio is not None and by_kvikio and not kvikio.read(extents, rows.memory, stopped):
-                by_kvikio, rows.on.without_kvikio = False, True
-            if not by_kvikio:
-                bad = rows.read(self._engine, self._priority, self._files, extents, stopped)
-            return ([], bad) if stopped() else (self._rows.fill_half(half, lists), bad)
-
-        load = DeviceLoad(self._rows.device, work)
-        self._rows.loads.add(load)
-        return load
-
-    def close(self) -> None:
-        if self._kvikio is not None:
-            self._kvikio.close()
 
 
 def _release(

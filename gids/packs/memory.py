@@ -31,6 +31,9 @@ _SWEEP_SHARE = 8
 _OUTPUTS = 2
 """One minibatch is with the consumer, one is gathered."""
 
+DEVICE_OUTPUTS = 3
+"""One minibatch is gathered, and the consumer's stream uses the two before it."""
+
 _READ_MINIBATCHES = 4
 _WRITTEN_MINIBATCHES = 3
 """Sampled ones in memory: one with the consumer and three that are read ahead; those that are written. If no
@@ -39,8 +42,28 @@ superbatch is sampled while another is trained, all that sampling needs is where
 _SETS = 4
 """Row sets: the resident rows', the present pack's, one to sweep by, one to collect in."""
 
-SETS_OF_A_TRIAL = 2
+_SETS_OF_A_TRIAL = 2
 """The resident rows', and those of the pack that is filled."""
+
+_DEVICE_SETS = 3
+"""Row sets on a device: of the resident rows and of two packs."""
+
+_DEVICE_MINIBATCHES = 4
+"""On a device: one is sampled, one goes to the spool, one comes from there, one is with the consumer."""
+
+SENT = 2
+"""Minibatches whose row numbers are on their way to the device."""
+
+_MOST_STAGING = 64 << 20
+_LEAST_STAGING = 256 << 10
+_STAGING_SHARE = 32
+"""Pinned memory that packs pass on their way to a device takes at most a 32nd of the host memory."""
+
+_STAGED_DISKS = 4
+"""The most staging has room for what is in flight on four disks, and grows with their number."""
+
+ON_DEVICE = ("packs", "outputs", "row sets on the device", "rows on the device", "minibatches on the device")
+"""The purposes in device memory, if packs are there. All others are in host memory."""
 
 _MOST_LISTS_SHARE = 4
 _LEAST_LISTS_SHARE = 32
@@ -63,12 +86,12 @@ _MOST_PACKS = 2048
 SPARE_BUFFERS = 16
 """Write buffers beside the one of each pack: those that are being written."""
 
-LEAST_WRITE_BYTES = (_LEAST_PACKS + SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
+_LEAST_WRITE_BYTES = (_LEAST_PACKS + SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
 """Write buffers take at least as much."""
 
 
 def _own_write_bytes(memory_bytes: int) -> int:
-    return max(memory_bytes // _WRITE_SHARE, LEAST_WRITE_BYTES)
+    return max(memory_bytes // _WRITE_SHARE, _LEAST_WRITE_BYTES)
 
 
 class Ahead(IntEnum):
@@ -86,7 +109,9 @@ class PackPlan:
 
     purposes: bytes by purpose, "packs" among them. ahead: what goes on beside training. A sweep that does not
     uses memory that packs and outputs need only later. trials: cuts that may be tried at a time. piece_bytes,
-    read_bytes: of a piece of a sweep, and of a request. disks: that it keeps busy.
+    read_bytes: of a piece of a sweep, and of a request. disks: that it keeps busy. staging_bytes: pinned host
+    memory that packs pass on their way to a device; 0 if they are on the host. On a device, "packs" has no
+    row lists and no write buffers.
     """
 
     purposes: Mapping[str, int]
@@ -95,6 +120,7 @@ class PackPlan:
     piece_bytes: int
     read_bytes: int
     disks: int
+    staging_bytes: int = 0
 
     @property
     def overlap(self) -> bool:
@@ -122,16 +148,20 @@ class PackPlan:
 
     def rows_bytes(self, lists_bytes: int) -> int:
         """For resident rows and two packs, if the row lists of a superbatch take so many bytes."""
+        if "row lists" in self.purposes:
+            return self.pack_bytes
         return self.pack_bytes - (2 if self.overlap else 1) * lists_bytes
 
     def lists_bytes(self, wanted_bytes: int) -> int:
         """For the row lists of a superbatch, whose packs want so many or fewer."""
+        if "row lists" in self.purposes:
+            return self.purposes["row lists"] // (2 if self.overlap else 1)
         most = self.pack_bytes // _MOST_LISTS_SHARE
         return max(self.pack_bytes // _LEAST_LISTS_SHARE, min(wanted_bytes + wanted_bytes // 8, most))
 
     def write_bytes(self, half_bytes: int, outputs_bytes: int = 0) -> int:
         """For the write buffers of a sweep. half_bytes: of one pack. outputs_bytes: that are in use."""
-        if self.overlap:
+        if "write buffers" in self.purposes:
             return self.own_write_bytes
         return 2 * half_bytes + max(0, self.purposes["outputs"] - outputs_bytes)
 
@@ -152,7 +182,8 @@ class PackBudget:
 
     output_row_bytes: bytes of an output row, by table. bounce_bytes: memory of the loader's engine.
     sampler_bytes: of the sampler, until all is sampled. waiting: sampled minibatches that the source holds.
-    disks: number of disks that hold the tables.
+    memory_bytes: of the host. disks: number of disks that hold the tables. device_bytes: of the device, if
+    packs are there.
     """
 
     spaces: Sequence[Space]
@@ -162,31 +193,39 @@ class PackBudget:
     waiting: int
     memory_bytes: int
     disks: int = 1
+    device_bytes: int | None = None
 
     def share(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if nothing is left.
 
         rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
         """
-        return self._plan(self.needed(rows, minibatch_bytes, ahead), ahead)
-
-    def _plan(self, purposes: Mapping[str, int], ahead: Ahead) -> PackPlan | None:
-        left = self.memory_bytes - sum(purposes.values())
-        # The first superbatch is counted and cut before there are outputs and packs.
-        trials = (left + purposes["outputs"] - self._counts_bytes) // (SETS_OF_A_TRIAL * self._set_bytes)
-        if left <= 0 or trials <= 0:
+        purposes = self.needed(rows, minibatch_bytes, ahead)
+        there = {} if self.device_bytes is None else {p: n for p, n in purposes.items() if p in ON_DEVICE}
+        left = self.memory_bytes - sum(purposes.values()) + sum(there.values())
+        if self.device_bytes is None:
+            # The first superbatch is counted and cut before there are outputs and packs.
+            purposes["packs"], for_trials = left, left + purposes["outputs"] - self._counts_bytes
+        else:
+            lists_bytes, write_bytes = left // 2, left - left // 2
+            purposes |= {"row lists": lists_bytes, "write buffers": write_bytes}
+            purposes["packs"] = self.device_bytes - sum(there.values())
+            for_trials = write_bytes if write_bytes >= _LEAST_WRITE_BYTES else 0  # tried before writing
+        trials = for_trials // (_SETS_OF_A_TRIAL * self._set_bytes)
+        if purposes["packs"] <= 0 or trials <= 0:
             return None
         return PackPlan(
-            {**purposes, "packs": left},
+            purposes,
             ahead=ahead,
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,
             disks=self._busy_disks,
+            staging_bytes=self.staging_bytes,
         )
 
     def needed(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> dict[str, int]:
-        """Bytes by purpose, without packs."""
+        """Bytes by purpose, without packs; on a device, without row lists and write buffers."""
         outputs_bytes = _OUTPUTS * self._output_bytes(rows)
         each_bytes, sampler_bytes = minibatch_bytes + 4 * sum(rows.values()), self.sampler_bytes
         minibatches, sampled = _READ_MINIBATCHES, _WRITTEN_MINIBATCHES + 1 + self.waiting
@@ -200,11 +239,21 @@ class PackBudget:
             "sampler": max(0, sampler_bytes),
             "outputs": outputs_bytes,
             "minibatches": minibatches * each_bytes,
-            "row sets": (_SETS + (SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
+            "row sets": (_SETS + (_SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
             "sweep": (2 if overlap else 1) * self._busy_disks * self._disk_bytes,
             "second stream": 2 * self._second_bytes,
             **row_orders(t for space in self.spaces for t in space.tables),
         }
+        if self.device_bytes is not None:
+            sent_bytes = SENT * 4 * numbers_of(self.spaces, rows)
+            return purposes | {
+                "counts": self._counts_bytes,
+                "staging": self.staging_bytes + sent_bytes,
+                "outputs": DEVICE_OUTPUTS * self._output_bytes(rows),
+                "row sets on the device": _DEVICE_SETS * self._set_bytes,
+                "rows on the device": sent_bytes,
+                "minibatches on the device": _DEVICE_MINIBATCHES * minibatch_bytes,
+            }
         if ahead:
             purposes["counts"] = self._counts_bytes
         if overlap:
@@ -214,6 +263,15 @@ class PackBudget:
     @property
     def _busy_disks(self) -> int:
         return max(1, min(self.disks, self.memory_bytes // _SWEEP_SHARE // self._disk_bytes))
+
+    @property
+    def staging_bytes(self) -> int:
+        """Pinned host memory that packs pass on their way to a device."""
+        if self.device_bytes is None:
+            return 0
+        share = max(_LEAST_STAGING, self.memory_bytes // _STAGING_SHARE)
+        most = _MOST_STAGING * max(1, div_ceil(self._busy_disks, _STAGED_DISKS))
+        return align_up(min(most, share), ALIGNMENT)
 
     @property
     def _disk_bytes(self) -> int:
@@ -252,3 +310,8 @@ class PackBudget:
             for space in self.spaces
             for t in space.tables
         )
+
+
+def numbers_of(spaces: Sequence[Space], rows: Mapping[str, int]) -> int:
+    """Row numbers that a minibatch has. rows: that it reads, by table."""
+    return sum(max(rows.get(t.name, 0) for t in space.tables) for space in spaces)

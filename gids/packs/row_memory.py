@@ -8,29 +8,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.cache.output_dtype import Bytes, Outputs
 from gids.packs.spaces import Rows
-from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.io import Engine
+    from gids.packs.device_loads import KvikioExtents
     from gids.packs.scratch import ScratchFile
     from gids.store import Table
 
 
-Bytes = npt.NDArray[np.uint8]
-
-
-class HostGather:
-    """threads: that copy rows. pool_bytes: memory of outputs that is kept for later ones. output_rows: rows
-    that an output has room for, by table."""
+class HostGather(Outputs):
+    """Outputs to which rows are copied from memory. threads: that copy."""
 
     def __init__(
         self,
@@ -41,33 +36,18 @@ class HostGather:
         pool_bytes: int = 0,
         output_rows: Mapping[str, int] | None = None,
     ) -> None:
-        self._workers = _core.Workers.create(threads)
-        self._pool_bytes, self._pool = pool_bytes, _core.BufferPool.create(pool_bytes)
-        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
-        self._forms = {t.name: row_form(t, output_dtype) for t in tables}
-        self._output_rows = output_rows or {}
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that outputs took."""
-        found: int = self._pool.peak_bytes
-        return found
+        super().__init__(tables, output_dtype, keep_bytes=pool_bytes, rows=output_rows)
+        self._workers, self._pool_bytes = _core.Workers.create(threads), pool_bytes
 
     def lend(self) -> int:
         """Give the memory back that no features are in, until it is needed. Returns the bytes of features."""
-        self._pool.keep(0)
-        self._pool.keep(self._pool_bytes)
-        return self._pool.taken_bytes
+        self.pool.keep(0)
+        self.pool.keep(self._pool_bytes)
+        return self.pool.taken_bytes
 
     def close(self) -> None:
         """Give the memory back that no features are in. Idempotent."""
-        self._pool.keep(0)
-
-    def take(self, table: Table, count: int) -> Bytes:
-        """Memory for the output of so many rows: uint8[count, bytes of a row]."""
-        form, room = self._forms[table.name], self._output_rows.get(table.name, 0)
-        flat = self._pool.take(count * form.out_row_bytes, room * form.out_row_bytes)
-        return flat.reshape(count, form.out_row_bytes)
+        self.pool.keep(0)
 
     def copy(
         self,
@@ -81,7 +61,7 @@ class HostGather:
         rows: numbers of the holders' sets. out: of take(); rows that no holder has do not change there.
         Returns how many were copied.
         """
-        form = self._forms[table.name]
+        form = self.forms[table.name]
         missing: int = _core.gather_packed(
             self._workers,
             rows,
@@ -95,14 +75,9 @@ class HostGather:
         )
         return len(rows) - missing
 
-    def tensor(self, table: Table, out: Bytes) -> torch.Tensor:
-        """What copy() has filled, as features."""
-        flat = torch.from_numpy(out.reshape(-1)).view(self._dtypes[table.name])
-        return make_bools_proper(flat.view(len(out), *table.shape))
 
-
-Bad = tuple[int, int, int]
-"""Bytes [begin, end) of the scratch file that could not be read, and the errno."""
+Bad = tuple[int, int]
+"""The first byte of an extent of the scratch file that could not be read, and the errno."""
 
 
 class Extent(NamedTuple):
@@ -133,14 +108,20 @@ class Load(Protocol):
         """Stop it. Idempotent. Blocks for one read at most."""
 
 
-class PackSource(Protocol):
-    """A scratch file, opened to read packs from."""
+@dataclass
+class PackSource:
+    """A scratch file, opened to read packs from. files: which of the engine's are those of the scratch file.
+    kvikio: reads it in place of the engine, to a device."""
 
-    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        """Begin to read a pack. Does not block. lists: its rows in each space. half: 0 or 1."""
+    engine: Engine
+    priority: _core.Priority
+    files: range
+    kvikio: KvikioExtents | None = None
 
     def close(self) -> None:
         """Idempotent. The loads are closed."""
+        if self.kvikio is not None:
+            self.kvikio.close()
 
 
 class RowMemory(ABC):
@@ -163,11 +144,17 @@ class RowMemory(ABC):
         """The most that outputs of second streams took, if peak_output_bytes leaves them out."""
         return 0
 
-    @abstractmethod
     def open(
         self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
     ) -> PackSource:
-        """files: which of the engine's are those of the scratch file."""
+        """See PackSource."""
+        return PackSource(engine, priority, files)
+
+    @abstractmethod
+    def load(
+        self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
+    ) -> Load:
+        """Begin to read a pack. Does not block. lists: its rows in each space. half: 0 or 1."""
 
     @abstractmethod
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
@@ -206,15 +193,22 @@ class HostRows(RowMemory):
 
     @property
     def peak_output_bytes(self) -> int:
-        return self.host.peak_bytes
+        return self.host.pool.peak_bytes
 
     def lend_outputs(self) -> int:
         return self.host.lend()
 
-    def open(
-        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
-    ) -> PackSource:
-        return _HostSource(engine, priority, files, self)
+    def load(
+        self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
+    ) -> Load:
+        files, memory = source.files, self.memory
+        reads = [
+            _core.PackRead(
+                source.engine.native, source.priority, files[0], offset, memory, at, nbytes, files=len(files)
+            )
+            for offset, at, nbytes in extents
+        ]
+        return _HostLoad(reads, extents, lists)
 
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:
         return list(resident)
@@ -251,22 +245,6 @@ class HostRows(RowMemory):
         return self.swept
 
 
-class _HostSource:
-    def __init__(self, engine: Engine, priority: _core.Priority, files: range, rows: HostRows) -> None:
-        self._engine, self._priority, self._files, self._rows = engine, priority, files, rows
-
-    def load(self, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int) -> Load:
-        engine, files, memory = self._engine.native, self._files, self._rows.memory
-        reads = [
-            _core.PackRead(engine, self._priority, files[0], offset, memory, at, nbytes, files=len(files))
-            for offset, at, nbytes in extents
-        ]
-        return _HostLoad(reads, extents, lists)
-
-    def close(self) -> None:
-        """Nothing is open beside the engine."""
-
-
 class _HostLoad:
     def __init__(
         self, reads: list[_core.PackRead], extents: Sequence[Extent], lists: Sequence[_core.RowList]
@@ -275,9 +253,9 @@ class _HostLoad:
 
     def wait(self) -> tuple[list[Any], list[Bad]]:
         bad = [
-            (extent.offset + begin, extent.offset + end, code)
+            (extent.offset + begin, code)
             for read, extent in zip(self._reads, self._extents, strict=True)
-            for begin, end, code in read.wait()
+            for begin, _, code in read.wait()
         ]
         return [rows.to_set() for rows in self._lists], bad
 

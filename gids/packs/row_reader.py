@@ -7,7 +7,8 @@ it takes the memory that the plan of packs has for it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.feature_cache import read_error
 from gids.errors import StorageError
 from gids.io import Engine
 from gids.packs.spaces import Rows, rows_of, spaces_of
-from gids.packs.superbatch import PackMachine, read_error
+from gids.packs.superbatch import PackMachine
 from gids.store.geometry import div_ceil
 
 if TYPE_CHECKING:
@@ -29,10 +31,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class RowReader:
-    """engine: opened on the shards of the machine's tables, in the order of `tables`."""
+    """engine: opened on the shards of these tables, in this order."""
 
-    def __init__(self, machine: PackMachine, engine: Engine, first_files: Mapping[str, int]) -> None:
-        self._machine, self._engine, self._first_files = machine, engine, first_files
+    def __init__(self, machine: PackMachine, engine: Engine, tables: Sequence[Table]) -> None:
+        self._machine, self._engine = machine, engine
+        firsts = itertools.accumulate((len(t.shard_paths) for t in tables), initial=0)
+        self._first_files = dict(zip((t.name for t in tables), firsts, strict=False))
 
     def read_through(
         self, ids: Mapping[str, torch.Tensor]

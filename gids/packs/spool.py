@@ -114,17 +114,11 @@ class Spool:
     def bytes_written(self) -> int:
         return self._end
 
-    def put(self, minibatch: object, reads: Reads) -> None:
-        """Write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added."""
-        written = self.begin_put(minibatch, reads)
-        try:
-            written.result()
-        except StorageError:
-            self.drop_from(len(self) - 1)
-            raise
-
     def begin_put(self, minibatch: object, reads: Reads) -> Future[None]:
-        """As put(), without waiting: result() may raise StorageError, and then drop_from() must follow."""
+        """Begin to write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added.
+
+        The result may raise StorageError too, and then drop_from() must follow.
+        """
         pieces: list[Any] = [*reads.rows, *self._pickled(minibatch, reads)]
         parts, end = [], 0
         for piece in pieces:

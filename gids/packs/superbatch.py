@@ -6,27 +6,27 @@ one, which is being read.
 
 from __future__ import annotations
 
-import copy
 import errno
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from gids import _core
+from gids.cache.feature_cache import read_error
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs.cut import Layout
 from gids.packs.memory import ALIGNMENT, PIECES, READS, SPARE_BUFFERS, PackPlan
 from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.scratch import Scratch, ScratchFull
-from gids.packs.spaces import Rows, Space
+from gids.packs.spaces import Space
 from gids.packs.spool import Reads, Spool
 from gids.store.geometry import align_up
 from gids.stored_file import AnyFile
@@ -38,77 +38,44 @@ _WRITERS = 8
 """Threads that write to scratch, per disk: so many large writes are in flight."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PackMachine:
     """What the superbatches of a loader share: memory for packs, and options.
 
-    plan: how memory is shared out. rows: makes the memory for packs. threads: threads of a sweep. engine,
-    direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes: that a
-    sampled minibatch has room for. parts: a minibatch is gathered at once, and may be cut into several packs.
+    plan: how memory is shared out. make_rows: makes the memory for packs. threads: threads of a sweep.
+    engine, direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes:
+    that a sampled minibatch has room for. parts: a minibatch may be cut into several packs.
+
+    Attributes: rows: the memory; collected: sets to collect a pack's rows in.
     """
 
-    def __init__(
-        self,
-        spaces: Sequence[Space],
-        plan: PackPlan,
-        rows: Callable[[], RowMemory],
-        *,
-        threads: int,
-        check_crc: bool,
-        output_rows: dict[str, int],
-        minibatch_bytes: int,
-        engine: str,
-        direct: bool,
-        gap_bytes: int,
-        parts: bool,
-    ) -> None:
-        self.parts, self._make_rows = parts, rows
-        self.spaces, self.plan, self.rows, self.check_crc = list(spaces), plan, rows(), check_crc
-        self.tables: list[Table] = [t for space in spaces for t in space.tables]
-        self.threads = threads
+    spaces: Sequence[Space]
+    plan: PackPlan
+    make_rows: Callable[[], RowMemory]
+    threads: int
+    check_crc: bool
+    output_rows: dict[str, int]
+    minibatch_bytes: int
+    engine: str
+    direct: bool
+    gap_bytes: int
+    parts: bool
+
+    def __post_init__(self) -> None:
+        self.rows = self.make_rows()
+        self.tables: list[Table] = [t for space in self.spaces for t in space.tables]
+        self.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
         self.priority = _core.Priority.create()
-        self.collected = [
-            _core.RowSet.create(space.row_count) for space in spaces
-        ]  # to collect a pack's rows in
-        self.bad_resident: dict[str, list[_BadRows]] = {}  # resident rows that could not be read
-        self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
-        self.direct, self.gap_bytes = direct, gap_bytes
-        self.output_rows, self.minibatch_bytes = output_rows, minibatch_bytes
 
     def again(self) -> PackMachine:
         """One with other memory for packs, which is taken when rows are written to it. On the host only."""
-        made = copy.copy(self)
-        made.rows = self._make_rows()
-        made.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
-        made.bad_resident = {}
+        made = replace(self)
+        made.priority = self.priority
         return made
 
     def close(self) -> None:
         """Give the memory back. Idempotent. No superbatch is open."""
         self.rows.close()
-
-
-def read_error(code: int, shard: str | os.PathLike[str], offset: int) -> StorageError:
-    """The error of a page, or of a row in it. code: an errno, EBADMSG for a wrong checksum."""
-    reason = os.strerror(code)
-    if code == errno.EBADMSG:
-        reason = "the page's checksum is wrong"
-    elif code == errno.ENODATA:
-        reason = "the shard ends before this page; it was truncated"
-    return StorageError(code, f"cannot read a page: {reason}", shard, offset)
-
-
-@dataclass
-class _BadRows:
-    """Rows of a table that could not be read, as pages or as rows, and the error of each."""
-
-    rows: np.ndarray
-    divisor: int
-    errors: list[StorageError]
-
-    def error_of(self, rows: Rows) -> StorageError | None:
-        """Of the first one of these rows that could not be read."""
-        lost = np.isin(self.rows, rows // self.divisor)
-        return self.errors[int(lost.argmax())] if lost.any() else None
 
 
 @dataclass
@@ -191,8 +158,6 @@ class Superbatch:
         self._resident_sets: list[Any] = []
         self._loads: dict[int, Load] = {}
         self._source: PackSource | None = None
-        self._bad: dict[str, list[_BadRows]] = {}  # in every pack
-        self._bad_in_pack: dict[str, list[_BadRows]] = {}
         self.file: Any = None
         self._sweep: Any = None
         self._writer: Any = None
@@ -231,20 +196,17 @@ class Superbatch:
         """
         machine = self._machine
         paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
-        self._shard_paths = [os.fspath(path) for path in paths]
-        direct = machine.direct
         packed = align_up(self._resident_nbytes + sum(pack.nbytes for pack in self._packs), ALIGNMENT)
         self.file = self._scratch.open(packed, spare=spare)
         self._opened.callback(self.file.close, keep=True)
         self.file.reserve(packed)
         files = range(len(paths), len(paths) + len(self.file.fds))
         paths += self.file.paths
-        direct = direct and self.file.direct
         self._engine = open_engine(
             paths,
-            machine.engine_kind,
+            "auto" if machine.engine == "mmap" else machine.engine,  # what is written cannot be mapped
             depth=READS * machine.plan.disks,
-            direct=direct,
+            direct=machine.direct and self.file.direct,
             max_read_bytes=machine.plan.read_bytes,
         )
         self._opened.callback(self._engine.close)
@@ -264,7 +226,7 @@ class Superbatch:
     def begin(self, first_half: int = 0, *, first: int = 0) -> None:
         """Start reading the first pack into one half of the memory, once all is swept.
 
-        first: the minibatch to begin with. Blocks. Raises ScratchFull, or StorageError for scratch.
+        first: the minibatch to begin with. Blocks. Raises as finish_sweep().
         """
         self.begun, self._first_half = True, first_half
         self.finish_sweep()
@@ -276,16 +238,20 @@ class Superbatch:
         self._load(self._first_pack)
 
     def finish_sweep(self) -> None:
-        """Wait for the sweep. Idempotent. Raises as begin()."""
+        """Wait for the sweep. Idempotent. Raises ScratchFull, or StorageError if a page could not be read or
+        scratch could not be written: then packs are not complete."""
         if self._sweep is None:
             return
         begun = time.perf_counter()
         result, self._sweep = self._sweep.wait(), None
         self.seconds["sweep"] += time.perf_counter() - begun
+        self.bytes_read += result["bytes_read"]
         self.bytes_written += self._writer.bytes_written
         directory = self._scratch.directories[self._writer.failed_file]
         self._writer = None
-        self._note_bad_pages(result)
+        for file, offset, code in result["bad_pages"][:1]:
+            shards = [shard for t in self._machine.tables for shard in t.shard_paths]
+            raise read_error(code, shards[file], offset)
         if result["error"]:
             kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
             reason = "cannot write packs: " + os.strerror(result["error"])
@@ -296,17 +262,17 @@ class Superbatch:
         self.next += 1
         return self._spool.take(self.next - 1)
 
-    def gather(self, reads: Reads) -> tuple[dict[str, torch.Tensor], StorageError | None]:
-        """The features, by table, of the minibatch that was taken, and an error if some could not be read.
+    def gather(self, reads: Reads) -> dict[str, torch.Tensor]:
+        """The features, by table, of the minibatch that was taken. Blocks until its packs are in memory.
 
-        Blocks until its packs are in memory. After an OSError it is not taken.
+        Raises StorageError if a pack cannot be read. After an OSError the minibatch is not taken.
         """
-        index, errors = self.next - 1, list[StorageError]()
+        index = self.next - 1
         try:
             while not self._sets or index >= self._packs[self._current].end:
                 self._next_pack()
             begun, waited = time.perf_counter(), self.seconds["wait"]
-            features = self._machine.rows.gather(self._wanted(reads, errors))
+            features = self._machine.rows.gather(self._wanted(reads))
         except OSError:
             self.next = index
             raise
@@ -314,24 +280,19 @@ class Superbatch:
         if self._machine.parts and self.next == self._packs[self._current].end:
             with suppress(OSError):  # tried again when it is due
                 self._load(self._current + 2)
-        return features, errors[0] if errors else None
+        return features
 
-    def _wanted(self, reads: Reads, errors: list[StorageError]) -> Iterator[list[Wanted]]:
-        """The rows of a minibatch, for each of its packs. Adds to errors those of rows that were not read."""
+    def _wanted(self, reads: Reads) -> Iterator[list[Wanted]]:
+        """The rows of a minibatch, for each of its packs."""
         first = True
         while True:
             pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
             wanted = []
             for s, (space, of_space) in enumerate(zip(self._machine.spaces, reads.rows, strict=True)):
                 for table in (t for t in space.tables if t.name in reads.tables):
-                    name = table.name
-                    resident = (self._resident_sets[s], self._resident_parts[name])
-                    packed = (self._sets[s], half + pack.parts[name])
+                    resident = (self._resident_sets[s], self._resident_parts[table.name])
+                    packed = (self._sets[s], half + pack.parts[table.name])
                     wanted.append(Wanted(table, of_space, (resident, packed) if first else (packed,)))
-                    for bad_rows in (self._machine.bad_resident, self._bad, self._bad_in_pack):
-                        for bad in bad_rows.get(name, ()):
-                            if error := bad.error_of(of_space):
-                                errors.append(error)
             yield wanted
             following = self._packs[self._current + 1 : self._current + 2]
             if not following or following[0].end != pack.end:
@@ -360,11 +321,11 @@ class Superbatch:
     def _next_pack(self) -> None:
         self._current += 1
         begun = time.perf_counter()
-        self._bad_in_pack = {}
         pack = self._packs[self._current]
-        self._sets, lost = self._loads.pop(self._current).wait()
-        for begin, end, code in lost:
-            self._lose(begin, end, code)
+        self._sets, bad = self._loads.pop(self._current).wait()
+        for offset, code in bad[:1]:
+            directory = self.file.directory_of(offset)
+            raise StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, offset)
         first = self._current == self._first_pack
         self.bytes_read += pack.nbytes + (self._resident_nbytes if first else 0)
         if not self._resident_sets:
@@ -383,7 +344,7 @@ class Superbatch:
         if index == self._first_pack and self._resident_nbytes:
             extents.insert(0, Extent(0, 0, self._resident_nbytes))
         assert self._source is not None
-        self._loads[index] = self._source.load(extents, pack.lists, half)
+        self._loads[index] = self._machine.rows.load(self._source, extents, pack.lists, half)
 
     def _targets(self, table: Table) -> list[Any]:
         """Where the sweep writes the rows of a table: (rows, memory or None for scratch, offset)."""
@@ -453,68 +414,3 @@ class Superbatch:
             parts[t.name] = at
             at += align_up(len(sets[self._space[t.name]]) * t.row_bytes, ALIGNMENT)
         return parts, at
-
-    def _note_bad_pages(self, result: dict[str, Any]) -> None:
-        """Count what the sweep read, and note the pages that it could not read."""
-        self.bytes_read += result["bytes_read"]
-        first_file = 0
-        for s, space in enumerate(self._machine.spaces):
-            for t in space.tables:
-                shards = len(t.shard_paths)
-                files = range(first_file, first_file + shards)
-                first_file += shards
-                bad_pages = [bad for bad in result["bad_pages"] if bad[0] in files]
-                if not bad_pages:
-                    continue
-                errors = [
-                    read_error(code, self._shard_paths[file], offset) for file, offset, code in bad_pages
-                ]
-                pages = np.array(
-                    [offset // t.page_bytes * shards + file - files.start for file, offset, _ in bad_pages]
-                )
-                self._bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
-                if self._fill_resident:
-                    self._note_resident(s, t, pages, errors)
-
-    def _note_resident(self, s: int, table: Table, pages: np.ndarray, errors: list[StorageError]) -> None:
-        """The resident rows of these pages are lost for later superbatches too, which do not read them."""
-        rows = (pages[:, None] * table.rows_per_page + np.arange(table.rows_per_page)).ravel()
-        of_row = np.repeat(np.arange(len(pages)), table.rows_per_page)
-        rows, of_row = rows[rows < table.row_count], of_row[rows < table.row_count]
-        others = self._machine.collected[s]
-        others.clear()
-        others.insert(rows.astype(np.uint32), self._resident[s])
-        lost = ~np.isin(rows, others.rows())
-        if lost.any():
-            noted = _BadRows(rows[lost], 1, [errors[i] for i in of_row[lost]])
-            self._machine.bad_resident.setdefault(table.name, []).append(noted)
-
-    def _lose(self, begin: int, end: int, code: int) -> None:
-        """Note the rows in bytes [begin, end) of the scratch file, which could not be read."""
-        pack = self._packs[self._current]
-        directory = self.file.directory_of(begin)
-        error = StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, begin)
-        if begin < self._resident_nbytes:
-            sets = [np.array(rows.rows(), np.uint32) for rows in self._resident]
-            self._lose_rows(sets, self._resident_parts, (begin, end), error, self._machine.bad_resident)
-            return
-        sets = [np.array(rows.to_set().rows(), np.uint32) for rows in pack.lists]
-        self._lose_rows(sets, pack.parts, (begin - pack.at, end - pack.at), error, self._bad_in_pack)
-
-    def _lose_rows(
-        self,
-        sets: Sequence[np.ndarray],
-        parts: dict[str, int],
-        lost: tuple[int, int],
-        error: StorageError,
-        bad: dict[str, list[_BadRows]],
-    ) -> None:
-        """Note the rows in these bytes of a pack, or of the resident rows. parts: where each table begins."""
-        begin, end = lost
-        for rows, space in zip(sets, self._machine.spaces, strict=True):
-            for t in space.tables:
-                part = parts[t.name]
-                first = max(0, begin - part) // t.row_bytes
-                last = max(0, end - part + t.row_bytes - 1) // t.row_bytes
-                if len(bad_rows := rows[first:last]):
-                    bad.setdefault(t.name, []).append(_BadRows(bad_rows, 1, [error] * len(bad_rows)))

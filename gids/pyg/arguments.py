@@ -13,7 +13,7 @@ import torch
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from gids.loader.option_names import check_names
+from gids.loader.options import check_names
 from gids.loader.tables import Tables
 from gids.pyg.hops import Counts
 from gids.pyg.memory_graphs import is_typed

@@ -21,7 +21,9 @@ from open_options import take_options, tuned
 import gids
 from gids import _core
 from gids.loader import feature_loader
+from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
+from gids.loader.row_source import EpochInput
 
 
 @pytest.mark.few(5)
@@ -378,7 +380,8 @@ def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_one
     with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
         for _epoch in range(2):
             reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
-            for _ in loader.attach_epoch(reads, ids_of, waiting_batches=3):
+            epoch = EpochInput(minibatches=reads, ids_of=ids_of, learned=Learned(), waiting_batches=3)
+            for _ in loader.attach_epoch(epoch):
                 assert loader.waiting_batches == 3
         assert loader.window == 4
 

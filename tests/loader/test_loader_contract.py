@@ -185,7 +185,8 @@ def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
                 check(source, minibatch, features)
         with pytest.raises(StopIteration):
             next(stream)
-        way.check_way(loader)
+        if way.reads == "pack":  # a sweep cannot read it either
+            assert loader.stats()["packs"]["minibatches"] == 0
 
 
 def test_a_second_stream_is_right_while_the_first_is_open(way: Way, source: Ids) -> None:

@@ -21,7 +21,7 @@ import gids
 from gids import cuda
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
-from gids.loader.option_names import OPTIONS
+from gids.loader.options import OPTIONS
 from gids.write import DatasetWriter, restripe
 
 MEMORY = 16 << 20
@@ -143,7 +143,7 @@ def test_a_misspelled_option_gets_a_suggestion(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "suggestion"),
-    [("queue_deph", "did you mean 'queue_depth'?"), ("window", "write gids.open(PATH, window=...)")],
+    [("queue_deph", "did you mean 'queue_depth'?"), ("window", "Give gids.open(PATH, window=...)")],
 )
 def test_a_misspelled_field_of_tuning_gets_a_suggestion(name: str, suggestion: str) -> None:
     with pytest.raises(TypeError) as caught:

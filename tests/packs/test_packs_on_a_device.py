@@ -31,7 +31,7 @@ from packs_example import open_loader as open_large_loader
 from packs_example import open_source as open_on_host
 from test_packed_tables import random_minibatches
 from test_packed_tables import write as write_random_tables
-from test_packs_on_a_bad_disk import faulty, minibatches, results
+from test_packs_on_a_bad_disk import faulty, minibatches, random_reads_went_on, results
 
 import gids
 from gids import _core
@@ -40,7 +40,8 @@ from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
 from gids.io.device.extent_reader import PinnedExtentReader
 from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.packs import DiskRates, RowMemory, Superbatch, device_loads, device_rows, on_device, spaces_of
+from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows, spaces_of
+from gids.packs import memory as pack_memory
 from gids.packs.device_loads import KvikioExtents
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
@@ -263,7 +264,7 @@ def test_both_memories_hold(path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is
             memory = loader.stats()["memory"]
             del _features
         assert loader.stats()["packs"]["minibatches"] == len(batches)
-        there = {purpose: n for purpose, n in memory.items() if purpose in on_device.ON_DEVICE}
+        there = {purpose: n for purpose, n in memory.items() if purpose in pack_memory.ON_DEVICE}
         assert 1 << 20 < there["packs"] < device.memory.peak_bytes <= sum(there.values())
         assert sum(there.values()) <= device_bytes
         assert sum(memory.values()) - sum(there.values()) <= host_bytes
@@ -352,9 +353,9 @@ def test_auto_keeps_to_random_reads_that_are_faster(
     """By the same rule as on the CPU, and by all lines: of the device and of the host."""
     consider_packs(monkeypatch, FAST_AT_RANDOM)
     lines: list[Any] = []
-    lines_for = gids.FeatureLoader._lines_for
+    lines_for = gids.FeatureLoader.lines_for
     monkeypatch.setattr(
-        gids.FeatureLoader, "_lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
+        gids.FeatureLoader, "lines_for", lambda *args: lines.append(lines_for(*args)) or lines[-1]
     )
     with open_source(path, "auto", memory=3 << 19, device_memory=3 << 19) as source:
         loader = gids.FeatureLoader(source, ["paper.text"], device="cuda")
@@ -395,17 +396,20 @@ def no_memory(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["resident", "pack"])
-def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
-    on: Device, path: Path, rows: Ids, where: str, monkeypatch: pytest.MonkeyPatch
+def test_scratch_that_cannot_be_read_ends_packs(
+    on: Device,
+    path: Path,
+    rows: Ids,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut_small(monkeypatch, pack_bytes=900_000)
     lost: list[int] = []
-    resident_bytes: list[int] = []
     prepare = Superbatch.prepare
 
     def prepared(superbatch: Superbatch) -> None:
         lost.append(10 if where == "resident" else superbatch._packs[1].at + 10)
-        resident_bytes.append(superbatch._resident_nbytes)
         prepare(superbatch)
 
     monkeypatch.setattr(Superbatch, "prepare", prepared)
@@ -413,20 +417,9 @@ def test_scratch_that_cannot_be_read_fails_the_minibatches_that_need_it(
     with open_source(path) as source:
         batches = minibatches(source.store, 30, np.random.default_rng(6))
         loader = gids.FeatureLoader(source, list(source.store.tables), device="cuda")
-        errors = list(results(loader, batches, rows))
-        failed = [i for i, error in enumerate(errors) if error is not None]
-        assert failed
-        if where == "pack":  # of one pack only
-            assert failed[-1] - failed[0] < len(batches) // 2
-        for i in failed:
-            error = errors[i]
-            assert error is not None
-            assert error.errno == errno.EIO
-            assert Path(error.filename or "") == source.store.table("paper.feat").shard_paths[0].parent
-            assert error.offset is not None
-            assert error.offset <= lost[0]
-            assert (error.offset < resident_bytes[0]) == (where == "resident")
-        assert not any(results(loader, batches, rows))  # the next epoch
+        assert list(results(loader, batches, rows)) == [None] * len(batches)
+        assert (loader.stats()["packs"]["minibatches"] > 0) == (where == "pack")
+        random_reads_went_on(loader, "cannot read a pack", caplog)
 
 
 @pytest.mark.few(1)
@@ -486,8 +479,8 @@ def test_closing_does_not_wait_for_a_long_load(
             return self._read.wait()
 
     monkeypatch.setattr(_core, "PackRead", Slow)
-    monkeypatch.setattr(on_device, "_LEAST_STAGING", 64 << 10)  # a pack takes 20 reads or more
-    monkeypatch.setattr(on_device, "_STAGING_SHARE", 1 << 10)
+    monkeypatch.setattr(pack_memory, "_LEAST_STAGING", 64 << 10)  # a pack takes 20 reads or more
+    monkeypatch.setattr(pack_memory, "_STAGING_SHARE", 1 << 10)
     with open_source(path) as source:
         loader = open_loader(source, device="cuda")
         epoch = iter(loader)
@@ -603,7 +596,7 @@ def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Pat
     """So that reads of 8 MiB per disk are in flight while a part is copied."""
     with open_source(path) as source:
         spaces = spaces_of([source.store.table("paper.feat")], {})
-        budget = on_device.DevicePackBudget(
+        budget = PackBudget(
             spaces=spaces,
             output_row_bytes={},
             bounce_bytes=0,

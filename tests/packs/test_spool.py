@@ -114,7 +114,7 @@ def open_spool(path: Path, nbytes: int = 1 << 30, spaces: int = 1) -> Spool:
 
 
 def put(spool: Spool, minibatch: Minibatch) -> None:
-    spool.put(minibatch, reads_of(minibatch))
+    spool.begin_put(minibatch, reads_of(minibatch)).result()
 
 
 @pytest.mark.parametrize("seed", range(6))

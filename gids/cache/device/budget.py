@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gids.cache.budget import Budget, MemoryPlan, Sizes, Way, too_little
+from gids.cache.budget import Budget, MemoryPlan, Sizes
 from gids.cache.device.state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
@@ -32,6 +32,7 @@ class DeviceBudget(Budget):
     """Shares device memory out. host_cache_bytes: for pinned lines in host memory, beside memory_bytes."""
 
     host_cache_bytes: int
+    option = "device_memory"
 
     def needed(self, sizes: Sizes) -> dict[str, int]:
         """Bytes by purpose that minibatches of these sizes need, without lines.
@@ -49,16 +50,12 @@ class DeviceBudget(Budget):
             purposes["row orders"] = orders
         return purposes
 
-    def _ways(self, roomy: Sizes, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Way]:
+    def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:
         fewer = range(sizes.planned_batches, sizes.least_planned_batches - 1, -1)
         return [
-            Way(roomy, self._plan, least_lines=1),
-            *(Way(sizes.with_planned(n).grown(tight[0]), self._plan) for n in fewer),
-            *(Way(least.grown(growth), self._plan) for growth in tight),
+            *(sizes.with_planned(n).grown(tight[0]) for n in fewer),
+            *(least.grown(growth) for growth in tight),
         ]
-
-    def _too_little(self, smallest: Sizes) -> MemoryBudgetError:
-        return too_little(self.memory_bytes, self.needed(smallest), "device_memory")
 
     def _plan(self, sizes: Sizes) -> MemoryPlan | None:
         purposes = self.needed(sizes)
