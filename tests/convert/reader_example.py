@@ -4,6 +4,7 @@ import os
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 import torch
 
 from gids import FeatureStore
@@ -76,13 +77,6 @@ def assert_graph(store, relation, sources, destinations):
     assert np.array_equal(ids, order)
 
 
-def save(path, **arrays):
-    """Write arrays as .npy files to a directory, which is made."""
-    path.mkdir(parents=True, exist_ok=True)
-    for name, values in arrays.items():
-        np.save(path / f"{name}.npy", values)
-
-
 def truncate(path, share=0.5):
     os.truncate(path, int(path.stat().st_size * share))
 
@@ -96,3 +90,17 @@ def harmed(write, harm):
         return root / "s"
 
     return make
+
+
+def refuses(write, *cases):
+    """A test that bad sources are refused in one line: cases of (harm, message, *arguments).
+
+    write(path) makes a valid source, which harm(path) changes.
+    """
+
+    @pytest.mark.parametrize(("harm", "message", "arguments"), [(h, said, more) for h, said, *more in cases])
+    def test(tmp_path, capsys, harm, message, arguments):
+        source = harmed(write, harm)(tmp_path)
+        assert message in refused(capsys, source, tmp_path / "x.gids", *arguments)
+
+    return test
