@@ -4,7 +4,8 @@ import gzip
 
 import numpy as np
 import pytest
-from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, save, truncate
+from datasets import save_arrays
+from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, truncate
 
 RNG = np.random.default_rng(11)
 N, E = 90, 700
@@ -116,7 +117,7 @@ def test_raw_pairs(tmp_path, dtype):
 
 
 def test_edges_beside_arrays_of_nodes(tmp_path):
-    save(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
+    save_arrays(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
     text(tmp_path / "s/edges.csv")
     assert_dataset(
         convert(tmp_path / "s", tmp_path / "s.gids"),
@@ -146,7 +147,7 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ("id,src\n1,2\n", (), "exactly one must be named dst or destination"),
         ("src,dst,source\n1,2,3\n", (), "exactly one must be named src or source"),
         ("src,dst\n1,2,3\n", (), "has 2 names for 3 columns"),
-        ("src,dst,w,w\n1,2,3,4\n", (), "has two columns 'w'"),
+        ("src,dst,w,w\n1,2,3,4\n", (), "has two tables '_N._E._N.w'"),
     ],
 )
 def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):
@@ -169,6 +170,6 @@ def test_other_bad_sources_print_one_line(tmp_path, capsys):
     assert "is damaged or truncated" in error(tmp_path / "e.csv.gz")
     (tmp_path / "d").mkdir()
     assert "must have one file edges.csv" in error(tmp_path / "d", "--from", "edges")
-    save(tmp_path / "d", feat=FEAT[:9])
+    save_arrays(tmp_path / "d", feat=FEAT[:9])
     text(tmp_path / "d/edges.csv")
     assert "it must be from 0 to 8" in error(tmp_path / "d")
