@@ -7,7 +7,8 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from reader_example import convert, refused, save
+from datasets import save_arrays
+from reader_example import convert, refused
 
 import gids
 from gids.cli import main
@@ -587,12 +588,12 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
 
 
 def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
-    save(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
+    save_arrays(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
     write_csv(tmp_path / "s/edges/a.to.a.csv", src=[0], dst=[1])
     assert convert(tmp_path / "s", tmp_path / "a.gids").relations == []
     assert f"left out 'a.to.a.csv' of {tmp_path}/s/edges: not .npy" in capsys.readouterr().err
-    save(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
-    save(tmp_path / "t", feat=np.zeros((2, 3)))
+    save_arrays(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
+    save_arrays(tmp_path / "t", feat=np.zeros((2, 3)))
     assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
 
 
