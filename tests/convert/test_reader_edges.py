@@ -7,6 +7,9 @@ import pytest
 from datasets import save_arrays
 from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, truncate
 
+from gids.convert.readers import Choices, edge_list
+from gids.store.rows import FileRows
+
 RNG = np.random.default_rng(11)
 N, E = 90, 700
 EDGES = RNG.integers(0, N, (2, E))
@@ -109,6 +112,17 @@ def test_npy_edges_of_either_shape(tmp_path, transposed):
     assert_graph(store, HOMOGENEOUS, *EDGES)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_ids_of_an_array_are_counted_in_blocks(tmp_path, monkeypatch, order):
+    np.save(tmp_path / "e.npy", np.asarray(EDGES, order=order))
+    monkeypatch.setattr("gids.convert.edges.BLOCK_BYTES", 800)
+    sizes, read_into = [], FileRows.read_into
+    monkeypatch.setattr(FileRows, "read_into", lambda *a: sizes.append(a[2].nbytes) or read_into(*a))
+    source = edge_list.READER.read(tmp_path / "e.npy", tmp_path, Choices())
+    assert source.nodes == {"_N": N}
+    assert sizes == [800] * 14
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_raw_pairs(tmp_path, dtype):
     EDGES.T.astype(dtype).tofile(tmp_path / "e.bin")
@@ -133,7 +147,7 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
     [
         ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
         ("1.5,2\n", (), "has ids with fractions near edge 0"),
-        ("1.5,2,3\n", (), "has ids with fractions"),
+        ("1,2,0.5\n1,nan,2\n", (), "has ids with fractions"),
         ("# ids\n\nsrc,dst\n0,x\n", (), "line 4: could not convert 'x' to int64"),
         ("0,1\nsrc,dst\n", (), "line 2: could not convert 'src' to int64"),
         ("src,dst\n# a\n\n0,1\n2,x\n", (), "e.csv, line 5: could not convert 'x' to int64"),

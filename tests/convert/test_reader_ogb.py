@@ -190,6 +190,7 @@ test_a_bad_text_dataset_is_refused = refuses(
     (text("edge", [1, 2, 3]), "has 3 columns; edges must have 2"),
     (text("edge", [1.5, 2]), "could not convert"),
     (text("edge", ["dst", "src"], [1, 2]), "has the columns dst, src; the first must be the sources"),
+    (text("edge", ["# dst", "src"], [1, 2]), "has the columns dst, src; the first must be the sources"),
     (text("edge", ["a", "b"], [1, 2]), "exactly one must be named src"),
     (text("node-feat", [1e39, 2.0]), "could not convert '1e+39' to float32"),
     (text("num-edge-list", [7]), "edges, but num-edge-list.csv.gz gives 7"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from gids.convert.text_table import NotANumber, header_of, read_columns
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values, is_whole
 from gids.store.names import NODE, RELATION
-from gids.store.rows import Rows
+from gids.store.rows import ColumnRows, FileRows, Rows
 from gids.write.edges import EdgeSource, edge_list
 
 _TEXT = (".csv", ".tsv", ".txt", ".el", ".edges")
@@ -80,7 +81,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 def _array_edges(
     file: Path, choices: Choices, source: Source
 ) -> tuple[list[Rows], Callable[..., EdgeSource]]:
-    """The array of a .npy or raw file, and the function that makes edges of it."""
+    """The ids in a .npy or raw file, in the order of the file, and the function that makes edges of them."""
     if is_npy(file):
         rows = open_numbers(file)
     else:
@@ -93,7 +94,9 @@ def _array_edges(
             f"{file} is {described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
         )
     make = edge_pairs if are_pairs or rows.shape[0] != 2 else edge_rows
-    return [rows], partial(make, rows, str(file))
+    elements = rows.elements if isinstance(rows, ColumnRows) else rows
+    assert isinstance(elements, FileRows)
+    return [elements.reshaped((math.prod(rows.shape),))], partial(make, rows, str(file))
 
 
 def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:

@@ -36,7 +36,8 @@ def _recognises(path: Path) -> bool:
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     graph = _Graph(path, Source(skip=choices.skip))
-    stores = _stores(load_torch(path), path, graph.source)
+    by_key = {key: graph.attributes(store) for key, store in _stores(load_torch(path), path).items()}
+    stores = _by_size(by_key[None], path) if None in by_key else by_key
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
@@ -48,8 +49,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     return graph.source
 
 
-def _stores(saved: Any, path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes of each node type and relation of the saved object, without those that source skips."""
+def _stores(saved: Any, path: Path) -> dict[Any, Any]:
+    """The stores of the saved object by node type and relation. A Data has one, with the key None."""
     if isinstance(saved, (tuple, list)) and len(saved) > 1 and all("_store" in _fields(s) for s in saved):
         raise FormatError(f"{path} holds {len(saved)} graphs; save one graph per file with torch.save")
     if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
@@ -61,21 +62,15 @@ def _stores(saved: Any, path: Path, source: Source) -> dict[str | Relation, Mapp
         raise FormatError(f"{path} holds a {type(saved).__name__}, not a PyG graph; {_SAVE}")
     if "_node_store_dict" in fields:
         nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
-        return _typed({**nodes, **edges}, path, source)
-    if "_store" in fields:
-        return _by_size(_attributes(fields["_store"], path, source), path)
-    if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
-        typed = {key: store for key, store in fields.items() if key != "_global_store"}
-        return _typed(typed, path, source)
-    return _by_size(_attributes(fields, path, source), path)
-
-
-def _typed(stores: Mapping[Any, Any], path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes by node type and relation. Raises FormatError for another key."""
+        stores: dict[Any, Any] = {**nodes, **edges}
+    elif any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
+        stores = {key: store for key, store in fields.items() if key != "_global_store"}
+    else:
+        return {None: fields.get("_store", fields)}
     for key in stores:
         for name in key if isinstance(key, tuple) and len(key) == 3 else (key,):
             check_name(name, f"a node type or relation of {path}")
-    return {key: _attributes(store, path, source) for key, store in stores.items()}
+    return stores
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -89,14 +84,6 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(mapping, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
     return mapping
-
-
-def _attributes(store: Any, path: Path, source: Source) -> Mapping[str, Any]:
-    """The attributes of one store. Raises FormatError for a name that is not text."""
-    mapping = _mapping(store, path)
-    if others := [key for key in mapping if not isinstance(key, str)]:
-        raise FormatError(f"{path} has an attribute called {shown(others[0])}; names must be text")
-    return {key: values for key, values in mapping.items() if not source.skips(key)}
 
 
 def _tensors(fields: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -179,6 +166,13 @@ class _Graph:
 
     def __init__(self, path: Path, source: Source) -> None:
         self._path, self.source = path, source
+
+    def attributes(self, store: Any) -> Mapping[str, Any]:
+        """The attributes of a store but for those to skip. Raises FormatError for a name that is not text."""
+        mapping = _mapping(store, self._path)
+        if others := [key for key in mapping if not isinstance(key, str)]:
+            raise FormatError(f"{self._path} has an attribute called {shown(others[0])}; names must be text")
+        return {key: values for key, values in mapping.items() if not self.source.skips(key)}
 
     def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
         if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
