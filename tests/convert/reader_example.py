@@ -1,6 +1,9 @@
 """Shared by the tests of readers: convert a source and compare the dataset with it."""
 
+import csv
+import gzip
 import os
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -12,21 +15,28 @@ from gids.cli import main
 from gids.store import verify
 
 
-def convert(source, target, *arguments):
-    """Run the command and verify the dataset. Returns its store."""
-    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 0
-    assert list(verify(target)) == []
-    return FeatureStore(target)
+def convert(*arguments):
+    """Run the command and verify the dataset, the last NAME.gids among the arguments. Returns its store."""
+    words, path = _words(arguments)
+    assert main(["convert", *words]) == 0
+    assert list(verify(path)) == []
+    return FeatureStore(path)
 
 
-def refused(capsys, source, target, *arguments):
+def refused(capsys, *arguments):
     """Run the command on a bad source. Returns its line of error. Checks that no file is left."""
-    before = sorted(target.parent.rglob("*"))
-    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 2
-    assert sorted(target.parent.rglob("*")) == before
+    words, path = _words(arguments)
+    before = sorted(path.parent.rglob("*"))
+    assert main(["convert", *words]) == 2
+    assert sorted(path.parent.rglob("*")) == before
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("gids convert: ")
     return error
+
+
+def _words(arguments):
+    words = list(map(str, arguments))
+    return words, Path([word for word in words if word.endswith(".gids")][-1])
 
 
 def assert_dataset(store, *, tables, edges, labels=MappingProxyType({}), splits=MappingProxyType({})):
@@ -75,6 +85,16 @@ def assert_graph(store, relation, sources, destinations):
     assert np.array_equal(graph.indices, np.asarray(sources)[order])
     ids = np.arange(len(order)) if graph.edge_ids is None else graph.edge_ids
     assert np.array_equal(ids, order)
+
+
+def write_csv(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if ".tsv" in path.name else ",")
+        writer.writerow(columns)
+        writer.writerows(zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True))
+    return path
 
 
 def truncate(path, share=0.5):
