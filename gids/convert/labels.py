@@ -156,13 +156,9 @@ def _whole_times(rows: Rows) -> Rows | str:
     return derived(rows, lambda block, _: block, torch.int64)
 
 
-def describe_times(source: Source) -> list[str]:
-    """What the times do, for the user."""
+def describe_times(source: Source) -> str:
+    """What the times do, for the user; "" without times."""
     kinds = [f"{t!r} nodes" for t in source.node_times]
     kinds += [f"edges of {describe_type(r)}" for r in source.edge_times]
-    if not kinds:
-        return []
-    return [
-        f"{', '.join(kinds)} have times: the in-edges of every node are sorted by them (--no-times keeps "
-        "their order)"
-    ]
+    effect = "have times: the in-edges of every node are sorted by them (--no-times keeps their order)"
+    return f"{', '.join(kinds)} {effect}" if kinds else ""

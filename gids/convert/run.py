@@ -147,9 +147,8 @@ def convert(
         check_source(source)
         if not options.times:
             source.node_times, source.edge_times = {}, {}
-        if source.stored is None:
-            for note in describe_times(source):
-                say(note)
+        if source.stored is None and (note := describe_times(source)):
+            say(note)
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
         on_total(conversion.work_bytes())
