@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.convert.synthetic import GraphSpec, write_graph, write_typed_graph
+    from gids.convert.synthetic import GraphSpec, write_graph
 
     train, val, test = (int(share * args.nodes) for share in args.split)
     edges = 16 * args.nodes if args.edges is None else args.edges
@@ -80,10 +80,9 @@ def run(args: argparse.Namespace) -> int:
     )
     size_bytes = spec.directory_bytes + (spec.feature_bytes // 2 if args.hetero else 0)
     partial = _partial_path(args.path, size_bytes)
-    write = write_typed_graph if args.hetero else write_graph
     try:
         with Progress("generate", quiet=args.quiet, unit="%") as progress:
-            write(partial, spec, progress=_Share(progress))
+            write_graph(partial, spec, typed=args.hetero, progress=_Share(progress))
         partial.rename(args.path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

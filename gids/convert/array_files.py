@@ -1,36 +1,41 @@
-"""Opens arrays in .npy, .npz and raw files, without reading them. Called by the readers.
+"""Opens arrays in .npy, .npz and raw files, and CSR matrices, without reading them. Called by the readers.
 
 Compressed members of a .npz file are read as streams. Those in Fortran order are unpacked to scratch first.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import shutil
 import struct
 import zipfile
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
+import torch
 
+from gids.convert.source import described, numbers
 from gids.convert.stream_rows import PackedRows
-from gids.convert.untrusted import check_file, open_file, open_zip, parsing, shortened, starts_with
+from gids.convert.untrusted import at_most, check_file, open_file, open_zip, parsing, shortened, starts_with
 from gids.errors import FormatError
+from gids.store.array_checks import as_int64
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.geometry import MAX_ROWS
-from gids.store.rows import ColumnRows, FileRows, Rows
+from gids.store.rows import ColumnRows, FileRows, Rows, read_range
 from gids.write.files import check_space
 
-MAX_ARRAYS = 10_000  # in a .npz file, as a dataset may have this number of tables
-MAX_HEADER_BYTES = 10_000  # NumPy's own limit, which it checks after it has read the header
+_HEADER_MEMORY_BYTES = 64 << 20
 _COPY_BYTES = 8 << 20
 _MAX_DIMENSIONS = 32
 _MAX_ARRAY_BYTES = 1 << 62
 _ENCRYPTED = 1  # a bit of a member's flags
+_PIECE_ENTRIES = 1 << 20  # of a sparse matrix
+_CSR_PARTS = ("data", "indices", "indptr", "shape")
+_FORM_BYTES = 64  # limit for the member with the name of the form, such as "csr"
 
 
 @dataclass(frozen=True)
@@ -60,22 +65,16 @@ def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise FormatError(f"{path} has .npy version {version}; it must be 1.0 or 2.0")
-        prefix = file.read(2 if version == (1, 0) else 4)
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES:
-            raise FormatError(f"{path} has a .npy header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
-        header = io.BytesIO(prefix + file.read(length))
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, is_fortran, dtype = read(header)
-    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= MAX_ROWS for n in shape):
+        is_first = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        with at_most(_HEADER_MEMORY_BYTES):  # it may claim 4 GB
+            shape, is_fortran, dtype = read(file)
+    is_usual = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and 0 <= n <= MAX_ROWS for n in shape)
+    if not is_usual or math.prod(n or 1 for n in shape) * max(1, dtype.itemsize) > _MAX_ARRAY_BYTES:
         raise FormatError(
-            f"{path} has an array of shape {shape}; it may have {_MAX_DIMENSIONS} dimensions, and lengths "
-            f"must be 0 to {MAX_ROWS}"
+            f"{path} has an array of shape {shape}: it is larger than any file, has more than "
+            f"{_MAX_DIMENSIONS} dimensions, or a length is not from 0 to {MAX_ROWS}"
         )
-    if math.prod(n or 1 for n in shape) * max(1, dtype.itemsize) > _MAX_ARRAY_BYTES:
-        raise FormatError(f"{path} has an array of shape {shape}, which is larger than any file")
     return NpyHeader(shape, is_fortran, dtype)
 
 
@@ -122,10 +121,7 @@ def open_npz(path: Path, scratch: Path) -> dict[str, SourceArray]:
     """The arrays of a .npz file by name. Raises FormatError."""
     arrays = {}
     with open_zip(path, "is not a valid .npz file") as archive:
-        members = archive.infolist()
-        if len(members) > MAX_ARRAYS:
-            raise FormatError(f"{path} has {len(members)} members; the limit is {MAX_ARRAYS}")
-        for number, member in enumerate(members):
+        for number, member in enumerate(archive.infolist()):
             if member.filename.endswith(".npy"):
                 unpacked = scratch / f"{path.stem}-{number}.npy"
                 arrays[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
@@ -172,11 +168,9 @@ def _open_member(
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    header = b""
-    if member.header_offset >= 0:  # negative if bytes before the directory are missing
-        with open_file(path) as file:
-            file.seek(member.header_offset)
-            header = file.read(30)
+    with open_file(path) as file:
+        file.seek(max(0, member.header_offset))
+        header = file.read(30 * (member.header_offset >= 0))  # negative if bytes before it are missing
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
         raise FormatError(f"{path} is damaged at the beginning of its member {shortened(member.filename)}")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
@@ -204,3 +198,70 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
             f"{path} has {size} bytes, but {dtype}{list(shape)} needs {needed}; check --dtype and --shape"
         )
     return FileRows(path, shape, type_)
+
+
+class SparseRows:
+    """Row r has data[indptr[r]:indptr[r + 1]] in columns indices[…], and 0 elsewhere. Duplicates add up."""
+
+    def __init__(self, data: Rows, indices: Rows, indptr: Rows, *, shape: tuple[int, int]) -> None:
+        are_whole = not (indices.dtype.is_floating_point or indptr.dtype.is_floating_point)
+        fits = indptr.shape == (shape[0] + 1,) and data.shape == indices.shape and len(data.shape) == 1
+        if not fits or not are_whole:
+            parts = f"data {described(data)}, indices {described(indices)}, indptr {described(indptr)}"
+            raise FormatError(f"a sparse matrix of shape {shape} has arrays that do not fit: {parts}")
+        self._data, self._indices, self._indptr = data, indices, indptr
+        self.shape = shape
+        self.dtype: torch.dtype = data.dtype
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        bounds = as_int64(read_range(self._indptr, start, start + len(out) + 1), "indptr", start).numpy()
+        if bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > self._data.shape[0]:
+            raise FormatError(
+                f"the sparse matrix's indptr is invalid between rows {start} and {start + len(out)}"
+            )
+        out.zero_()
+        flat = out.numpy().reshape(-1)
+        for first in range(int(bounds[0]), int(bounds[-1]), _PIECE_ENTRIES):  # a row may list a column twice
+            last = min(first + _PIECE_ENTRIES, int(bounds[-1]))
+            columns = as_int64(read_range(self._indices, first, last), "indices", first).numpy()
+            wrong = columns[(columns < 0) | (columns >= self.shape[1])]
+            if len(wrong):
+                raise FormatError(
+                    f"the sparse matrix has column {wrong[0]}; it must be from 0 to {self.shape[1] - 1}"
+                )
+            rows = np.searchsorted(bounds, np.arange(first, last), side="right") - 1
+            np.add.at(flat, rows * self.shape[1] + columns, read_range(self._data, first, last).numpy())
+
+
+def is_scipy_sparse(names: Container[str]) -> bool:
+    """Whether the arrays of a .npz file are a SciPy sparse matrix."""
+    return "format" in names and "shape" in names and "data" in names
+
+
+def as_sparse_parts(path: Path, arrays: Mapping[str, SourceArray], role: str = "") -> dict[str, SourceArray]:
+    """The arrays of a CSR matrix as adj_data, … or attr_data, …. Raises FormatError for another form.
+
+    role: "adj" or "attr" (default: "adj" for a square matrix).
+    """
+    form = _form_of(path)
+    if form != "csr" or any(name not in arrays for name in _CSR_PARTS):
+        raise FormatError(
+            f"{path} is a SciPy sparse matrix in {form} form; write it as CSR: "
+            f"save_npz({path.name!r}, matrix.tocsr())"
+        )
+    shape = arrays["shape"].rows
+    if shape is None:
+        raise FormatError(f"{path} is a SciPy sparse matrix, but its shape is not two whole numbers")
+    if not role:
+        role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
+    return {f"{role}_{name}": arrays[name] for name in _CSR_PARTS}
+
+
+def _form_of(path: Path) -> str:
+    """The content of the member `format`, such as "csr"."""
+    with open_zip(path, "is not a SciPy sparse matrix") as archive, archive.open("format.npy") as file:
+        shape, _, dtype = read_npy_header(cast(BinaryIO, file), path)
+        if shape or dtype.kind not in "SU" or not 0 < dtype.itemsize <= _FORM_BYTES:
+            raise FormatError(f"{path} is not a SciPy sparse matrix: its format is {dtype}{list(shape)}")
+        form = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
+    return form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)

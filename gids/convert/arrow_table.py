@@ -7,11 +7,11 @@ batches of about 2 MiB are decoded in order from there.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from gids.convert.stream_rows import StreamRows
-from gids.convert.untrusted import at_most, open_file, parsing, shown, starts_with
+from gids.convert.untrusted import at_most, import_library, parsing, shown, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.geometry import MAX_ROWS
 
 _BATCH_BYTES = 2 << 20
-_MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: about 400,000 columns of row groups
 ID_ROWS = 1 << 16  # of a batch of ids
 _WIDTH_ROWS = 1000  # rows to read at a time when looking for the first list
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
@@ -39,12 +38,9 @@ def is_arrow(path: Path) -> bool:
 
 def import_pyarrow(file: Path) -> Any:
     """pyarrow, which a file needs, with its parts. Raises ImportError."""
-    try:
-        for part in ("compute", "csv", "ipc", "parquet"):
-            importlib.import_module(f"pyarrow.{part}")
-        return importlib.import_module("pyarrow")
-    except ImportError:
-        raise ImportError(f"{file} needs pyarrow: pip install pyarrow") from None
+    for part in ("compute", "csv", "ipc", "parquet"):
+        import_library(file, "pyarrow", f"pyarrow.{part}")
+    return import_library(file, "pyarrow", "pyarrow")
 
 
 class ArrowTable:
@@ -107,7 +103,6 @@ class ArrowTable:
         if self._last is None or self._last[0] != key:
             self._last = None
             if is_parquet:
-                _check_footer(path)
                 reader = self._pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
             elif starts_with(path, _ARROW):
                 names = list(self.types)
@@ -129,12 +124,7 @@ class ArrowTable:
                     batch = reader.get_batch(group).select(columns)
                     batch.validate(full=True)  # Arrow trusts offsets and lengths otherwise
                     pieces = (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
-            while True:
-                with self._decoding(path):
-                    piece = next(pieces, None)
-                if piece is None:
-                    break
-                yield piece
+            yield from each_within(partial(self._decoding, path), pieces)
 
     def dtype(self, column: str) -> torch.dtype | None:
         """The type of a column's numbers, or None if it has no numbers (text, dates, lists of lists)."""
@@ -236,26 +226,24 @@ class ArrowTable:
 
     def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
         where = f"column {column!r} of {self._files[0].name}"
-        is_list = self.is_list(values.type)
-        flat = values.flatten() if is_list else values
-        if is_list:
-            if values.null_count:
-                raise FormatError(f"{where} has a null after row {row}; every row must have a list")
-            lengths = np.asarray(values.value_lengths())
-            if len(flat) != len(values) * shape[1] or (lengths != shape[1]).any():
-                raise FormatError(f"{where} has a list of another length than {shape[1]} after row {row}")
+        flat = values
+        if self.is_list(values.type):
+            flat = values.flatten()
+            if values.null_count or (np.asarray(values.value_lengths()) != shape[1]).any():
+                raise FormatError(
+                    f"{where} has a null or a list of another length than {shape[1]} after row {row}"
+                )
         if flat.null_count and not self._pa.types.is_floating(flat.type):
             raise FormatError(f"{where} has nulls after row {row}; fill them (labels with -1)")
         numbers: np.ndarray = flat.to_numpy(zero_copy_only=False)
-        return numbers.reshape(len(values), *shape[1:]) if is_list else numbers
+        return numbers.reshape(len(values), *shape[1:]) if flat is not values else numbers
 
 
-def _check_footer(path: Path) -> None:
-    """Raise FormatError for a Parquet file with too long a footer. pyarrow reads all of it."""
-    with open_file(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 8))
-        footer_bytes = int.from_bytes(file.read(4), "little")
-        if file.read(4) == _PARQUET and footer_bytes > _MAX_FOOTER_BYTES:
-            raise FormatError(
-                f"{path} has a footer of {footer_bytes} bytes; the limit is {_MAX_FOOTER_BYTES}"
-            )
+def each_within(context: Callable[[], AbstractContextManager[None]], items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items, each of which is made within a context of its own."""
+    while True:
+        with context():
+            item = next(items, None)
+        if item is None:
+            return
+        yield item

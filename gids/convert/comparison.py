@@ -24,18 +24,14 @@ from gids.write.narrow import Narrowing, Tally, describe_rounding, first_place
 _BLOCK_BYTES = 4 << 20
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 def compare(
-    store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = _ignore
+    store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Iterator[tuple[bool, str]]:
     """Compare each table with the one of the same name in the source, and report tables that only one has.
 
     Compares the ids of nodes too. Yields (whether it is a fault, a sentence) per table, and per node type
-    with ids. on_bytes(n): progress, in bytes of the dataset's
-    rows. Raises StorageError, and FormatError for a damaged source.
+    with ids. on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for
+    a damaged source.
     """
     sources = {t.name: t for t in source.tables}
     for name in sources:

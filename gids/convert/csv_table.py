@@ -12,12 +12,14 @@ import contextlib
 import csv
 import ctypes
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from gids.convert.arrow_table import ID_ROWS, ArrowTable, import_pyarrow
+from gids.convert.arrow_table import ID_ROWS, ArrowTable, each_within, import_pyarrow
 from gids.convert.text_table import MAX_LINE_CHARS, open_text
 from gids.convert.untrusted import open_file, parsing, shown
 from gids.errors import FormatError
@@ -40,6 +42,7 @@ _UNNAMED = "(unnamed)"
 _MAX_IDLE_LINES = 1_000_000  # before the names
 _MAX_COLUMNS = 100_000
 _LONG = r"^[+-]?[0-9]{16,}$"  # a whole number that float64 may not hold
+_TYPES = {"int": "int64", "float": "float64", "bool": "bool", "id": "large_string"}
 NUMBERED = re.compile(r"(.+)_\d+")  # x_0, x_1, …: columns of one table
 
 
@@ -105,25 +108,20 @@ class CsvTable(ArrowTable):
     ) -> None:
         self._pa = import_pyarrow(files[0])
         self._compute = self._pa.compute
-        self._sources = files
-        self._texts = frozenset(texts)
-        self._whole = set(texts)  # those in which all fields are whole numbers
-        self._gaps: set[str] = set()  # columns with an empty field
-        self._not_numbers: dict[str, tuple[int, str]] = {}
+        self._files, self._texts = files, frozenset(texts)
         self._names = csv_header(files[0])
-        self._block_bytes = max(
-            _MIN_BLOCK_BYTES, min(_COLUMN_BYTES * len(self._names), _MAX_BLOCK_BYTES // 2)
-        )
+        column_count = len(self._names)
+        self._block_bytes = max(_MIN_BLOCK_BYTES, min(_COLUMN_BYTES * column_count, _MAX_BLOCK_BYTES // 2))
         scratch.mkdir()
         parsed = [scratch / f"{number}.arrow" for number in range(len(files))]
-        with _returning_unused(len(self._names)):
+        with _returning_unused(column_count):
             kinds = self._kinds()
             for file, target in zip(files, parsed, strict=True):
                 self._write(file, target, kinds)
         super().__init__(parsed, memory_bytes)
+        self._files, self.text_at = files, self._not_numbers
         self.types |= {name: self._pa.string() for name, kind in kinds.items() if kind == "text"}
         self.types |= {name: self._pa.null() for name in self._names if name not in kinds}
-        self.text_at, self._files = self._not_numbers, files
 
     def ids_are_text(self, column: str) -> bool:
         """See ArrowTable: of texts, whether one field is no whole number."""
@@ -140,8 +138,8 @@ class CsvTable(ArrowTable):
 
     def where(self, row: int) -> str:
         """The file and the line in it, for messages. Reads the file up to this line."""
-        number = sum(start <= row for start in self._file_starts) - 1
-        path = self._sources[number]
+        number = bisect_right(self._file_starts, row) - 1
+        path = self._files[number]
         line, _ = next(islice(self._rows(path), row - self._file_starts[number], None), (0, []))
         return f"{path}, line {line}" if line else str(path)
 
@@ -173,13 +171,15 @@ class CsvTable(ArrowTable):
 
     def _kinds(self) -> dict[str, str]:
         """The type of each column with a name: "int", "float", "bool", "text" or "id", over all files."""
-        names, row = [name for name in self._names if not name.startswith(_UNNAMED)], 0
-        possible = {name: ["id"] if name in self._texts else ["int", "float", "bool"] for name in names}
-        for file in self._sources:
-            for batch in self._batches(file, names):
-                for name in names:
-                    possible[name] = self._kinds_of(name, batch.column(name), possible[name], row)
-                row += batch.num_rows
+        names = [name for name in self._names if not name.startswith(_UNNAMED)]
+        while True:
+            try:
+                possible = self._possible_kinds(names)
+                break
+            except _LongRow:
+                if self._block_bytes >= _MAX_BLOCK_BYTES:
+                    raise
+            self._block_bytes *= 2
         kinds = {name: (of_column or ["text"])[0] for name, of_column in possible.items()}
         kinds |= {name: "float" for name in self._gaps if kinds[name] == "int"}
         groups: dict[str, list[str]] = {}
@@ -191,6 +191,20 @@ class CsvTable(ArrowTable):
                 kinds |= dict.fromkeys(names, "float")
         return kinds
 
+    def _possible_kinds(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The types that each column may have, the first one the best; []: text."""
+        self._whole = set(self._texts)  # those in which all fields are whole numbers
+        self._gaps: set[str] = set()  # columns with an empty field
+        self._not_numbers: dict[str, tuple[int, str]] = {}
+        possible = {name: ["id"] if name in self._texts else ["int", "float", "bool"] for name in names}
+        row = 0
+        for file in self._files:
+            for batch in self._batches(file, names):
+                for name in names:
+                    possible[name] = self._kinds_of(name, batch.column(name), possible[name], row)
+                row += batch.num_rows
+        return possible
+
     def _kinds_of(self, name: str, fields: Any, before: list[str], row: int) -> list[str]:
         """The types that a column may have after these fields, from `row` on, of those before; []: text."""
         if name in self._texts:
@@ -199,28 +213,26 @@ class CsvTable(ArrowTable):
             return before
         if fields.null_count:
             self._gaps.add(name)
-        kinds = [kind for kind in before if self._parsed(fields, kind) is not None]
+        kinds = [kind for kind in before if self._are(kind, fields)]
         if before and not kinds:
             kind = "float" if "float" in before else "bool"
-            at = next(i for i in range(len(fields)) if self._parsed(fields.slice(i, 1), kind) is None)
+            at = next(i for i in range(len(fields)) if not self._are(kind, fields.slice(i, 1)))
             self._not_numbers[name] = (row + at, fields[at].as_py())
         return kinds
 
-    def _parsed(self, fields: Any, kind: str) -> Any | None:
-        """Fields as a type, or None if one is not of it."""
+    def _are(self, kind: str, fields: Any) -> bool:
+        """Whether all fields are of a type."""
         wrong = {"int": "[xX]", "bool": "^.$"}.get(kind)  # Arrow takes 0x10; 0 and 1 are whole numbers
         if wrong and self._compute.any(self._compute.match_substring_regex(fields, wrong)).as_py():
-            return None
-        try:
-            return fields.cast({"int": "int64", "float": "float64", "bool": "bool"}[kind])
-        except self._pa.ArrowInvalid:
-            return None
+            return False
+        with contextlib.suppress(self._pa.ArrowInvalid):
+            fields.cast(_TYPES[kind])
+            return True
+        return False
 
     def _write(self, file: Path, target: Path, kinds: dict[str, str]) -> None:
-        """Parse the columns that are used to a Parquet file."""
-        types = {"int": self._pa.int64(), "float": self._pa.float64(), "bool": self._pa.bool_()}
-        types["id"] = self._pa.large_string()
-        used = {name: types[kind] for name, kind in kinds.items() if kind != "text"}
+        """Parse the columns that are used to an Arrow file."""
+        used = {name: _TYPES[kind] for name, kind in kinds.items() if kind != "text"}
         schema = self._pa.schema(list(used.items()))
         with self._pa.ipc.new_file(str(target), schema) as writer:
             for batch in self._batches(file, list(used)):
@@ -243,70 +255,46 @@ class CsvTable(ArrowTable):
         """All fields of these columns as text, in batches."""
         names, line_count = _header(file)
         if names != self._names:
-            raise FormatError(f"{file} has different columns than {self._sources[0]}")
-        blocks, held, held_bytes = self._blocks(file, columns, line_count), list[Any](), 0
-        while True:
-            block = next(blocks, None)
+            raise FormatError(f"{file} has different columns than {self._files[0]}")
+        held, held_bytes = list[Any](), 0
+        for block in chain(self._blocks(file, columns, line_count), [None]):
             if block is not None:
                 held.append(block)
                 held_bytes += block.nbytes + _ARRAY_BYTES * len(columns)
             if held and (block is None or held_bytes >= _BATCH_BYTES):
                 yield from self._pa.Table.from_batches(held).combine_chunks().to_batches()
                 held, held_bytes = [], 0
-            if block is None:
-                return
 
     def _blocks(self, file: Path, columns: Sequence[str], line_count: int) -> Iterator[Any]:
-        """The same in the blocks that pyarrow parses. For a row that is longer, it begins again."""
-        done = 0
-        while True:
-            row = 0
-            try:
-                for block in self._parsed_blocks(file, columns, line_count):
-                    new = block.slice(max(0, done - row))
-                    row += len(block)
-                    done = max(done, row)
-                    if len(new):
-                        yield new
-                return
-            except _LongRow:
-                if self._block_bytes >= _MAX_BLOCK_BYTES:
-                    raise
-                self._block_bytes *= 2
-
-    def _parsed_blocks(self, file: Path, columns: Sequence[str], line_count: int) -> Iterator[Any]:
+        """The same in the blocks that pyarrow parses. Raises _LongRow for a row that is longer."""
+        arrow_csv, names = self._pa.csv, self._names
         with self._parsing(file), open_file(file) as opened:
             # Not the file itself: a thread of pyarrow would call Python, and may do so as Python ends.
             stream = self._pa.input_stream(
                 f"/proc/self/fd/{opened.fileno()}", compression="gzip" if file.suffix == ".gz" else None
             )
-            reader = self._pa.csv.open_csv(
+            reader = arrow_csv.open_csv(
                 stream,
-                self._pa.csv.ReadOptions(
+                arrow_csv.ReadOptions(
                     use_threads=False,
                     block_size=self._block_bytes,
-                    column_names=self._names,
+                    column_names=names,
                     skip_rows=line_count,
                 ),
-                self._pa.csv.ParseOptions(
+                arrow_csv.ParseOptions(
                     delimiter=_delimiter(file),
                     newlines_in_values=True,
-                    ignore_empty_lines=len(self._names) > 1,  # else it is an empty field
+                    ignore_empty_lines=len(names) > 1,  # else it is an empty field
                 ),
-                self._pa.csv.ConvertOptions(
-                    column_types=dict.fromkeys(self._names, self._pa.large_string()),
+                arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, self._pa.large_string()),
                     include_columns=list(columns),
                     null_values=[""],
                     strings_can_be_null=True,
                 ),
                 self._pa.system_memory_pool(),
             )
-        while True:
-            with self._parsing(file):
-                block = next(reader, None)
-            if block is None:
-                return
-            yield block
+        yield from each_within(partial(self._parsing, file), reader)
 
     @contextlib.contextmanager
     def _parsing(self, file: Path) -> Iterator[None]:

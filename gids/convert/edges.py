@@ -68,10 +68,10 @@ def largest_id(rows: Rows) -> int:
     return largest
 
 
-def count_by_edges(source: Source, ends: Iterable[tuple[str, Rows]]) -> None:
+def count_by_edges(source: Source, ends: Iterable[tuple[str, Rows]], cure: str = "") -> None:
     """Set the number of nodes of types that nothing else counts: their largest id in an edge plus 1.
 
-    ends: (node type, one end of every edge of a relation).
+    ends: (node type, ids of it in edges). cure: end of the note about it.
     """
     counts: dict[str, int] = {}
     for ntype, ids in ends:
@@ -80,7 +80,8 @@ def count_by_edges(source: Source, ends: Iterable[tuple[str, Rows]]) -> None:
     for ntype, count in counts.items():
         source.add_nodes(ntype, count, "the edges")
         source.notes.append(
-            f"{ntype!r} nodes have no features and no count: assuming {count} nodes (the largest id plus 1)"
+            f"{ntype!r} nodes have no features and no count: assuming {count} nodes (the largest id plus "
+            f"1){cure}"
         )
 
 

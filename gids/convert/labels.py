@@ -6,19 +6,18 @@ Times stay tables, so that models can read them; a copy sorts the edges.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from gids.convert.source import Mask, Source, described
-from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived
+from gids.convert.stream_rows import BLOCK_BYTES, column_of, derived, saved
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
 from gids.store.names import SPLITS, describe_type
-from gids.store.rows import GeneratedRows, Rows, as_rows, blocks, read_range
+from gids.store.rows import Rows, as_rows, blocks
 
 _MAX_TIME = float(1 << 53)  # beyond it, float64 has no odd numbers
 
@@ -62,8 +61,8 @@ def _are_classes_with_gaps(labels: Rows) -> bool:
     return has_gaps
 
 
-def masks_to_splits(source: Source, column: int | None = None) -> None:
-    """Turn the source's masks into splits. Reads a mask now to count, and again for its ids.
+def masks_to_splits(source: Source, scratch: Path, column: int | None = None) -> None:
+    """Turn the source's masks into splits, whose ids are written to scratch.
 
     column: the column to take of masks of shape (nodes, splits). Raises FormatError for values other than 0
     and 1, and if a column is missing or not needed.
@@ -71,10 +70,11 @@ def masks_to_splits(source: Source, column: int | None = None) -> None:
     masks = [(ntype, *item) for ntype, by_split in source.masks.items() for item in by_split.items()]
     if column is not None and not any(len(m.rows.shape) == 2 and m.rows.shape[1] > 1 for *_, m in masks):
         raise FormatError("--split-column has no effect: the source has no masks of shape (nodes, splits)")
-    for ntype, split, mask in masks:
+    for number, (ntype, split, mask) in enumerate(masks):
         if split in source.splits.setdefault(ntype, {}):
             raise FormatError(f"{mask.what} is a second {split} split of {ntype!r} nodes: keep one")
-        source.splits[ntype][split] = _ones(_one_column(mask, column), mask.what)
+        ids = _ones(_one_column(mask, column), mask.what)
+        source.splits[ntype][split] = saved(scratch / f"split-{number}", ids)
 
 
 def _one_column(mask: Mask, column: int | None) -> Rows:
@@ -91,9 +91,8 @@ def _one_column(mask: Mask, column: int | None) -> Rows:
     return column_of(mask.rows, column if column is not None and shape[1] > 1 else 0)
 
 
-def _ones(mask: Rows, what: str) -> Rows:
-    """The positions at which a mask is 1, int64. Holds only a count per block."""
-    starts, counts = [], []
+def _ones(mask: Rows, what: str) -> Iterator[np.ndarray]:
+    """The positions at which a mask is 1, in pieces."""
     for start, block in blocks(mask, BLOCK_BYTES):
         wrong = torch.nonzero((block != 0) & (block != 1))
         if len(wrong):
@@ -102,22 +101,7 @@ def _ones(mask: Rows, what: str) -> Rows:
                 f"{what} is {block[row].item()} at node {start + row}; a mask must be bool, or 0 and 1 "
                 "(put node ids into an array train_idx, val_idx or test_idx)"
             )
-        starts.append(start)
-        counts.append(int((block != 0).sum()))
-    starts.append(mask.shape[0])
-    ends = list(accumulate(counts))
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        done = 0
-        while done < len(out):
-            index = bisect_right(ends, start + done)
-            block = read_range(mask, starts[index], starts[index + 1])
-            ones = torch.nonzero(block != 0)[start + done - ends[index] + counts[index] :, 0]
-            part = out[done : done + len(ones)]
-            part.copy_(ones[: len(part)] + starts[index])
-            done += len(part)
-
-    return GeneratedRows((ends[-1] if ends else 0,), torch.int64, fill)
+        yield (start + torch.nonzero(block)[:, 0]).numpy()
 
 
 def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[str, Rows]:
@@ -172,13 +156,9 @@ def _whole_times(rows: Rows) -> Rows | str:
     return derived(rows, lambda block, _: block, torch.int64)
 
 
-def describe_times(source: Source) -> list[str]:
-    """What the times do, for the user."""
+def describe_times(source: Source) -> str:
+    """What the times do, for the user; "" without times."""
     kinds = [f"{t!r} nodes" for t in source.node_times]
     kinds += [f"edges of {describe_type(r)}" for r in source.edge_times]
-    if not kinds:
-        return []
-    return [
-        f"{', '.join(kinds)} have times: the in-edges of every node are sorted by them (--no-times keeps "
-        "their order)"
-    ]
+    effect = "have times: the in-edges of every node are sorted by them (--no-times keeps their order)"
+    return f"{', '.join(kinds)} {effect}" if kinds else ""

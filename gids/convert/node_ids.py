@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import shutil
 from collections.abc import Iterable, Iterator
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from gids.convert.arrow_table import ArrowTable
-from gids.convert.stream_rows import BLOCK_BYTES
+from gids.convert.stream_rows import BLOCK_BYTES, saved
 from gids.convert.untrusted import shown
 from gids.errors import FormatError
 from gids.store.dtypes import equal_values
@@ -68,9 +69,7 @@ class NodesById:
             return table.ids(column, as_text=self.is_text)
 
         if self._nodes.count == 1:
-            with open(target, "wb") as out:
-                self._join(0, ids(), out)
-            return FileRows(target, (table.row_count,), torch.int64)
+            return saved(target, self._join(0, ids()))
         ends = _Partitions(target.with_suffix(".ends"), self._nodes.count)
         which, joined = target.with_suffix(".parts"), target.with_suffix(".joined")
         with ends.open(self._pa.schema({"id": self._kind})), open(which, "wb") as numbers:
@@ -78,22 +77,19 @@ class NodesById:
                 partitions = self._partitions(_keys(batch))
                 ends.add(self._pa.record_batch([batch], ["id"]), partitions)
                 numbers.write(partitions.data)
-        with open(joined, "wb") as out:
-            for index in range(ends.count):
-                self._join(index, (batch.column("id") for batch in ends.read(index)), out)
+        parts = ((batch.column("id") for batch in ends.read(index)) for index in range(ends.count))
+        saved(joined, chain.from_iterable(starmap(self._join, enumerate(parts))))
         shutil.rmtree(ends.folder)
-        with open(target, "wb") as out:
-            for nodes in _merged(which, joined, ends.row_counts):
-                out.write(nodes.data)
+        nodes = saved(target, _merged(which, joined, ends.row_counts))
         which.unlink()
         joined.unlink()
-        return FileRows(target, (table.row_count,), torch.int64)
+        return nodes
 
     def _write_ids(self) -> None:
         """Write the ids in the order of the nodes, and divide them."""
         row = text_bytes = 0
         with contextlib.ExitStack() as stack:
-            schema = self._pa.schema({"row": self._pa.int64(), "key": self._pa.int64(), "id": self._kind})
+            schema = self._pa.schema({"row": self._pa.int64(), "id": self._kind})
             stack.enter_context(self._nodes.open(schema))
             texts = stack.enter_context(open(self._scratch / "id", "wb"))
             offsets = stack.enter_context(open(self._scratch / "offset", "wb"))
@@ -109,7 +105,7 @@ class NodesById:
                 else:
                     texts.write(ids.to_numpy().data)
                 rows = np.arange(row, row + len(ids))
-                batch = self._pa.record_batch([rows, keys, ids], schema=schema)
+                batch = self._pa.record_batch([rows, ids], schema=schema)
                 self._nodes.add(batch, self._partitions(keys))
                 row += len(ids)
         kind, count = (torch.uint8, text_bytes) if self.is_text else (torch.int64, row)
@@ -173,13 +169,12 @@ class NodesById:
             self._pa.concat_arrays([self._pa.array([], self._kind), *ids]),
         )
 
-    def _join(self, index: int, batches: Iterable[Any], out: Any) -> None:
-        """Append the nodes of ids in a partition to a file."""
+    def _join(self, index: int, batches: Iterable[Any]) -> Iterator[np.ndarray]:
+        """The nodes of ids in a partition, in pieces."""
         rows, known = self._loaded(index)
         rows = np.append(rows, -1)  # for an unknown id, whose index is -1
         for ids in self._joined(batches):
-            positions = self._pa.compute.index_in(ids, value_set=known).fill_null(-1)
-            out.write(rows[positions.to_numpy()].data)
+            yield rows[self._pa.compute.index_in(ids, value_set=known).fill_null(-1).to_numpy()]
 
     def _joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches in pieces of an eighth of the memory: each lookup builds a hash table of the nodes."""

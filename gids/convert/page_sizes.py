@@ -60,11 +60,8 @@ def explain_pages(table: Table) -> str:
     alignment = max(_alignment_of(str(path)) for path in table.shard_paths)
     best = best_page_bytes(table.row_bytes, alignment=alignment)
     single = table.rows_per_page == 1
-    rows = (
-        f"one row of {table.row_bytes} B each"
-        if single
-        else f"{table.rows_per_page} rows of {table.row_bytes} B each"
-    )
+    count = "one row" if single else f"{table.rows_per_page} rows"
+    rows = f"{count} of {table.row_bytes} B each"
     if table.page_bytes % alignment:
         return f"{rows}; direct I/O on this disk reads {alignment} B at a time: use --page-bytes {alignment}"
     if table.order is not None:
@@ -81,29 +78,20 @@ def explain_pages(table: Table) -> str:
 def direct_alignment(directories: Iterable[Path]) -> int:
     """The largest alignment of direct I/O in these directories, in bytes; 1 without direct I/O.
 
-    Writes a small file without a name in each, or removes it where files must have names.
+    Writes a small file without a name in each.
     """
     return max([1, *map(_alignment_in, directories)])
 
 
 def _alignment_in(directory: Path) -> int:
-    name = ""
     try:
-        try:
-            fd = os.open(directory, os.O_RDWR | os.O_TMPFILE)  # nothing is left after a kill
-        except OSError:
-            fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            with suppress(OSError):  # a full disk; most kernels state the alignment of an empty file too
+                file.write(bytes(_FILE_BYTES))
+                os.fsync(file.fileno())
+            return _alignment_of(f"/proc/self/fd/{file.fileno()}")
     except OSError:  # DatasetWriter reports it
         return 1
-    try:
-        with suppress(OSError):  # a full disk; most kernels state the alignment of an empty file too
-            os.write(fd, bytes(_FILE_BYTES))
-            os.fsync(fd)
-        return _alignment_of(name or f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
-        if name:
-            os.unlink(name)
 
 
 def _alignment_of(file: str) -> int:

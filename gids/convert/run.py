@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from gids.convert.labels import describe_times, masks_to_splits, normalised, ran
 from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, StoredGraph, TableSource, check_source
 from gids.convert.stream_rows import BLOCK_BYTES
-from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
+from gids.convert.table_orders import ReadRows, RowOrders, check_order, order_of
 from gids.convert.untrusted import from_library
-from gids.errors import FormatError
+from gids.errors import FormatError, naming
 from gids.store.dtypes import dtype_name, table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import HEAT_ROLES, Relation, describe_type
@@ -29,6 +29,7 @@ from gids.write.edges import EdgeSource
 from gids.write.files import check_space
 from gids.write.narrow import describe_rounding
 from gids.write.publish import check_replaceable, dataset_path
+from gids.write.scattered_rows import bytes_needed
 from gids.write.workplace import finish_published
 
 
@@ -146,17 +147,15 @@ def convert(
         check_source(source)
         if not options.times:
             source.node_times, source.edge_times = {}, {}
-        if source.stored is None:
-            for note in describe_times(source):
-                say(note)
+        if source.stored is None and (note := describe_times(source)):
+            say(note)
         _change_edges(source, options)
         conversion = _Conversion(source, options, pages, writer, say, on_stage)
-        conversion.check()
         on_total(conversion.work_bytes())
         partial = writer.scratch.parent  # it and the folders of shards may have a part of the dataset already
         written = {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
         writer.expect_bytes(check_space(conversion.needed(), written))
-        masks_to_splits(source, options.split_column)  # reads the masks
+        masks_to_splits(source, writer.scratch, options.split_column)
         conversion.write()
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed during the conversion; convert it again")
@@ -204,9 +203,38 @@ def _change_edges(source: Source, options: Options) -> None:
             refuse_tables(source, relation, "--dedup removes edges")
 
 
+@dataclass(frozen=True)
+class _TablePlan:
+    """How a table is written: its type, its scale, its layout in one shard, and the order of its rows."""
+
+    table: TableSource
+    dtype: torch.dtype
+    scale: str | None
+    layout: Geometry
+    order: str | None
+
+
+def _plan(table: TableSource, options: Options, pages: PageSizes) -> _TablePlan:
+    """What the options, or else the dataset that is read, say about a table."""
+    chosen, stored, rows = _chosen(table, options.dtypes), table.stored, table.rows
+    dtype = table_dtype(chosen) if chosen else rows.dtype if stored is None else stored.dtype
+    scale = None
+    if dtype == torch.int8 and rows.dtype.is_floating_point:  # whole numbers are cast without a scale
+        scale = _chosen(table, options.scales) or (None if stored is None else stored.scale) or "row"
+    row_bytes = stored_row_bytes(rows.shape[1:], dtype.itemsize, scale)
+    page_bytes = pages.choose(table.kind, row_bytes, stored, keeps_order=options.order is None)
+    with naming(f"table {table.name!r}"):
+        dtype_name(dtype)
+        layout = stored_geometry(rows.shape, dtype.itemsize, scale, page_bytes=page_bytes, shard_count=1)
+    return _TablePlan(table, dtype, scale, layout, order_of(table, layout, options.order))
+
+
 @dataclass
 class _Conversion:
-    """A source, the options, and the writer: what is written, how, and how much space it needs."""
+    """A source, the options, and the writer: what is written, how, and how much space it needs.
+
+    Raises FormatError for options that do not fit the source, and tables that do not fit the edges.
+    """
 
     source: Source
     options: Options
@@ -214,19 +242,11 @@ class _Conversion:
     writer: DatasetWriter
     say: Callable[[str], None]
     on_stage: Callable[[str], None]
+    plans: list[_TablePlan] = field(init=False)
 
-    def check(self) -> None:
-        """Raise FormatError for options that do not fit the source, and tables that do not fit the edges."""
+    def __post_init__(self) -> None:
         source, options = self.source, self.options
-        counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
-        for table in [t for t in source.tables if t.kind == "edge"]:
-            count = table.rows.shape[0]
-            known = counts.setdefault(table.type, count)  # type: ignore[arg-type]
-            if known != count:
-                raise FormatError(
-                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
-                    f"has {count} rows"
-                )
+        self._check_edges()
         check_order(options.order, options.read_rows, source)
         names = {n for t in source.tables for n in (t.name, t.key)}
         for option, chosen in (("--dtype", options.dtypes), ("--scale", options.scales)):
@@ -235,19 +255,30 @@ class _Conversion:
                     raise FormatError(
                         f"{option}: no table {name!r}; the source has {', '.join(sorted(names))}"
                     )
-        scaled = {n for t in source.tables if self._scale(t) for n in (t.name, t.key, "")}
+        self.plans = [_plan(table, options, self.pages) for table in source.tables]
+        scaled = {n for p in self.plans if p.scale for n in (p.table.name, p.table.key, "")}
         for name, scale in options.scales.items():
             check_scale(scale, f"--scale {name}".rstrip())
             if name not in scaled:
                 raise FormatError(
                     f"--scale {name or scale} is for floating features stored as int8: add --dtype int8"
                 )
-        edge_tables = [t for t in source.tables if t.kind == "edge"]
-        if edge_tables and not options.keep_edge_ids:
-            raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: remove --no-edge-ids")
         if options.split and not source.labels.keys() - source.splits.keys() - source.masks.keys():
             why = "has splits already" if source.labels else "has no labels"
             raise FormatError(f"--split draws a split of labeled nodes, but the source {why}: leave it out")
+
+    def _check_edges(self) -> None:
+        counts = {relation: _count(topology) for relation, topology in self.source.graphs.items()}
+        for table in [t for t in self.source.tables if t.kind == "edge"]:
+            count = table.rows.shape[0]
+            known = counts.setdefault(table.type, count)  # type: ignore[arg-type]
+            if known != count:
+                raise FormatError(
+                    f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} "
+                    f"has {count} rows"
+                )
+            if not self.options.keep_edge_ids:
+                raise FormatError(f"table {table.key!r} of edges needs edge ids: remove --no-edge-ids")
 
     def write(self) -> None:
         source, writer = self.source, self.writer
@@ -268,8 +299,8 @@ class _Conversion:
         if source.stored is not None:
             self._write_heat(source.stored)
         orders = RowOrders(self.options, writer, self.say)
-        for table in source.tables:
-            self._write_table(table, orders)
+        for plan in self.plans:
+            self._write_table(plan, orders)
 
     def _write_graph(self, relation: Relation) -> None:
         options, topology = self.options, self.source.graphs[relation]
@@ -326,10 +357,10 @@ class _Conversion:
         pieces = (block.numpy() for _, block in blocks(rows, BLOCK_BYTES))
         self.writer._write_node_array(ntype, role, dtype_name(rows.dtype), rows.shape, pieces)
 
-    def _write_table(self, table: TableSource, orders: RowOrders) -> None:
-        dtype, scale, layout = self._dtype(table), self._scale(table), self._layout(table, 1)
+    def _write_table(self, plan: _TablePlan, orders: RowOrders) -> None:
+        table, stored = plan.table, plan.table.stored
         self.on_stage(f"table {table.name}")
-        if dtype == torch.float64 and not _chosen(table, self.options.dtypes) and table.stored is None:
+        if plan.dtype == torch.float64 and not _chosen(table, self.options.dtypes) and stored is None:
             self.say(
                 f"{table.name} is float64, twice the bytes of float32, which most models use; convert it "
                 "with --dtype float32"
@@ -339,16 +370,17 @@ class _Conversion:
             table.type,
             table.key,
             table.rows,
-            dtype=dtype,
-            scale=scale,
-            order=orders.choose(table, layout),
-            page_bytes=layout.page_bytes,
-            extra=table.stored is not None and table.stored.extra,
+            dtype=plan.dtype,
+            scale=plan.scale,
+            order=orders.choose(table, plan.order),
+            page_bytes=plan.layout.page_bytes,
+            extra=stored is not None and stored.extra,
         )
-        stored = table.stored
-        if rounded is not None and (stored is None or (stored.dtype, stored.scale) != (dtype, scale)):
+        if rounded is None:
+            return
+        if stored is None or (stored.dtype, stored.scale) != (plan.dtype, plan.scale):
             self.say(f"{table.name}: {describe_rounding(*rounded)}")
-        elif rounded is not None and rounded[1].error:
+        elif rounded[1].error:
             raise FormatError(
                 f"values of table {table.name!r} would change, because gids scales its int8 in another way: "
                 f"convert it with --dtype {table.key}=float32"
@@ -363,54 +395,27 @@ class _Conversion:
         most = max(self.source.node_count(relation[0]), _count(self.source.graphs[relation]))
         return "int32" if most <= 1 << 31 else "int64"
 
-    def _dtype(self, table: TableSource) -> torch.dtype:
-        chosen = _chosen(table, self.options.dtypes)
-        if chosen is not None:
-            return table_dtype(chosen)
-        return table.rows.dtype if table.stored is None else table.stored.dtype
-
-    def _scale(self, table: TableSource) -> str | None:
-        """The scale of floating features that become int8. Whole numbers are cast without a scale."""
-        if self._dtype(table) != torch.int8 or not table.rows.dtype.is_floating_point:
-            return None
-        stored = None if table.stored is None else table.stored.scale
-        return _chosen(table, self.options.scales) or stored or "row"
-
-    def _layout(self, table: TableSource, shard_count: int) -> Geometry:
-        dtype, scale = self._dtype(table), self._scale(table)
-        row_bytes = stored_row_bytes(table.rows.shape[1:], dtype.itemsize, scale)
-        page_bytes = self.pages.choose(
-            table.kind, row_bytes, table.stored, keeps_order=self.options.order is None
-        )
-        try:
-            dtype_name(dtype)
-            return stored_geometry(
-                table.rows.shape, dtype.itemsize, scale, page_bytes=page_bytes, shard_count=shard_count
-            )
-        except FormatError as error:
-            raise FormatError(f"table {table.name!r}: {error}") from None
-
     def work_bytes(self) -> int:
         """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""
         total = sum(8 * _count(topology) for topology in self.source.graphs.values())
-        for table in self.source.tables:
-            layout = self._layout(table, 1)
+        for plan in self.plans:
+            layout = plan.layout
             total += layout.page_count * layout.page_bytes
-            if self._scale(table) == "column":
-                total += layout.row_count * layout.row_bytes
+            total += layout.row_count * layout.row_bytes * (plan.scale == "column")
         return total
 
     def needed(self) -> Iterator[tuple[Path, int]]:
         """(directory, bytes) that the conversion needs."""
-        source, options, writer = self.source, self.options, self.writer
+        source, writer = self.source, self.writer
         main = writer.path.parent
-        for table in source.tables:
-            layout = self._layout(table, len(writer.folders))
+        for plan in self.plans:
+            layout = replace(plan.layout, shard_count=len(writer.folders))
             for shard, folder in enumerate(writer.folders):
                 is_main = folder.is_relative_to(writer.scratch.parent)
                 yield main if is_main else folder.parent, layout.shard_bytes(shard)
             yield main, 4 * layout.page_count  # checksums
-            yield main, bytes_aside(table, layout, options.order)
+            if plan.order is not None:  # the order, and the rows while they are written
+                yield main, 8 * layout.row_count + bytes_needed(plan.table.rows)
         for relation, topology in source.graphs.items():
             edge_bytes = 2 * table_dtype(self._index_dtype(relation)).itemsize
             if not isinstance(topology, InEdges):

@@ -133,20 +133,19 @@ class Source:
             self.skipped.add(name)
         return name in self.skip
 
-    def add_nodes(self, ntype: str, count: int, what: str, skip: str = "") -> None:
+    def add_nodes(self, ntype: str, count: object, what: str, skip: str = "") -> None:
         """Set the number of nodes of a type, which `what` gives. skip: the array to leave out if it is wrong.
 
         Raises FormatError if another array gave another number, and for an invalid name or number.
         """
         check_name(ntype, f"the node type of {what}")
-        if not 0 <= count <= MAX_ROWS:
-            raise FormatError(f"{what} gives {count} {ntype!r} nodes; the number must be 0 to {MAX_ROWS}")
-        known = self.nodes.setdefault(ntype, count)
+        number = whole_number(count, what)
+        known = self.nodes.setdefault(ntype, number)
         first = self._counted_by.setdefault(ntype, what)
-        if known != count:
+        if known != number:
             cure = f"; leave it out with --skip {skip}" if skip else ""
             raise FormatError(
-                f"{what} gives {count} {ntype!r} nodes, but there are {known} (from {first}){cure}"
+                f"{what} gives {number} {ntype!r} nodes, but there are {known} (from {first}){cure}"
             )
 
     def add_node_table(self, ntype: str, key: str, rows: Rows, what: str, skip: str = "") -> None:
@@ -165,34 +164,29 @@ class Source:
     def add_split(self, ntype: str, split: str, ids: Rows) -> None:
         self.splits.setdefault(ntype, {})[split] = ids
 
-    def add_mask(self, ntype: str, split: str, rows: Rows, what: str, skip: str = "") -> None:
-        """Set the mask of a split. what, skip: as for add_nodes. Raises FormatError for a second mask."""
-        self.add_nodes(ntype, row_count(rows, what), what, skip)
-        masks = self.masks.setdefault(ntype, {})
-        if split in masks:
-            raise FormatError(f"{masks[split].what} and {what} are both the {split} mask: keep one")
-        masks[split] = Mask(rows, what)
+    def add_node_array(
+        self, ntype: str, name: str, rows: Rows, what: str, skip: str = "", *, may_be_ids: bool = False
+    ) -> None:
+        """Add an array of nodes whose name gives the meaning. what, skip: as for add_nodes.
 
-    def add_node_array(self, ntype: str, name: str, rows: Rows, what: str, skip: str = "") -> None:
-        """Add an array of nodes whose name gives the meaning. what, skip: as for add_nodes."""
-        if name in LABELS and ntype not in self.labels:
+        may_be_ids: train_idx and so on are the ids of a split. Raises FormatError for a second split.
+        """
+        if may_be_ids and (split := IDS.get(name)):
+            if rows.dtype == torch.bool:
+                raise FormatError(f"{what} is a mask: rename it to {name.removesuffix('_idx')}_mask")
+            if split in self.splits.get(ntype, {}):
+                raise FormatError(f"{what} is a second {split} split of {ntype!r} nodes: keep one")
+            self.add_split(ntype, split, rows)
+        elif name in LABELS and ntype not in self.labels:
             self.add_labels(ntype, rows, what, skip)
-        elif name in MASKS:
-            self.add_mask(ntype, MASKS[name], rows, what, skip)
+        elif split := MASKS.get(name):
+            self.add_nodes(ntype, row_count(rows, what), what, skip)
+            masks = self.masks.setdefault(ntype, {})
+            if split in masks:
+                raise FormatError(f"{masks[split].what} and {what} are both the {split} mask: keep one")
+            masks[split] = Mask(rows, what)
         else:
             self.add_node_table(ntype, name, rows, what, skip)
-
-    def add_free_array(self, ntype: str, name: str, rows: Rows, what: str) -> None:
-        """Add an array of nodes, or the ids of a split, by its name. what: as for add_nodes."""
-        split = IDS.get(name)
-        if split is None:
-            self.add_node_array(ntype, name, rows, what, skip=name)
-        elif rows.dtype == torch.bool:
-            raise FormatError(f"{what} is a mask: rename it to {name.removesuffix('_idx')}_mask")
-        elif split in self.splits.get(ntype, {}):
-            raise FormatError(f"{what} is a second {split} split of {ntype!r} nodes: keep one")
-        else:
-            self.add_split(ntype, split, rows)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
@@ -215,13 +209,16 @@ class Source:
 
 def check_source(source: Source) -> None:
     """Raise FormatError for names, shapes and numbers of tables that a dataset cannot have."""
-    names = set()
     for type_ in [*source.graphs, *(table.type for table in source.tables)]:
         for part in (type_,) if isinstance(type_, str) else type_:
             check_name(part, "a node type or relation")
     for relation, topology in source.graphs.items():
-        if isinstance(topology, InEdges):
-            _check_in_edges(topology, shortened(describe_type(relation)))
+        for what, rows in vars(topology).items() if isinstance(topology, InEdges) else ():
+            name = f"{what} of {shortened(describe_type(relation))}"
+            if rows is not None and len(rows.shape) != 1:
+                raise FormatError(f"{name} has shape {rows.shape}; it must have one dimension")
+            if what == "indptr" and not rows.shape[0]:
+                raise FormatError(f"{name} is empty; it must begin with 0")
     if len(source.tables) > MAX_TABLES:
         raise FormatError(
             f"the source has {len(source.tables)} tables; the limit is {MAX_TABLES}: "
@@ -235,6 +232,7 @@ def check_source(source: Source) -> None:
             raise FormatError(
                 f"{what} have shape {rows.shape}; a row may have at most {MAX_PAGE_BYTES} bytes"
             )
+    names = set()
     for table in source.tables:
         check_name(table.key, "the name of a table")
         row_count(table.rows, f"table {table.name!r}")
@@ -247,25 +245,12 @@ def check_source(source: Source) -> None:
         names.add(table.name)
 
 
-def _check_in_edges(topology: InEdges, name: str) -> None:
-    for what, rows in vars(topology).items():
-        if rows is not None and len(rows.shape) != 1:
-            raise FormatError(f"{what} of {name} has shape {rows.shape}; it must have one dimension")
-    if not topology.indptr.shape[0]:
-        raise FormatError(f"indptr of {name} is empty; it must begin with 0")
-
-
 def whole_number(value: object, what: str) -> int:
     """A number of nodes or edges, from an int or an array with one integer.
 
     Raises FormatError unless it is a whole number from 0 to MAX_ROWS.
     """
-    is_on_cpu = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
-    if (
-        isinstance(value, (torch.Tensor, np.ndarray, np.generic))
-        and is_on_cpu
-        and math.prod(value.shape) == 1
-    ):
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and math.prod(value.shape) == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ROWS:
         raise FormatError(f"{what} is {shown(value)}; it must be a whole number from 0 to {MAX_ROWS}")

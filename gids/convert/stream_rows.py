@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import torch
 from gids.convert.untrusted import open_file, parsing, shortened
 from gids.errors import FormatError
 from gids.store.dtypes import byte_view, make_bools_proper
-from gids.store.rows import GeneratedRows, Rows, read_range
+from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 
 BLOCK_BYTES = 8 << 20
 """Size of the blocks in which readers scan an array."""
@@ -134,13 +134,11 @@ class PackedRows(StreamRows):
                 if len(data) < count * self._row_bytes:
                     raise FormatError(f"{path} {fault}: it has less than {member.file_size} bytes")
                 os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
-                yield self._decode(bytearray(data[: count * self._row_bytes]), count)
-
-    def _decode(self, data: bytearray, count: int) -> torch.Tensor:
-        values = np.frombuffer(data, np.uint8)
-        if self._byte_swapped and self.dtype.itemsize > 1:
-            values.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
-        return make_bools_proper(torch.from_numpy(values).view(self.dtype).view(count, *self.shape[1:]))
+                values = np.frombuffer(bytearray(data[: count * self._row_bytes]), np.uint8)
+                if self._byte_swapped and self.dtype.itemsize > 1:
+                    values.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
+                tensor = torch.from_numpy(values).view(self.dtype)
+                yield make_bools_proper(tensor.view(count, *self.shape[1:]))
 
     def row(self, index: int) -> PackedRows:
         """The elements of one row, as rows."""
@@ -175,3 +173,13 @@ def derived(
 def column_of(rows: Rows, index: int) -> Rows:
     """One column of rows in two dimensions."""
     return derived(rows, lambda block, _: block[:, index], rows.dtype)
+
+
+def saved(path: Path, pieces: Iterable[np.ndarray]) -> FileRows:
+    """Pieces of an array of one dimension, int64, in a file that is written now."""
+    count = 0
+    with open(path, "wb") as out:
+        for piece in pieces:
+            out.write(piece.data)
+            count += len(piece)
+    return FileRows(path, (count,), torch.int64)

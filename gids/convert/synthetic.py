@@ -98,6 +98,7 @@ def write_graph(
     directory: str | os.PathLike[str],
     spec: GraphSpec,
     *,
+    typed: bool = False,
     threads: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Path:
@@ -106,43 +107,27 @@ def write_graph(
     Writes feat.npy (float32[node_count, dim]), indptr.npy and indices.npy (CSC: sources of in-edges),
     labels.npy and {train,val,test}_idx.npy, all int64. Blocks until the files are written; does not sync.
 
-    threads: for the features (0: one per core). progress(what, share done) is called repeatedly. Raises
-    OSError, for example if the disk is full.
-    """
-    report = progress or (lambda what, share: None)
-    labels = _draw_labels(spec)
-    root = _write_nodes(Path(directory), spec, labels, threads, report)
-    _write_edges(root, spec, labels, _Sources(spec, labels, "popularity"), report)
-    return root
-
-
-def write_typed_graph(
-    directory: str | os.PathLike[str],
-    spec: GraphSpec,
-    *,
-    threads: int = 0,
-    progress: Callable[[str, float], None] | None = None,
-) -> Path:
-    """write_graph with two types: spec.node_count papers with labels and splits, and half as many authors.
-
-    Writes nodes/{paper,author}/feat.npy, nodes/paper/{labels,…}.npy, and edges/RELATION/{indptr,indices}.npy
-    for paper.cites.paper and author.writes.paper.
+    typed: spec.node_count papers with labels and splits, and half as many authors, in nodes/paper and
+    nodes/author; edges/paper.cites.paper and edges/author.writes.paper. threads: for the features (0: one per
+    core). progress(what, share done) is called repeatedly. Raises OSError, for example if the disk is full.
     """
     root, report = Path(directory), progress or (lambda what, share: None)
-    author_spec = replace(spec, node_count=max(spec.classes, spec.node_count // 2), **_NO_SPLITS)
+    papers = _draw_labels(spec)
+    cited = _Sources(spec, papers, "popularity")
+    if not typed:
+        _write_nodes(root, spec, papers, threads, report)
+        _write_edges(root, spec, papers, cited, report)
+        return root
+    no_splits = {"train_count": 0, "val_count": 0, "test_count": 0}
+    author_spec = replace(spec, node_count=max(spec.classes, spec.node_count // 2), **no_splits)
     half = replace(spec, degree=spec.degree / 2)
-    papers, authors = _draw_labels(spec), _draw_labels(author_spec, "author labels")
+    authors = _draw_labels(author_spec, "author labels")
     _write_nodes(root / "nodes/paper", spec, papers, threads, report)
     _write_features(_folder(root / "nodes/author"), author_spec, authors, threads, report, "author features")
-    for name, sources in (
-        ("paper.cites.paper", _Sources(spec, papers, "popularity")),
-        ("author.writes.paper", _Sources(author_spec, authors, "author popularity")),
-    ):
+    writing = _Sources(author_spec, authors, "author popularity")
+    for name, sources in (("paper.cites.paper", cited), ("author.writes.paper", writing)):
         _write_edges(root / "edges" / name, half, papers, sources, report, name, name)
     return root
-
-
-_NO_SPLITS = {"train_count": 0, "val_count": 0, "test_count": 0}
 
 
 def _folder(path: Path) -> Path:
@@ -163,17 +148,16 @@ def _draw_labels(spec: GraphSpec, purpose: str = "labels") -> NDArray[np.int16]:
 
 def _write_nodes(
     path: Path, spec: GraphSpec, labels: NDArray[np.int16], threads: int, report: Callable[[str, float], None]
-) -> Path:
+) -> None:
     """Write the labels, splits and features of nodes to a new folder."""
     root = _folder(path)
     np.save(root / "labels.npy", labels.astype(np.int64))
     counts = (spec.train_count, spec.val_count, spec.test_count)
     chosen = _generator(spec, "splits").choice(spec.node_count, sum(counts), replace=False)
-    train, val, test = np.split(chosen.astype(np.int64), np.cumsum(counts)[:2])
-    for name, ids in (("train", train), ("val", val), ("test", test)):
+    parts = np.split(chosen.astype(np.int64), np.cumsum(counts)[:2])
+    for name, ids in zip(("train", "val", "test"), parts, strict=True):
         np.save(root / f"{name}_idx.npy", np.sort(ids))
     _write_features(root, spec, labels, threads, report)
-    return root
 
 
 def _draw_indptr(spec: GraphSpec, purpose: str = "indptr") -> NDArray[np.int64]:

@@ -12,7 +12,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Collection, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -30,7 +29,7 @@ MAX_LINE_CHARS = 4 << 20  # about 400,000 numbers
 MAX_COLUMNS = 100  # of numbers of two types; a text may be read once for each
 MAX_WORDS_CHARS = 1 << 20  # in a file of names
 _BLOCK_CHARS = 4 << 20
-_MAX_IDLE_LINES = 1_000_000  # in a row without a number
+_MAX_IDLE_LINES = 1_000_000  # in blocks without a number
 _QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole field
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
 
@@ -55,24 +54,25 @@ def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> Fi
     FormatError for lines of another length, text that is not a number, a number that dtype cannot hold, and
     a damaged .gz file.
     """
-    target = _target(path, scratch)
     try:
-        return _parsed_rows(path, target, dtype or torch.int64)
+        kind = dtype or torch.int64
+        target, shape = _parse(path, scratch, np.dtype(str(kind).removeprefix("torch.")))
     except _Fractions:
         if dtype is not None:
             raise
-    return _parsed_rows(path, target, torch.float32)
+        return read_text(path, scratch, torch.float32)
+    return FileRows(target, shape, kind)
 
 
 def read_columns(path: Path, scratch: Path) -> list[Rows]:
     """The columns of a text file, as read_text reads it: int64, or float64 if a column has fractions."""
-    target, floats = _target(path, scratch), frozenset[int]()
+    floats: set[int] = set()
     while True:
         try:
-            shape = _parse(path, target, np.dtype(np.int64), floats)
+            target, shape = _parse(path, scratch, np.dtype(np.int64), floats)
             break
         except _Fractions as error:
-            floats |= frozenset(error.columns)
+            floats.update(error.columns)
     kinds = [torch.float64 if i in floats else torch.int64 for i in range(shape[1])]
     return [column_of(FileRows(target, shape, kind), i) for i, kind in enumerate(kinds)]
 
@@ -82,8 +82,8 @@ def read_pairs(path: Path, scratch: Path) -> FileRows:
 
     Raises FormatError for a header that says otherwise.
     """
-    names, is_comment = header_of(path)
-    if names and not is_comment and end_columns(names, f"the edges of {path}") != (0, 1):
+    names = header_of(path)
+    if names and end_columns(names, f"the edges of {path}") != (0, 1):
         raise FormatError(f"{path} has the columns {', '.join(names)}; the first must be the sources")
     pairs = read_text(path, scratch, torch.int64)
     if pairs.shape[1] != 2:
@@ -91,38 +91,41 @@ def read_pairs(path: Path, scratch: Path) -> FileRows:
     return pairs
 
 
-def header_of(path: Path) -> tuple[list[str], bool]:
-    """The names in the first line, or those in the comment before the first numbers; whether it is a comment.
+def header_of(path: Path) -> list[str]:
+    """The names in the first line, or in the comment before the first numbers if it names both ends of edges.
 
     There may be none, and a name may be empty.
     """
     comment = ""
-    lines = (line for _, block in _line_blocks(path) for line in block)
-    for line in islice(lines, _MAX_IDLE_LINES):
+    for line in (line for _, lines in _line_blocks(path) for line in lines):
+        if _is_words(line):
+            return _fields(line)
         if _has_numbers(line):
-            return (_fields(line), False) if _is_words(line) else (_fields(comment), True)
+            names = _fields(comment)
+            with contextlib.suppress(FormatError):
+                if len(names) == len(_fields(line)) and end_columns(names, ""):
+                    return names
+            break
         comment = line.strip().lstrip("#") or comment
-    return [], False
-
-
-def _target(path: Path, scratch: Path) -> Path:
-    return scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
-
-
-def _parsed_rows(path: Path, target: Path, dtype: torch.dtype) -> FileRows:
-    return FileRows(target, _parse(path, target, np.dtype(str(dtype).removeprefix("torch."))), dtype)
+    return []
 
 
 def _parse(
-    path: Path, target: Path, dtype: np.dtype[np.generic], floats: Collection[int] = ()
-) -> tuple[int, int]:
-    """Write the numbers and return their shape. floats: columns that are float64, the others being int64.
+    path: Path, scratch: Path, dtype: np.dtype[np.generic], floats: Collection[int] = ()
+) -> tuple[Path, tuple[int, int]]:
+    """Write the numbers to a file. Returns it, and their shape. floats: columns that are float64.
 
     Raises _Fractions for columns of whole numbers with fractions.
     """
-    rows, columns = 0, 0
+    rows, columns, is_start = 0, 0, True
+    target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
     with open(target, "wb") as out:
-        for first, lines in _blocks_of_lines(path):
+        for first, lines in _line_blocks(path):
+            if is_start and (header := next(filter(_has_numbers, lines), "")):
+                is_start = False
+                lines[lines.index(header)] = "" if _is_words(header) else header
+            if not any(map(_has_numbers, lines)):
+                continue
             values = _numbers(path, first, lines, dtype, floats)
             if columns not in (0, values.shape[1]):
                 raise FormatError(
@@ -134,13 +137,13 @@ def _parse(
             out.write(values.data)
     if not rows:
         raise FormatError(f"{path} has no numbers")
-    return rows, columns
+    return target, (rows, columns)
 
 
 def _numbers(
     path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic], floats: Collection[int]
 ) -> np.ndarray:
-    kept = [_QUOTED.sub(r"\1", line) if '"' in line else line for line in lines if _has_numbers(line)]
+    kept = [_QUOTED.sub(r"\1", line) if '"' in line else line for line in filter(_has_numbers, lines)]
     delimiter = "," if "," in kept[0].partition("#")[0] else None
     kinds = dtype
     if floats:
@@ -178,17 +181,14 @@ def _fault(
         if len(fields) != columns:
             return FormatError(f"{path}, line {number}: {len(fields)} columns, but {columns} before")
         kinds = [np.dtype(np.float64) if i in floats else dtype for i in range(columns)]
-        wrong = [i for i, field in enumerate(fields) if not _is_exact(field, kinds[i])]
-        if wrong:
-            column = wrong[0]
-            fault = f"{path}, line {number}: could not convert {shown(fields[column])} to {kinds[column]}"
-            are_fractions = all(kinds[i].kind == "i" and _is_fraction(fields[i]) for i in wrong)
+        if wrong := [i for i, field in enumerate(fields) if not _is_exact(field, kinds[i])]:
+            at = wrong[0]
+            fault = f"{path}, line {number}: could not convert {shown(fields[at])} to {kinds[at]}"
+            are_fractions = all(
+                kinds[i].kind == "i" and _is_number(fields[i]) and _NOT_WHOLE.search(fields[i]) for i in wrong
+            )
             return _Fractions(fault, wrong) if are_fractions else NotANumber(fault)
     return None
-
-
-def _is_fraction(field: str) -> bool:
-    return _is_number(field) and _NOT_WHOLE.search(field) is not None
 
 
 def _is_exact(field: str, kind: np.dtype[np.generic]) -> bool:
@@ -209,23 +209,6 @@ def _fields(line: str) -> list[str]:
 
 def _has_numbers(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith("#")
-
-
-def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of each block that has a line with numbers. Empties the header."""
-    numbers_until = 1
-    is_start = True
-    for number, lines in _line_blocks(path):
-        first = next((i for i, line in enumerate(lines) if _has_numbers(line)), None)
-        if first is not None and is_start:
-            is_start = False
-            lines[first] = "" if _is_words(lines[first]) else lines[first]
-        end = number + len(lines)
-        if any(map(_has_numbers, lines)):
-            yield number, lines
-            numbers_until = end
-        if end - numbers_until > _MAX_IDLE_LINES:  # a small .gz file may have billions
-            raise FormatError(f"{path} has no numbers in lines {numbers_until} to {end - 1}; remove them")
 
 
 def _is_words(line: str) -> bool:
@@ -263,8 +246,12 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
 
 
 def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of each block of a text. Raises FormatError for a long line."""
-    number = 1
+    """(number of the first line, lines) of each block of a text.
+
+    Raises FormatError for a long line, and for many lines without a number: a small .gz file may have
+    billions.
+    """
+    number = numbers_until = 1
     with open_text(path) as file:
         while text := file.read(_BLOCK_CHARS):
             text += file.readline(MAX_LINE_CHARS)
@@ -277,3 +264,9 @@ def _line_blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
                 )
             yield number, lines
             number += len(lines)
+            if any(map(_has_numbers, lines)):
+                numbers_until = number
+            elif number - numbers_until > _MAX_IDLE_LINES:
+                raise FormatError(
+                    f"{path} has no numbers in lines {numbers_until} to {number - 1}; remove them"
+                )

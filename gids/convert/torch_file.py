@@ -45,19 +45,16 @@ class Record:
         return id(self)
 
 
-_RECORDS = (
-    "torch_geometric.data.data.Data",
-    "torch_geometric.data.data.DataEdgeAttr",
-    "torch_geometric.data.data.DataTensorAttr",
-    "torch_geometric.data.feature_store.TensorAttr",
-    "torch_geometric.data.graph_store.EdgeAttr",
-    "torch_geometric.data.graph_store.EdgeLayout",
-    "torch_geometric.data.hetero_data.HeteroData",
-    "torch_geometric.data.storage.AttrType",
-    "torch_geometric.data.storage.BaseStorage",
-    "torch_geometric.data.storage.NodeStorage",
-    "torch_geometric.data.storage.EdgeStorage",
-    "torch_geometric.data.storage.GlobalStorage",
+_RECORDS = tuple(
+    f"torch_geometric.data.{module}.{name}"
+    for module, names in {
+        "data": ("Data", "DataEdgeAttr", "DataTensorAttr"),
+        "feature_store": ("TensorAttr",),
+        "graph_store": ("EdgeAttr", "EdgeLayout"),
+        "hetero_data": ("HeteroData",),
+        "storage": ("AttrType", "BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage"),
+    }.items()
+    for name in names
 )
 
 
@@ -104,7 +101,7 @@ def load_torch(path: Path) -> Any:
     others = torch.serialization.get_safe_globals()  # PyG adds its own classes when it is imported
     torch.serialization.clear_safe_globals()
     try:
-        with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
+        with torch.serialization.safe_globals(_allowed()):
             return _load(path, mmap=bool(pickle_bytes))
     finally:
         torch.serialization.add_safe_globals(others)
@@ -181,21 +178,16 @@ def _culprit(error: Exception) -> str:
     return shortened(message[1].strip(), MAX_MESSAGE_CHARS) if message else message_of(error)
 
 
-def _records() -> list[Any]:
+def _allowed() -> list[Any]:
+    """The classes and functions that a file may ask for, with the names by which it does."""
     # PyG's storages keep a defaultdict about their attributes.
-    return [*((Record, name) for name in _RECORDS), (_plain_dict, "collections.defaultdict")]
+    allowed: list[Any] = [*((Record, name) for name in _RECORDS), (_plain_dict, "collections.defaultdict")]
+    multiarray: Any = importlib.import_module("numpy._core.multiarray")
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # of NumPy 1 and 2
+        allowed += [(getattr(multiarray, n), f"{module}.{n}") for n in ("_reconstruct", "scalar")]
+    numbers = [type(np.dtype(kind)) for kind in ("bool", *np.typecodes["AllInteger"], "e", "f", "d")]
+    return [*allowed, np.ndarray, np.dtype, *numbers]
 
 
 def _plain_dict(*_: Any) -> dict[Any, Any]:
     return {}
-
-
-def _numpy_parts() -> list[Any]:
-    """The names that a pickled array of numbers asks for, of NumPy 1 and 2."""
-    multiarray: Any = importlib.import_module("numpy._core.multiarray")
-    reconstruct, scalar = multiarray._reconstruct, multiarray.scalar
-    parts: list[Any] = [np.ndarray, np.dtype]
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        parts += [(reconstruct, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
-    parts += [type(np.dtype(kind)) for kind in ("bool", *np.typecodes["AllInteger"], "e", "f", "d")]
-    return parts

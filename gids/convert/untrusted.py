@@ -8,6 +8,7 @@ become gigabytes. Runs a library that may crash in a process of its own first.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import pickle
@@ -24,7 +25,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gids.errors import FormatError, StorageError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gids.convert.readers.reader import Choices, Reader
 
 MAX_MESSAGE_CHARS = 300  # of a library's message
-MAX_DIRECTORY_BYTES = 8 << 20  # of a zip file: about 100,000 members, which need 100 MB of memory
+_ZIP_MEMORY_BYTES = 128 << 20  # for the directory of a zip file: of about 100,000 members
 _LIBRARIES = ("bz2", "dgl", "gzip", "lzma", "numpy", "pickle", "pyarrow", "scipy", "torch", "yaml", "zipfile")
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -47,37 +48,16 @@ _KINDS = {
 
 def open_file(path: Path) -> io.BufferedReader:
     """Open a regular file to read. Raises FormatError for anything else, and OSError."""
-    check_file(path)  # opening a socket fails, and opening some devices has effects
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        _check_mode(path, os.fstat(fd).st_mode)
-        return os.fdopen(fd, "rb")
-    except BaseException:
-        os.close(fd)
-        raise
+    check_file(path)
+    return open(path, "rb")
 
 
 def check_file(path: Path) -> None:
-    """Raise FormatError unless a path is a regular file. For libraries that open files themselves."""
-    if "\0" in os.fspath(path):
-        raise FormatError(f"{os.fspath(path)!r} cannot be a path: it has a NUL")
-    _check_mode(path, os.stat(path).st_mode)
-
-
-def _check_mode(path: Path, mode: int) -> None:
+    """Raise FormatError unless a path is a regular file: opening a FIFO waits, and some devices never end."""
+    mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
-        raise FormatError(
-            f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; it must be a regular file"
-        )
-
-
-def read_file(path: Path, most_bytes: int, what: str) -> bytes:
-    """The content of a file. Raises FormatError if it has more than most_bytes. what: its name there."""
-    with open_file(path) as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise FormatError(f"{path} has more than {most_bytes} bytes, the limit for {what}")
-    return data
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
+        raise FormatError(f"{path} is {kind}; it must be a regular file")
 
 
 def starts_with(path: Path, *magics: bytes) -> bool:
@@ -92,31 +72,16 @@ def starts_with(path: Path, *magics: bytes) -> bool:
 def open_zip(path: Path, fault: str) -> Iterator[zipfile.ZipFile]:
     """Open a zip file to read. fault: such as "is not a valid .npz file".
 
-    Raises FormatError for damage, also within the block, and for two members of one name.
+    Raises FormatError for damage, also within the block, for two members of one name, and for too many.
     """
     with open_file(path) as file, parsing(path, fault):
-        bounded = _BoundedReads(file.raw)
-        with zipfile.ZipFile(bounded) as archive:
-            bounded.max_bytes = None
+        with at_most(_ZIP_MEMORY_BYTES):
+            archive = zipfile.ZipFile(file)
+        with archive:
             (name, count), *_ = Counter(archive.namelist()).most_common(1) or [("", 1)]
             if count > 1:
                 raise FormatError(f"{path} has two members {shown(name)}")
             yield archive
-
-
-class _BoundedReads(io.BufferedReader):
-    """A zip file with a limit for each read, until max_bytes is None."""
-
-    max_bytes: int | None = MAX_DIRECTORY_BYTES
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self.max_bytes is None:
-            return super().read(size)
-        size = self.max_bytes + 1 if size is None or size < 0 else min(size, self.max_bytes + 1)
-        data = super().read(size)
-        if len(data) > self.max_bytes:
-            raise ValueError(f"it has too many members: its directory has more than {self.max_bytes} bytes")
-        return data
 
 
 # Messages
@@ -166,14 +131,12 @@ def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | N
     """A FormatError for an unexpected error of a library, None for other errors. files: of the source."""
     if isinstance(error, (FormatError, ImportError, OSError)) or not isinstance(error, Exception):
         return None
-    library = ""  # the one that gids called and that raised
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__")).partition(".")[0].lstrip("_")
-        if package == "gids":
-            library = ""
-        elif not library and package in _LIBRARIES:
-            library = package
-    if not library:
+    packages = [
+        str(frame.f_globals.get("__name__")).partition(".")[0].lstrip("_")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    library = next((p for p in reversed(packages) if p == "gids" or p in _LIBRARIES), "gids")
+    if library == "gids":
         return None
     root = os.path.commonpath(files) if files else "the source"
     return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {message_of(error)}")
@@ -181,36 +144,26 @@ def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | N
 
 # Memory
 
-_lock = threading.Lock()
-_guards = 0  # threads within at_most
-_limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)  # of this process outside of guards
+_limiting = threading.RLock()
 
 
 @contextlib.contextmanager
 def at_most(memory_bytes: int | None) -> Iterator[None]:
     """Let allocations fail that add more than memory_bytes to the process (None: no limit).
 
-    Libraries then raise MemoryError or an error of their own. Applies to all threads until the last one
-    leaves.
+    Libraries then raise MemoryError or an error of their own. Applies to all threads; one at a time sets it.
     """
-    global _guards, _limits
     if memory_bytes is None:
         yield
         return
-    with _lock:
-        if not _guards:
-            _limits = resource.getrlimit(resource.RLIMIT_DATA)
-        _guards += 1
+    with _limiting:
+        before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = allocated_bytes() + memory_bytes
-        own, most = _limits
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if own < 0 else min(limit, own), most))
-    try:
-        yield
-    finally:
-        with _lock:
-            _guards -= 1
-            if not _guards:
-                resource.setrlimit(resource.RLIMIT_DATA, _limits)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if soft < 0 else min(limit, soft), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)  # allocates nothing
 
 
 def allocated_bytes() -> int:
@@ -219,7 +172,16 @@ def allocated_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
 
 
-# Libraries that may crash
+# Libraries
+
+
+def import_library(path: Path, package: str, module: str) -> Any:
+    """A module of a package that reading a path needs. Raises ImportError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ImportError(f"{path} needs {package}: pip install {package}") from None
+
 
 _REFUSED = 3  # exit status of a trial that printed an error to stdout
 _RUN = "import sys; from gids.convert.untrusted import try_here; sys.exit(try_here(sys.stdin.buffer.read()))"

@@ -17,7 +17,7 @@ from epoch_results import epoch_result
 from gids.bench import arguments, epoch
 from gids.bench.epoch import choose_task
 from gids.cli import main
-from gids.convert.synthetic import GraphSpec, write_typed_graph
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.loader.options import Reads
 from gids.measure.features import why_no_array
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
@@ -170,7 +170,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Papers with classes and a train split, and authors; rows of 4 KiB."""
     directory = tmp_path_factory.mktemp("typed")
     spec = GraphSpec(node_count=300, degree=6, dim=1024, train_count=60)
-    write_typed_graph(directory / "source", spec)
+    write_graph(directory / "source", spec, typed=True)
     assert main(["convert", str(directory / "source"), str(directory / "typed.gids"), "--quiet"]) == 0
     return directory / "typed.gids"
 

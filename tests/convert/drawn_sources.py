@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,7 +168,7 @@ def _holds(dtype: str, value: int) -> bool:
 def _permuted(draw: Draw, order: np.ndarray) -> Draw:
     """The draw with its edges in another order."""
     weight = Values(draw.weight.array[order], draw.weight.dtype)
-    return Draw(draw.seed, draw.feat, weight, draw.labels, draw.edges[:, order], draw.target)
+    return replace(draw, weight=weight, edges=draw.edges[:, order])
 
 
 def _pointers(ids: np.ndarray, count: int) -> np.ndarray:
@@ -365,7 +365,7 @@ def matlab(root: Path, draw: Draw) -> Written:
     """MATLAB has matrices of two dimensions and more, and its sparse values are double."""
     draw = _permuted(draw, np.lexsort((draw.edges[0], draw.edges[1])))
     weight = Values(draw.weight.array.astype(np.float64), "float64")
-    draw = Draw(draw.seed, draw.feat, weight, draw.labels, draw.edges, draw.target)
+    draw = replace(draw, weight=weight)
     indptr = _pointers(draw.edges[1], draw.node_count)
     shape = (draw.node_count, draw.node_count)
     matrix = scipy.sparse.csc_matrix((weight.array, draw.edges[0].astype(np.int64), indptr), shape)

@@ -1,9 +1,13 @@
 """Shared by the tests of readers: convert a source and compare the dataset with it."""
 
+import csv
+import gzip
 import os
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 import torch
 
 from gids import FeatureStore
@@ -11,21 +15,28 @@ from gids.cli import main
 from gids.store import verify
 
 
-def convert(source, target, *arguments):
-    """Run the command and verify the dataset. Returns its store."""
-    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 0
-    assert list(verify(target)) == []
-    return FeatureStore(target)
+def convert(*arguments):
+    """Run the command and verify the dataset, the last NAME.gids among the arguments. Returns its store."""
+    words, path = _words(arguments)
+    assert main(["convert", *words]) == 0
+    assert list(verify(path)) == []
+    return FeatureStore(path)
 
 
-def refused(capsys, source, target, *arguments):
+def refused(capsys, *arguments):
     """Run the command on a bad source. Returns its line of error. Checks that no file is left."""
-    before = sorted(target.parent.rglob("*"))
-    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 2
-    assert sorted(target.parent.rglob("*")) == before
+    words, path = _words(arguments)
+    before = sorted(path.parent.rglob("*"))
+    assert main(["convert", *words]) == 2
+    assert sorted(path.parent.rglob("*")) == before
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("gids convert: ")
     return error
+
+
+def _words(arguments):
+    words = list(map(str, arguments))
+    return words, Path([word for word in words if word.endswith(".gids")][-1])
 
 
 def assert_dataset(store, *, tables, edges, labels=MappingProxyType({}), splits=MappingProxyType({})):
@@ -76,11 +87,14 @@ def assert_graph(store, relation, sources, destinations):
     assert np.array_equal(ids, order)
 
 
-def save(path, **arrays):
-    """Write arrays as .npy files to a directory, which is made."""
-    path.mkdir(parents=True, exist_ok=True)
-    for name, values in arrays.items():
-        np.save(path / f"{name}.npy", values)
+def write_csv(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if ".tsv" in path.name else ",")
+        writer.writerow(columns)
+        writer.writerows(zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True))
+    return path
 
 
 def truncate(path, share=0.5):
@@ -96,3 +110,17 @@ def harmed(write, harm):
         return root / "s"
 
     return make
+
+
+def refuses(write, *cases):
+    """A test that bad sources are refused in one line: cases of (harm, message, *arguments).
+
+    write(path) makes a valid source, which harm(path) changes.
+    """
+
+    @pytest.mark.parametrize(("harm", "message", "arguments"), [(h, said, more) for h, said, *more in cases])
+    def test(tmp_path, capsys, harm, message, arguments):
+        source = harmed(write, harm)(tmp_path)
+        assert message in refused(capsys, source, tmp_path / "x.gids", *arguments)
+
+    return test

@@ -1,51 +1,27 @@
 """What becomes of the columns of tables: those that are left out, ids and ends by option, names that fail."""
 
-import csv
-
 import pytest
-from reader_example import convert, refused
+from reader_example import convert, refused, write_csv
 
 from gids.cli import main
-from gids.store import FeatureStore
 
 pytest.importorskip("pyarrow.csv")
 
 
-def write(path, **columns):
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return path
-
-
-def convert_all(*arguments):
-    """Convert several tables to NAME.gids, which follows them. Returns the store."""
-    words = list(map(str, arguments))
-    assert main(["convert", *words]) == 0
-    return FeatureStore(next(word for word in words if word.endswith(".gids")))
-
-
-def refused_all(capsys, *arguments):
-    """The line of error of a conversion of several tables."""
-    assert main(["convert", *map(str, arguments)]) == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 def test_a_table_of_which_no_column_is_left_is_refused(tmp_path, capsys):
-    users = write(tmp_path / "users.csv", user_id=["a", "b"], x=[1, 2])
-    follows = write(tmp_path / "follows.csv", follower=["a"], followed=["b"])
-    error = refused_all(capsys, users, follows, tmp_path / "s.gids")
+    users = write_csv(tmp_path / "users.csv", user_id=["a", "b"], x=[1, 2])
+    follows = write_csv(tmp_path / "follows.csv", follower=["a"], followed=["b"])
+    error = refused(capsys, users, follows, tmp_path / "s.gids")
     assert f"{follows} has neither a column of numbers nor one of ids" in error
     assert "--id-column" in error
     assert "--src-column and --dst-column" in error
     ends = ("--src-column", "follower", "--dst-column", "followed")
-    store = convert_all(users, follows, tmp_path / "s.gids", "--id-column", "user_id", *ends)
+    store = convert(users, follows, tmp_path / "s.gids", "--id-column", "user_id", *ends)
     assert store.num_nodes() == 2
 
 
 def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
-    nodes = write(
+    nodes = write_csv(
         tmp_path / "nodes.csv", x_0=[1, 2], x_1=["3", "hello"], x_2=[5, 6], a_0=["p", "q"], a_1=["r", "s"]
     )
     error = refused(capsys, nodes, tmp_path / "a.gids")
@@ -59,7 +35,7 @@ def test_a_bad_cell_in_a_numbered_column_is_refused(tmp_path, capsys):
 
 def test_labels_and_splits_that_are_text_are_named_at_the_end(tmp_path, capsys):
     names = {f"t{i:02d}": ["a", "b"] for i in range(30)}
-    nodes = write(tmp_path / "nodes.csv", x=[1, 2], **names, label=["c", "d"], split=["train", "test"])
+    nodes = write_csv(tmp_path / "nodes.csv", x=[1, 2], **names, label=["c", "d"], split=["train", "test"])
     convert(nodes, tmp_path / "a.gids", "--quiet")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3, "one line for all columns of text, then the reminders"
@@ -71,7 +47,7 @@ def test_labels_and_splits_that_are_text_are_named_at_the_end(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_path, capsys, suffix):
-    table = write(tmp_path / "t.csv", item_id=["a", "b"], src=[0, 1], dst=[1, 0])
+    table = write_csv(tmp_path / "t.csv", item_id=["a", "b"], src=[0, 1], dst=[1, 0])
     if suffix == ".parquet":
         pa, pq = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.read_csv(table), table := tmp_path / "t.parquet")
@@ -87,7 +63,7 @@ def test_a_table_alone_is_of_nodes_with_an_id_column_and_of_edges_with_ends(tmp_
 
 
 def test_an_option_with_a_missing_letter_is_unknown(tmp_path, capsys):
-    table = write(tmp_path / "t.csv", item_id=["a", "b"], x=[0, 1])
+    table = write_csv(tmp_path / "t.csv", item_id=["a", "b"], x=[0, 1])
     with pytest.raises(SystemExit):
         main(["convert", str(table), str(tmp_path / "a.gids"), "--id-colum", "item_id"])
     assert "--id-colum item_id (did you mean --id-column?)" in capsys.readouterr().err
@@ -95,21 +71,19 @@ def test_an_option_with_a_missing_letter_is_unknown(tmp_path, capsys):
 
 def test_the_own_name_of_a_relation_chooses_its_columns(tmp_path, capsys):
     for name in ("users", "items"):
-        write(tmp_path / f"{name}.csv", id=["a", "b"], x=[1, 2])
-    follows = write(tmp_path / "users.follows.users.csv", who=["a"], dst=["b"])
-    buys = write(tmp_path / "users.buys.items.csv", src=["b"], dst=["b"])
-    likes = [write(tmp_path / f"users.likes.{n}.csv", who=["b"], dst=["b"]) for n in ("users", "items")]
+        write_csv(tmp_path / f"{name}.csv", id=["a", "b"], x=[1, 2])
+    follows = write_csv(tmp_path / "users.follows.users.csv", who=["a"], dst=["b"])
+    buys = write_csv(tmp_path / "users.buys.items.csv", src=["b"], dst=["b"])
+    likes = [write_csv(tmp_path / f"users.likes.{n}.csv", who=["b"], dst=["b"]) for n in ("users", "items")]
     sources = [tmp_path / "users.csv", tmp_path / "items.csv", follows, buys]
-    store = convert_all(*sources, tmp_path / "a.gids", "--src-column", "follows=who")
+    store = convert(*sources, tmp_path / "a.gids", "--src-column", "follows=who")
     assert len(store.relations) == 2
-    error = refused_all(
-        capsys, *sources, *likes, tmp_path / "b.gids", "--src-column", "likes=who,follows=who"
-    )
+    error = refused(capsys, *sources, *likes, tmp_path / "b.gids", "--src-column", "likes=who,follows=who")
     assert "no relation is called 'likes'" in error
 
 
 def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
-    store = convert(write(tmp_path / "nodes.csv", x=[1, 2]), tmp_path / "a.gids")
+    store = convert(write_csv(tmp_path / "nodes.csv", x=[1, 2]), tmp_path / "a.gids")
     missing = tmp_path / "nope.csv"
     for command in (["convert", missing, tmp_path / "b.gids"], ["verify", store.path, "--against", missing]):
         assert main(list(map(str, command))) == 2
@@ -119,7 +93,9 @@ def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
 
 
 def test_verify_takes_the_memory_for_ids(tmp_path, capsys):
-    source = write(tmp_path / "nodes.csv", id=[f"{i}" + "n" * 1000 for i in range(20_000)], x=range(20_000))
+    source = write_csv(
+        tmp_path / "nodes.csv", id=[f"{i}" + "n" * 1000 for i in range(20_000)], x=range(20_000)
+    )
     store = convert(source, tmp_path / "a.gids")
     command = ["verify", str(store.path), "--against", str(source)]
     assert main([*command, "--memory", "64MB"]) == 2

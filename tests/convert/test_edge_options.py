@@ -5,12 +5,10 @@ import random
 import numpy as np
 import pytest
 from datasets import save_arrays, sorted_edges
+from reader_example import assert_graph, assert_table, convert, refused
 
-from gids import FeatureStore
-from gids.cli import main
 from gids.convert.edges import as_edges
 from gids.convert.source import InEdges
-from gids.store import verify
 from gids.store.rows import as_rows
 from gids.write import DatasetWriter, edge_list
 from gids.write.edge_sort import EdgeSorter
@@ -117,10 +115,7 @@ def test_edge_options_of_a_conversion(tmp_path, arguments, in_csc):
         save_arrays(source, num_nodes=np.array(N), indptr=indptr, indices=indices, edge_ids=ids)
     else:
         save_arrays(source, num_nodes=np.array(N), edge_index=EDGES)
-    command = ["convert", str(source), str(tmp_path / "a.gids"), *arguments.split(), "--index-dtype", "auto"]
-    assert main(command) == 0
-    assert list(verify(tmp_path / "a.gids")) == []
-    graph = FeatureStore(tmp_path / "a.gids").graph()
+    graph = convert(source, tmp_path / "a.gids", *arguments.split(), "--index-dtype", "auto").graph()
     indptr, indices, ids = sorted_edges(*edges, N, **order)
     assert np.array_equal(graph.indptr, indptr)
     assert graph.indices.dtype == np.int32
@@ -152,40 +147,29 @@ def heterogeneous(source):
 
 def test_reverse_relations_keep_edge_ids_and_tables(tmp_path):
     arrays = heterogeneous(tmp_path / "s")
-    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), "--reverse-edges"]) == 0
-    store = FeatureStore(tmp_path / "a.gids")
+    store = convert(tmp_path / "s", tmp_path / "a.gids", "--reverse-edges")
     reverse = ("paper", "rev_writes", "author")
     assert store.relations == [("author", "writes", "paper"), ("paper", "cites", "paper"), reverse]
-    writes = arrays["edges/author.writes.paper/edge_index"]
-    found = store.graph(reverse)
-    for values, expected in zip(
-        (found.indptr, found.indices, found.edge_ids),
-        sorted_edges(writes[1], writes[0], 30),
-        strict=True,
-    ):
-        assert np.array_equal(values, expected)
-    rows = lambda name: store.read_rows(range(store.table(name).row_count), name).numpy()  # noqa: E731
-    assert np.array_equal(rows("paper.rev_writes.author.w"), np.arange(99.0))
+    assert_graph(store, reverse, *arrays["edges/author.writes.paper/edge_index"][::-1])
+    assert_table(store, "paper.rev_writes.author.w", np.arange(99.0))
     cites = arrays["edges/paper.cites.paper/w"]
-    assert np.array_equal(rows("paper.cites.paper.w"), np.concatenate([cites, cites]))
+    assert_table(store, "paper.cites.paper.w", np.concatenate([cites, cites]))
 
 
 @pytest.mark.parametrize("option", ["--self-loops", "--dedup"])
 def test_options_that_change_edges_reject_edge_tables(tmp_path, capsys, option):
     heterogeneous(tmp_path / "s")
-    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), option]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = refused(capsys, tmp_path / "s", tmp_path / "a.gids", option)
     assert error.startswith(f"gids convert: {option}")
     assert "would not fit them; leave out the option" in error
-    assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
 def test_existing_reverse_relation_is_not_replaced(tmp_path, capsys):
     source = tmp_path / "s"
     heterogeneous(source)
     save_arrays(source, **{"edges/paper.rev_writes.author/edge_index": np.zeros((2, 1), int)})
-    assert main(["convert", str(source), str(tmp_path / "a.gids"), "--reverse-edges"]) == 2
-    assert "cannot add 'paper.rev_writes.author': the source has it already" in capsys.readouterr().err
+    error = refused(capsys, source, tmp_path / "a.gids", "--reverse-edges")
+    assert "cannot add 'paper.rev_writes.author': the source has it already" in error
 
 
 def test_dedup_cannot_keep_edge_ids(tmp_path):

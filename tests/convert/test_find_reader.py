@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from reader_example import convert, refused, save
+from datasets import save_arrays
+from reader_example import convert, refused
 
 from gids.cli import main
 from gids.convert.readers import READERS, find_reader
@@ -21,14 +22,14 @@ def test_reader_is_found_by_content(tmp_path):
         np.save(file, np.zeros(3))
     np.savez(tmp_path / "b.npz", x=np.zeros(3))
     (tmp_path / "c.data").write_bytes(b"123")
-    save(tmp_path / "d", x=np.zeros(3))
-    save(tmp_path / "e", edges=np.zeros((2, 3), int))
+    save_arrays(tmp_path / "d", x=np.zeros(3))
+    save_arrays(tmp_path / "e", edges=np.zeros((2, 3), int))
     found = {p.name: find_reader(p).name for p in tmp_path.iterdir()}
     assert found == {"a.data": "npy", "b.npz": "npz", "c.data": "raw", "d": "directory", "e": "edges"}
 
 
 def test_source_of_two_formats_needs_from_option_with_a_known_name(tmp_path, capsys):
-    save(tmp_path / "s/raw", x=np.zeros((4, 2)))
+    save_arrays(tmp_path / "s/raw", x=np.zeros((4, 2)))
     np.savez(tmp_path / "s/raw/data.npz", x=np.zeros(3))
     (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
     message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")

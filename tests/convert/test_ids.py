@@ -2,12 +2,12 @@
 
 import contextlib
 import csv
-import gzip
 
 import numpy as np
 import pytest
 import torch
-from reader_example import convert, refused, save
+from datasets import save_arrays
+from reader_example import convert, refused, write_csv
 
 import gids
 from gids.cli import main
@@ -29,16 +29,6 @@ FEAT = RNG.standard_normal((N, 3), np.float32)
 ENDS = RNG.integers(0, N, (2, E))
 WEIGHT = RNG.standard_normal(E, np.float32)
 IDS = {"text": TEXTS, "numbers": NUMBERS}
-
-
-def write_csv(path, **columns):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "wt", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t" if ".tsv" in path.name else ",")
-        writer.writerow(columns)
-        writer.writerows(zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True))
-    return path
 
 
 def write_parquet(path, **columns):
@@ -100,9 +90,7 @@ def test_edges_name_the_nodes_of_one_type(tmp_path, kind, suffix):
     edges = write_edges(tmp_path / "s", named(ids, ENDS[0]), named(ids, ENDS[1]), suffix)
     model = {"_N": {id_: node for node, id_ in enumerate(ids)}}
     for number, sources in enumerate(([nodes, edges], [edges, nodes], [tmp_path / "s"])):
-        target = tmp_path / f"{number}.gids"
-        assert main(["convert", "--quiet", *map(str, sources), str(target)]) == 0
-        store = FeatureStore(target)
+        store = convert(*sources, tmp_path / f"{number}.gids")
         assert_ids(store, "_N", ids)
         expected = zip(named(ids, ENDS[0]), named(ids, ENDS[1]), WEIGHT, strict=True)
         assert_edges(store, ("_N", "_E", "_N"), model, list(expected))
@@ -118,9 +106,8 @@ def read_source(path):
 def test_a_loader_returns_the_rows_of_the_source_by_id(tmp_path):
     nodes = write_nodes(tmp_path, TEXTS)
     edges = write_edges(tmp_path, named(TEXTS, ENDS[0]), named(TEXTS, ENDS[1]))
-    assert main(["convert", "--quiet", str(nodes), str(edges), str(tmp_path / "a.gids")]) == 0
     by_id = read_source(nodes)
-    source = gids.open(tmp_path / "a.gids", memory="64MB")
+    source = gids.open(convert(nodes, edges, tmp_path / "a.gids"), memory="64MB")
     ids = source.store.ids()
     seeds = ids.find(["NA", "007", 'a,"b"', *TEXTS[50:90]])
     count = 0
@@ -168,10 +155,10 @@ def assert_typed(store, edges):
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_edges_name_the_nodes_of_several_types(tmp_path, suffix):
     edges = typed(tmp_path / "s", suffix)
-    assert_typed(convert(tmp_path / "s", tmp_path / "a.gids"), edges)
-    files = [str(p) for p in sorted((tmp_path / "s").rglob("*.*")) if p.is_file()]
-    assert main(["convert", "--quiet", *files, str(tmp_path / "b.gids")]) == 0
-    assert FeatureStore(tmp_path / "b.gids").content_crc == FeatureStore(tmp_path / "a.gids").content_crc
+    store = convert(tmp_path / "s", tmp_path / "a.gids")
+    assert_typed(store, edges)
+    files = [p for p in sorted((tmp_path / "s").rglob("*.*")) if p.is_file()]
+    assert convert(*files, tmp_path / "b.gids").content_crc == store.content_crc
 
 
 @pytest.mark.parametrize("kind", IDS)
@@ -273,10 +260,7 @@ def test_a_node_without_an_id_is_refused_with_its_place(tmp_path, capsys, suffix
 def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
     nodes = write_csv(tmp_path / "s/nodes.csv", id=[5, 6], node_id=["a", "b"], x=[1.5, 2.5])
     edges = write_csv(tmp_path / "s/edges.csv", who=["a", "b"], target=["b", "b"], whom=["a", "a"])
-    command, chosen = (
-        ["convert", "--quiet", str(nodes), str(edges), str(tmp_path / "a.gids")],
-        "--id-column=node_id",
-    )
+    command, chosen = (nodes, edges, tmp_path / "a.gids"), "--id-column=node_id"
     for message, *arguments in (
         ("has the columns id and node_id: choose the ids with --id-column",),
         ("--id-column: '_N' nodes have no column 'name'; they have 'id', 'node_id', 'x'", "--id-column=name"),
@@ -286,18 +270,15 @@ def test_columns_are_chosen_by_name_and_ambiguity_is_refused(tmp_path, capsys):
         ("no relation is called 'b'; there is '_N._E._N'; --src-column c", chosen, "--src-column=b=c"),
         ("--dst-column b=c: no relation is called 'b'", chosen, "--dst-column=b=c"),
     ):
-        assert main([*command, *arguments]) == 2
-        assert message in capsys.readouterr().err
-    assert main([*command, chosen, "--src-column", "who"]) == 0
-    store = FeatureStore(tmp_path / "a.gids")
+        assert message in refused(capsys, *command, *arguments)
+    store = convert(*command, chosen, "--src-column", "who")
     assert store.ids()[:] == ["a", "b"]
     assert store.table("_N.id").read_rows([0, 1]).tolist() == [5, 6]
     assert store.graph().indices.tolist() == [0, 1]
     assert np.diff(store.graph().indptr).tolist() == [0, 2]
-    assert (
-        main([*command, chosen, "--src-column", "_N._E._N=who", "--dst-column", "whom", "--overwrite"]) == 0
-    )
-    assert np.diff(FeatureStore(tmp_path / "a.gids").graph().indptr).tolist() == [2, 0]
+    columns = ("--src-column", "_N._E._N=who", "--dst-column", "whom")
+    store = convert(*command, chosen, *columns, "--overwrite")
+    assert np.diff(store.graph().indptr).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -587,12 +568,12 @@ def test_data_beside_the_tables_of_a_directory_is_never_dropped(tmp_path, capsys
 
 
 def test_files_beside_the_folders_of_types_are_reported(tmp_path, capsys):
-    save(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
+    save_arrays(tmp_path / "s/nodes/a", feat=np.zeros((2, 3)))
     write_csv(tmp_path / "s/edges/a.to.a.csv", src=[0], dst=[1])
     assert convert(tmp_path / "s", tmp_path / "a.gids").relations == []
     assert f"left out 'a.to.a.csv' of {tmp_path}/s/edges: not .npy" in capsys.readouterr().err
-    save(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
-    save(tmp_path / "t", feat=np.zeros((2, 3)))
+    save_arrays(tmp_path / "t/edges/a.to.a", edge_index=np.zeros((2, 1), int))
+    save_arrays(tmp_path / "t", feat=np.zeros((2, 3)))
     assert "the number of 'a' nodes is unknown" in refused(capsys, tmp_path / "t", tmp_path / "b.gids")
 
 
@@ -630,8 +611,7 @@ def test_verify_takes_the_options_of_tables(tmp_path, capsys):
     nodes = write_csv(tmp_path / "nodes.csv", doi=["d0", "d1"], x=[0, 1])
     edges = write_csv(tmp_path / "edges.csv", a=["d0", "zz"], dst=["d1", "d1"], w=[1, 2])
     options = ["--id-column", "doi", "--src-column", "a", "--drop-unknown"]
-    path = str(tmp_path / "a.gids")
-    assert main(["convert", "--quiet", str(nodes), str(edges), path, *options]) == 0
+    path = str(convert(nodes, edges, tmp_path / "a.gids", *options).path)
     against = ["verify", path, "--against", str(nodes), "--against", str(edges)]
     assert main([*against, *options]) == 0
     assert "ids of '_N' nodes: equal" in capsys.readouterr().err

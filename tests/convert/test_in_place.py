@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from reader_example import convert, refused
 
 from gids import FeatureStore, cli
 from gids.write import DatasetWriter, edge_list
@@ -85,11 +85,8 @@ def test_stripes_inside_the_dataset_are_refused_before_anything_is_lost(
 def test_self_loops_are_refused_for_edges_with_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "d.gids"
-    write(path, times=True)
-    assert cli.main(["convert", str(path), str(tmp_path / "e.gids"), "--self-loops"]) == 2
-    assert "has times of edges: give --no-times" in capsys.readouterr().err
-    options = ["--self-loops", "--no-times", "--quiet"]
-    assert cli.main(["convert", str(path), str(tmp_path / "e.gids"), *options]) == 0
-    indices = np.sort(FeatureStore(tmp_path / "e.gids").graph().indices)
-    assert indices.tolist() == [0, 0, 1, 1, 2]
+    paths = tmp_path / "d.gids", tmp_path / "e.gids"
+    write(paths[0], times=True)
+    assert "has times of edges: give --no-times" in refused(capsys, *paths, "--self-loops")
+    indices = convert(*paths, "--self-loops", "--no-times").graph().indices
+    assert sorted(indices) == [0, 0, 1, 1, 2]

@@ -4,7 +4,11 @@ import gzip
 
 import numpy as np
 import pytest
-from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, save, truncate
+from datasets import save_arrays
+from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, truncate
+
+from gids.convert.readers import Choices, edge_list
+from gids.store.rows import FileRows
 
 RNG = np.random.default_rng(11)
 N, E = 90, 700
@@ -108,6 +112,17 @@ def test_npy_edges_of_either_shape(tmp_path, transposed):
     assert_graph(store, HOMOGENEOUS, *EDGES)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_ids_of_an_array_are_counted_in_blocks(tmp_path, monkeypatch, order):
+    np.save(tmp_path / "e.npy", np.asarray(EDGES, order=order))
+    monkeypatch.setattr("gids.convert.edges.BLOCK_BYTES", 800)
+    sizes, read_into = [], FileRows.read_into
+    monkeypatch.setattr(FileRows, "read_into", lambda *a: sizes.append(a[2].nbytes) or read_into(*a))
+    source = edge_list.READER.read(tmp_path / "e.npy", tmp_path, Choices())
+    assert source.nodes == {"_N": N}
+    assert sizes == [800] * 14
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_raw_pairs(tmp_path, dtype):
     EDGES.T.astype(dtype).tofile(tmp_path / "e.bin")
@@ -116,7 +131,7 @@ def test_raw_pairs(tmp_path, dtype):
 
 
 def test_edges_beside_arrays_of_nodes(tmp_path):
-    save(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
+    save_arrays(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
     text(tmp_path / "s/edges.csv")
     assert_dataset(
         convert(tmp_path / "s", tmp_path / "s.gids"),
@@ -132,7 +147,7 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
     [
         ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
         ("1.5,2\n", (), "has ids with fractions near edge 0"),
-        ("1.5,2,3\n", (), "has ids with fractions"),
+        ("1,2,0.5\n1,nan,2\n", (), "has ids with fractions"),
         ("# ids\n\nsrc,dst\n0,x\n", (), "line 4: could not convert 'x' to int64"),
         ("0,1\nsrc,dst\n", (), "line 2: could not convert 'src' to int64"),
         ("src,dst\n# a\n\n0,1\n2,x\n", (), "e.csv, line 5: could not convert 'x' to int64"),
@@ -146,7 +161,7 @@ def test_edges_beside_arrays_of_nodes(tmp_path):
         ("id,src\n1,2\n", (), "exactly one must be named dst or destination"),
         ("src,dst,source\n1,2,3\n", (), "exactly one must be named src or source"),
         ("src,dst\n1,2,3\n", (), "has 2 names for 3 columns"),
-        ("src,dst,w,w\n1,2,3,4\n", (), "has two columns 'w'"),
+        ("src,dst,w,w\n1,2,3,4\n", (), "has two tables '_N._E._N.w'"),
     ],
 )
 def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):
@@ -169,6 +184,6 @@ def test_other_bad_sources_print_one_line(tmp_path, capsys):
     assert "is damaged or truncated" in error(tmp_path / "e.csv.gz")
     (tmp_path / "d").mkdir()
     assert "must have one file edges.csv" in error(tmp_path / "d", "--from", "edges")
-    save(tmp_path / "d", feat=FEAT[:9])
+    save_arrays(tmp_path / "d", feat=FEAT[:9])
     text(tmp_path / "d/edges.csv")
     assert "it must be from 0 to 8" in error(tmp_path / "d")

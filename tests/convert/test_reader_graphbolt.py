@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from reader_example import assert_dataset, convert, refused, save, truncate
+from datasets import save_arrays
+from reader_example import assert_dataset, convert, refused, refuses, truncate
 
 yaml = pytest.importorskip("yaml")
 RNG = np.random.default_rng(8)
@@ -30,11 +31,11 @@ def node_sets(ntype=None, *, seeds="seeds"):
 
 
 def write(root, meta):
-    save(
+    save_arrays(
         root / "set",
         **{f"{part}_{name}": ids for part, ids in SETS.items() for name in ("seeds", "seed_nodes")},
     )
-    save(root / "set", **{f"{part}_labels": CLASSES[ids] for part, ids in SETS.items()})
+    save_arrays(root / "set", **{f"{part}_labels": CLASSES[ids] for part, ids in SETS.items()})
     (root / "metadata.yaml").write_text(yaml.safe_dump(meta))
 
 
@@ -42,7 +43,7 @@ def homogeneous(root, **changes):
     """The homogeneous example of the documentation: edges.csv, features of nodes and edges."""
     (root / "edges").mkdir(parents=True)
     np.savetxt(root / "edges/e.csv", EDGES.T, fmt="%d", delimiter=",")
-    save(root / "data", feat=FEAT)
+    save_arrays(root / "data", feat=FEAT)
     torch.save(torch.from_numpy(WEIGHT), root / "data/weight.pt")
     meta = {
         "dataset_name": "homo",
@@ -86,8 +87,8 @@ def test_one_type(tmp_path):
 def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
     root = tmp_path / "g"
     likes = RNG.integers(0, [[30], [N]], (2, 90))
-    save(root / "edges", likes=likes, also=EDGES)
-    save(root / "data", user=FEAT[:30].astype(np.float16), item=FEAT)
+    save_arrays(root / "edges", likes=likes, also=EDGES)
+    save_arrays(root / "data", user=FEAT[:30].astype(np.float16), item=FEAT)
     meta = {
         "dataset_name": "hetero",
         "graph": {
@@ -116,39 +117,57 @@ def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
 def test_link_prediction_seeds_are_left_out(tmp_path, capsys):
     pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name="seeds")]}]
     homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
-    save(tmp_path / "g/set", pairs=EDGES.T)
+    save_arrays(tmp_path / "g/set", pairs=EDGES.T)
     store = convert(tmp_path / "g", tmp_path / "g.gids")
     assert dict(store.splits) == {}
     assert "its seeds are not nodes" in capsys.readouterr().err
 
 
+def meta(**changes):
+    """Other fields of metadata.yaml."""
+
+    def harm(root):
+        path = root / "metadata.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+    return harm
+
+
 def graph(**changes):
-    made = {"nodes": [{"num": N}], "edges": [{"format": "csv", "path": "edges/e.csv"}], **changes}
-    return {"graph": made}
+    return meta(graph={"nodes": [{"num": N}], "edges": [{"format": "csv", "path": "edges/e.csv"}], **changes})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
-        (graph(nodes=[{"type": "a"}]), "num of 'a' in metadata.yaml is None; it must be"),
-        (
-            graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]),
-            "edges must be whole numbers of shape (2, E)",
-        ),
-        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which does not exist"),
-        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "does not exist or is outside the dataset"),
-        (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),
-        (graph(edges=[{"type": "a:b", "format": "csv", "path": "x"}]), "must be SOURCE:RELATION:DESTINATION"),
-        (graph(edges="edges/e.csv"), "edges is 'edges/e.csv'; it must be a list"),
-        (graph(nodes=[]), "number of '_N' nodes is unknown"),
-        ({"feature_data": [entry("data/feat.npy", "parquet", domain="node", name="x")]}, "format 'parquet'"),
-        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "gives 20 '_N' nodes"),
-    ],
+def edge_file(kind, path, **more):
+    return graph(edges=[{"format": kind, "path": path, **more}])
+
+
+test_a_bad_dataset_is_refused = refuses(
+    homogeneous,
+    (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
+    (graph(nodes=[{"type": "a"}]), "num of 'a' in metadata.yaml is None; it must be"),
+    (edge_file("numpy", "data/feat.npy"), "edges must be whole numbers of shape (2, E)"),
+    (edge_file("csv", "gone.csv"), "gone.csv, which does not exist"),
+    (edge_file("csv", "../e.csv"), "does not exist or is outside the dataset"),
+    (edge_file("csv", "set/train_seeds.npy"), "is not text"),
+    (edge_file("csv", "x", type="a:b"), "must be SOURCE:RELATION:DESTINATION"),
+    (graph(edges="edges/e.csv"), "edges is 'edges/e.csv'; it must be a list"),
+    (graph(nodes=[]), "number of '_N' nodes is unknown"),
+    (
+        meta(feature_data=[entry("data/feat.npy", "parquet", domain="node", name="x")]),
+        "format 'parquet'",
+    ),
+    (meta(feature_data=[entry("set/train_seeds.npy", domain="node", name="x")]), "gives 20 '_N' nodes"),
+    (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
+    (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
+    (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
+    (lambda root: save_arrays(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
+    (
+        lambda root: save_arrays(root / "set", test_seeds=np.arange(N - 9, N + 1)),
+        f"is {N}; it must be from 0 to {N - 1}",
+    ),
+    (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "could not convert"),
+    (lambda root: (root / "edges/e.csv").write_text(f"1,2\n{N},3\n" * 200), f"source[1] is {N}; it must"),
 )
-def test_bad_dataset_prints_one_line(tmp_path, capsys, changes, message):
-    homogeneous(tmp_path / "g", **changes)
-    assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
 
 
 def test_preprocessed_graphbolt_dataset_raises(tmp_path, capsys):
@@ -156,24 +175,3 @@ def test_preprocessed_graphbolt_dataset_raises(tmp_path, capsys):
     topology = {"type": "FusedCSCSamplingGraph", "path": "fused_csc_sampling_graph.pt"}
     write(tmp_path / "g", {"graph_topology": topology, "feature_data": []})
     assert "convert the directory above" in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
-        (lambda root: (root / "metadata.yaml").write_text("- 1"), "it must be a mapping"),
-        (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
-        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
-        (
-            lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)),
-            f"is {N}; it must be from 0 to {N - 1}",
-        ),
-        (lambda root: (root / "edges/e.csv").write_text("1.5,2\n"), "could not convert"),
-        (lambda root: (root / "edges/e.csv").write_text(f"1,2\n{N},3\n" * 200), f"source[1] is {N}; it must"),
-    ],
-)
-def test_damaged_dataset_prints_one_line(tmp_path, capsys, harm, message):
-    homogeneous(tmp_path / "g")
-    harm(tmp_path / "g")
-    assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")

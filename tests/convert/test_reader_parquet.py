@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from reader_example import assert_dataset, assert_graph, convert, refused, save, truncate
+from datasets import save_arrays
+from reader_example import assert_dataset, assert_graph, convert, refused, truncate
 
 from gids.convert import stream_rows
 from gids.convert.arrow_table import ArrowTable
@@ -122,7 +123,7 @@ def test_single_file_of_edges(tmp_path, capsys):
     assert len(convert(tmp_path / "nodes.parquet", tmp_path / "n.gids").tables) == 3
     (tmp_path / "r").mkdir()
     pq.write_table(edges(src=EDGES[0] + 0.5), tmp_path / "r/x.parquet")
-    assert "may be an edge list or a table of nodes: its columns src and dst are not whole" in refused(
+    assert "must be of whole numbers, but it is of type double, and '_N' nodes have no ids" in refused(
         capsys, tmp_path / "r/x.parquet", tmp_path / "r/x.gids"
     )
     pq.write_table(nodes(), tmp_path / "r/edges.parquet")
@@ -146,11 +147,11 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
 @pytest.mark.parametrize(
     ("node_table", "edge_table", "message"),
     [
-        (nodes(feat=RAGGED), edges(), "has a list of another length than 6 after row"),
+        (nodes(feat=RAGGED), edges(), "has a null or a list of another length than 6 after row 260"),
         (
             nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "has a null after row",
+            "has a null or a list of another length than 6 after row 0",
         ),
         (
             nodes(year=pa.array([None, *range(N - 1)])),
@@ -199,5 +200,5 @@ def test_parts_with_different_columns_raise(tmp_path, capsys):
 
 
 def test_directory_of_arrays_is_not_parquet(tmp_path):
-    save(tmp_path / "s/nodes/a", feat=FEAT)
+    save_arrays(tmp_path / "s/nodes/a", feat=FEAT)
     assert sorted(convert(tmp_path / "s", tmp_path / "s.gids").tables) == ["a.feat"]

@@ -10,7 +10,16 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from gids.convert.array_files import SourceArray, is_npy, open_npy, open_npz, open_raw
+from gids.convert.array_files import (
+    SourceArray,
+    SparseRows,
+    as_sparse_parts,
+    is_npy,
+    is_scipy_sparse,
+    open_npy,
+    open_npz,
+    open_raw,
+)
 from gids.convert.edges import add_weights, edge_rows
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import (
@@ -25,7 +34,6 @@ from gids.convert.source import (
     once_each,
     row_count,
 )
-from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
 from gids.convert.untrusted import open_zip, starts_with
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
@@ -114,16 +122,14 @@ class NamedArrays:
             )
         return self._arrays.pop(known[0]) if known else None
 
-    def take_all(self, names: tuple[str, ...]) -> list[Rows] | None:
-        """All arrays with these names, or None if there is none. Raises FormatError if some are missing."""
+    def take_all(self, names: tuple[str, ...]) -> list[Rows]:
+        """All arrays with these names, or none. Raises FormatError if only some are missing."""
         missing = [n for n in names if n not in self._arrays]
-        if len(missing) == len(names):
-            return None
-        if missing:
+        if 0 < len(missing) < len(names):
             raise FormatError(
                 f"{self._where} has {', '.join(set(names) - set(missing))} but lacks {', '.join(missing)}"
             )
-        return [self._arrays.pop(n) for n in names]
+        return [] if missing else [self._arrays.pop(n) for n in names]
 
     def rest(self) -> list[tuple[str, Rows]]:
         """Take all arrays that are left."""
@@ -145,31 +151,31 @@ class NamedArrays:
         order = [*IDS, *MASKS]  # of what is written to a dataset
         rest = sorted(self.rest(), key=lambda named: order.index(named[0]) if named[0] in order else -1)
         for name, rows in rest:
-            self._source.add_free_array(ntype, name, rows, self.describe(name))
+            self._source.add_node_array(ntype, name, rows, self.describe(name), name, may_be_ids=True)
 
     def read_sparse_features(self, ntype: str) -> None:
         """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""
-        parts = self.take_all(("attr_data", "attr_indices", "attr_indptr", "attr_shape"))
-        if parts is not None:
-            row_count, width = numbers(parts[3], 2, self.describe("attr_shape"))
+        if parts := self.take_all(("attr_data", "attr_indices", "attr_indptr", "attr_shape")):
+            what = self.describe("attr_shape")
+            row_count, width = numbers(parts[3], 2, what)
             rows = SparseRows(*parts[:3], shape=(row_count, width))
-            self._source.add_node_table(ntype, "feat", rows, self.describe("attr_shape"))
+            self._source.add_node_table(ntype, "feat", rows, what)
 
     def read_sparse_graph(self, relation: Relation) -> None:
         """Take adj_*: a CSR matrix, row u lists the destinations of u. Weights other than 1 are a table."""
-        parts = self.take_all(("adj_data", "adj_indices", "adj_indptr", "adj_shape"))
-        if parts is None:
-            return
-        weights, indices, indptr, shape = parts
-        num_src, num_dst = numbers(shape, 2, self.describe("adj_shape"))
-        if indptr.shape != (num_src + 1,):
-            raise FormatError(
-                f"{self.describe('adj_indptr')} has shape {indptr.shape}; it must have {num_src + 1} entries"
-            )
-        self._source.add_nodes(relation[0], num_src, self.describe("adj_shape"))
-        self._source.add_nodes(relation[2], num_dst, self.describe("adj_shape"))
-        self._source.graphs[relation] = out_edges(indptr, indices, num_dst=num_dst)
-        add_weights(self._source, relation, weights)
+        if parts := self.take_all(("adj_data", "adj_indices", "adj_indptr", "adj_shape")):
+            weights, indices, indptr, shape = parts
+            what = self.describe("adj_shape")
+            counts = numbers(shape, 2, what)
+            if indptr.shape != (counts[0] + 1,):
+                raise FormatError(
+                    f"{self.describe('adj_indptr')} has shape {indptr.shape}; it must have {counts[0] + 1} "
+                    "entries"
+                )
+            for ntype, count in zip(relation[::2], counts, strict=True):
+                self._source.add_nodes(ntype, count, what)
+            self._source.graphs[relation] = out_edges(indptr, indices, num_dst=counts[1])
+            add_weights(self._source, relation, weights)
 
     def learn_destinations(self, relation: Relation) -> None:
         """Set the number of destination nodes from indptr."""
@@ -184,11 +190,11 @@ class NamedArrays:
         """
         edge_index, edge_ids = self.take("edge_index"), self.take("edge_ids")
         in_edges = self.take_all(("indptr", "indices"))
-        if in_edges is not None and edge_index is not None:
+        if in_edges and edge_index is not None:
             raise FormatError(f"{self._where} has both edge_index and indptr: keep one of the two graphs")
-        if edge_ids is not None and in_edges is None:
+        if edge_ids is not None and not in_edges:
             raise FormatError(f"{self._where} has edge_ids but no indptr and indices")
-        if in_edges is not None:
+        if in_edges:
             self._source.graphs[relation] = InEdges(in_edges[0], in_edges[1], edge_ids)
         elif edge_index is not None:
             what, ends = self.describe("edge_index"), self._source.ends(relation)
@@ -237,9 +243,9 @@ def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _single(array: SourceArray, path: Path, table: str) -> Source:
-    source = Source()
     if array.rows is None:
         raise FormatError(f"{path} is {array.why}")
+    source = Source()
     ntype, _, key = table.rpartition(".")
     source.add_node_table(ntype or NODE, key, array.rows, str(path))
     return source

@@ -21,7 +21,6 @@ from gids.store.manifest import NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import part_paths, refuse_part
 from gids.store.rows import ArrayRows, GeneratedRows, Rows, blocks
-from gids.store.scan import PageReader
 from gids.store.table import Table, positions_of
 from gids.write.publish import is_dataset
 
@@ -119,7 +118,6 @@ class _StoredRows:
 
     def __init__(self, table: Table, entry: TableEntry, store: FeatureStore) -> None:
         self._table, self._layout = table, entry.geometry
-        self._sums = table.checksums()
         # A table whose rows are the pages, to gather these in any order.
         size, count = entry.page_bytes, entry.geometry.page_count
         pages = replace(entry, shape=(size,), dtype="uint8", row_count=count, scale=None, order=None)
@@ -127,30 +125,28 @@ class _StoredRows:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Rows start … start + count: uint8[count, row_bytes]. Raises StorageError for a damaged page."""
-        if self._table.order is None:
-            with PageReader(self._layout, self._table.shards, self._sums, self._table.name) as pages:
-                return pages.rows(start, count)
-        out = np.empty((count, self._layout.row_bytes), np.uint8)
-        step = max(1, _BLOCK_BYTES // self._layout.page_bytes)
+        table, layout, order = self._table, self._layout, self._table.order
+        if order is None:
+            with table.open_pages(check_crc=True) as reader:
+                return reader.rows(start, count)
+        sums = table.checksums()
+        out = np.empty((count, layout.row_bytes), np.uint8)
+        step = max(1, _BLOCK_BYTES // layout.page_bytes)
         for first in range(0, count, step):
             part = out[first : first + step]
-            part[:] = self._gather(np.arange(start + first, start + first + len(part)))
+            ids = np.arange(start + first, start + first + len(part))
+            wanted, slots = np.divmod(positions_of(ids, order), layout.rows_per_page)
+            numbers, index = np.unique(wanted, return_inverse=True)
+            pages = self._pages.read_stored(numbers)
+            wrong = np.flatnonzero(_core.crc32c(pages) != sums[numbers])
+            if len(wrong):
+                page = int(numbers[wrong[0]])
+                shard, offset = layout.page_location(page)
+                what = f"page {page} of {table.name!r} fails its CRC32C: see `gids verify`"
+                raise StorageError(errno.EBADMSG, what, table.shards[shard], int(offset))
+            rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
+            part[:] = rows[index * layout.rows_per_page + slots]
         return out
-
-    def _gather(self, ids: np.ndarray) -> np.ndarray:
-        order = self._table.order
-        assert order is not None
-        wanted, slots = np.divmod(positions_of(ids, order), self._layout.rows_per_page)
-        numbers, index = np.unique(wanted, return_inverse=True)
-        pages = self._pages.read_stored(numbers)
-        wrong = np.flatnonzero(_core.crc32c(pages) != self._sums[numbers])
-        if len(wrong):
-            page = int(numbers[wrong[0]])
-            shard, offset = self._layout.page_location(page)
-            what = f"page {page} of {self._table.name!r} fails its CRC32C: see `gids verify`"
-            raise StorageError(errno.EBADMSG, what, self._table.shards[shard], int(offset))
-        rows = pages[:, : self._layout.rows_per_page * self._layout.row_bytes]
-        return rows.reshape(-1, self._layout.row_bytes)[index * self._layout.rows_per_page + slots]
 
 
 def _files(path: Path) -> list[Path]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from gids.convert.array_files import is_npy, open_numbers, open_raw
-from gids.convert.edges import edge_pairs, edge_rows, end_columns, is_edge_array, largest_id
+from gids.convert.edges import count_by_edges, edge_pairs, edge_rows, end_columns, is_edge_array
 from gids.convert.readers.arrays import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_folders
+from gids.convert.readers.tables import has_node_tables, is_node_csv, refuse_unused
 from gids.convert.source import Source, described
+from gids.convert.stream_rows import derived
 from gids.convert.text_table import NotANumber, header_of, read_columns
-from gids.convert.untrusted import shown
 from gids.errors import FormatError
-from gids.store.dtypes import equal_values
+from gids.store.dtypes import equal_values, is_whole
 from gids.store.names import NODE, RELATION
-from gids.store.rows import GeneratedRows, Rows, read_range
+from gids.store.rows import ColumnRows, FileRows, Rows
+from gids.write.edges import EdgeSource, edge_list
 
 _TEXT = (".csv", ".tsv", ".txt", ".el", ".edges")
 
@@ -53,50 +57,51 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _edge_file(path)
     if file is None:
         raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt, .npy or .bin")
+    if choices.shape is not None and not _is_raw(file):
+        raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
     source = Source(skip=choices.skip)
     if path.is_dir():
-        refuse_folders(path, file.name)
+        cure = "put arrays of nodes beside it, or edges into edges/SOURCE.RELATION.DESTINATION/edge_index.npy"
+        refuse_unused(path, [*path.iterdir()], f"{file.name} and the arrays beside it", cure)
         arrays = NamedArrays(str(path), directory_arrays(path, scratch, leave_out=(file,)), source)
         arrays.read_sparse_features(NODE)
         arrays.read_nodes(NODE)
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
-    rows, tables, are_pairs = _edges(file, scratch, choices, source)
-    if not are_pairs and rows.shape == (2, 2):
+    if _is_text(file):
+        ends = _text_edges(file, scratch, source)
+        make: Callable[..., EdgeSource] = partial(edge_list, *ends)
+    else:
+        ends, make = _array_edges(file, choices, source)
+    count_by_edges(source, ((NODE, end) for end in ends), "; --num-nodes sets another number")
+    source.graphs[RELATION] = make(**source.ends(RELATION))
+    return source
+
+
+def _array_edges(
+    file: Path, choices: Choices, source: Source
+) -> tuple[list[Rows], Callable[..., EdgeSource]]:
+    """The ids in a .npy or raw file, in the order of the file, and the function that makes edges of them."""
+    if is_npy(file):
+        rows = open_numbers(file)
+    else:
+        rows = open_raw(file, choices.dtype or "int64", choices.shape or (-1, 2))
+    are_pairs = _is_raw(file) and choices.shape is None
+    if rows.shape == (2, 2) and not are_pairs:
         source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): its first row is the sources")
     if not is_edge_array(rows):
         raise FormatError(
             f"{file} is {described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
         )
-    is_rows = not are_pairs and rows.shape[0] == 2
-    if NODE not in source.nodes:
-        count = 1 + largest_id(rows)
-        source.add_nodes(NODE, count, file.name)
-        source.notes.append(
-            f"assuming {count} nodes (the largest id of {file.name} plus 1); --num-nodes sets another number"
-        )
-    ends = source.ends(RELATION)
-    source.graphs[RELATION] = (edge_rows if is_rows else edge_pairs)(rows, str(file), **ends)
-    for name, values in tables.items():
-        source.add_edge_table(RELATION, name, values)
-    return source
+    make = edge_pairs if are_pairs or rows.shape[0] != 2 else edge_rows
+    elements = rows.elements if isinstance(rows, ColumnRows) else rows
+    assert isinstance(elements, FileRows)
+    return [elements.reshaped((math.prod(rows.shape),))], partial(make, rows, str(file))
 
 
-def _edges(file: Path, scratch: Path, choices: Choices, source: Source) -> tuple[Rows, dict[str, Rows], bool]:
-    """(edges, tables of edges, whether the shape is certainly (E, 2)) of a file."""
-    if choices.shape is not None and (is_npy(file) or _is_text(file)):
-        raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
-    if is_npy(file):
-        return open_numbers(file), {}, False
-    if _is_text(file):
-        return *_text_edges(file, scratch, source), True
-    shape = choices.shape or (-1, 2)
-    return open_raw(file, choices.dtype or "int64", shape), {}, choices.shape is None
-
-
-def _text_edges(file: Path, scratch: Path, source: Source) -> tuple[Rows, dict[str, Rows]]:
-    """The edges, int64[E, 2], and the other columns by name."""
-    names, is_comment = header_of(file)
+def _text_edges(file: Path, scratch: Path, source: Source) -> list[Rows]:
+    """The sources and the destinations. The other columns become tables of edges."""
+    names = header_of(file)
     try:
         columns = read_columns(file, scratch)
     except NotANumber as error:
@@ -105,8 +110,6 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> tuple[Rows, dict[s
             f"these ids: gids convert nodes.csv {file.name} DST"
         ) from None
     ends = (0, 1)
-    if is_comment and not _names_ends(names, len(columns)):
-        names = []
     if names:
         ends = end_columns(names, f"the edges of {file}")
         if len(names) != len(columns):
@@ -116,38 +119,27 @@ def _text_edges(file: Path, scratch: Path, source: Source) -> tuple[Rows, dict[s
             f"{file} has {len(columns)} columns; edges must have 2, or 3 with weights, or names in the first "
             "line"
         )
-    tables: dict[str, Rows] = {}
-    for index, column in enumerate(columns):
-        name = names[index] if names else "weight"
-        if index in ends or source.skips(name):
+    others = [i for i in range(len(columns)) if i not in ends]
+    for index, name in [(i, names[i] if names else "weight") for i in others]:
+        if source.skips(name):
             continue
-        if not name:
-            source.leave_out(f"column {index + 1} of {file.name}", "it has no name")
-        elif name in tables:
-            raise FormatError(f"{file} has two columns {shown(name)}")
+        if name:
+            source.add_edge_table(RELATION, name, columns[index])
         else:
-            tables[name] = column
-    return _pairs([columns[i] for i in ends], file), tables
+            source.leave_out(f"column {index + 1} of {file.name}", "it has no name")
+    return [_whole(columns[i], file) for i in ends]
 
 
-def _names_ends(names: list[str], count: int) -> bool:
-    """Whether a comment is a header of `count` columns."""
-    with contextlib.suppress(FormatError):
-        return len(names) == count and bool(end_columns(names, ""))
-    return False
+def _whole(ids: Rows, file: Path) -> Rows:
+    """Ids in a column of floating numbers as int64. Reading them raises FormatError for a fraction."""
 
+    def whole(block: torch.Tensor, first: int) -> torch.Tensor:
+        numbers = block.to(torch.int64)
+        if not bool(equal_values(numbers, block).all()):
+            raise FormatError(f"{file} has ids with fractions near edge {first}: use whole numbers")
+        return numbers
 
-def _pairs(ends: list[Rows], file: Path) -> Rows:
-    """Sources and destinations side by side, as int64."""
-
-    def fill(start: int, out: torch.Tensor) -> None:
-        for index, column in enumerate(ends):
-            ids = read_range(column, start, start + len(out))
-            out[:, index] = ids
-            if not bool(equal_values(out[:, index], ids).all()):
-                raise FormatError(f"{file} has ids with fractions near edge {start}: use whole numbers")
-
-    return GeneratedRows((ends[0].shape[0], 2), torch.int64, fill)
+    return ids if is_whole(ids.dtype) else derived(ids, whole, torch.int64)
 
 
 _LAYOUT = """\

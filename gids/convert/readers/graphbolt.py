@@ -5,7 +5,6 @@ The yaml file lists every file, in the schema of dgl.graphbolt.OnDiskDataset.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -18,17 +17,18 @@ import torch
 from gids.convert.array_files import open_npy
 from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, split_relation, whole_number
+from gids.convert.source import Source, split_relation
 from gids.convert.stream_rows import BLOCK_BYTES
 from gids.convert.text_table import read_pairs, read_text
 from gids.convert.torch_file import load_torch, mapped_rows
-from gids.convert.untrusted import parsing, read_file, shown
+from gids.convert.untrusted import at_most, import_library, open_file, parsing, shown
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, checked_ids
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, read_range
 
 _MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
+_YAML_MEMORY_BYTES = 256 << 20  # merge keys can make a huge mapping of a few lines
 _MAX_PATH_CHARS = 4096
 Entry = dict[str, Any]
 T = TypeVar("T")
@@ -51,8 +51,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     graph = _field(meta, "graph", dict, {})
     for entry in _entries(graph, "nodes"):
         ntype = _node_type(entry)
-        count = whole_number(entry.get("num"), f"num of {ntype!r} in metadata.yaml")
-        source.add_nodes(ntype, count, "metadata.yaml")
+        source.add_nodes(ntype, entry.get("num"), f"num of {ntype!r} in metadata.yaml")
     for entry in _entries(graph, "edges"):
         relation = _relation(entry)
         if relation in source.graphs:
@@ -75,21 +74,14 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _load_yaml(path: Path) -> Entry:
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError:
-        raise ImportError(f"{path} needs PyYAML: pip install PyYAML") from None
+    yaml = import_library(path, "PyYAML", "yaml")
 
-    class Loader(yaml.SafeLoader):  # type: ignore[name-defined, misc]
-        """Refuses merge keys, which can make a huge mapping from a few lines."""
-
-        def flatten_mapping(self, node: Any) -> None:
-            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-                raise FormatError(f"{path} has a merge key (<<): write out its content")
-
-    with parsing(path, "is not valid YAML"):
-        meta = yaml.load(read_file(path, _MAX_YAML_BYTES, "metadata.yaml").decode(), Loader)
-    return _checked(meta, "the file", dict)
+    with open_file(path) as file:
+        data = file.read(_MAX_YAML_BYTES + 1)
+    if len(data) > _MAX_YAML_BYTES:
+        raise FormatError(f"{path} has more than {_MAX_YAML_BYTES} bytes, the limit")
+    with parsing(path, "is not valid YAML"), at_most(_YAML_MEMORY_BYTES):
+        return _checked(yaml.safe_load(data.decode()), "the file", dict)
 
 
 def _open(root: Path, scratch: Path, part: str, entry: Entry) -> Rows:

@@ -6,6 +6,7 @@ without a header.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -100,15 +101,15 @@ def _classes(rows: Rows, labelled: int) -> Rows:
 def _split(labelled: int) -> dict[str, Rows]:
     """The split of IGB's loader: the first 60 % of the labelled nodes, the next 20 %, the rest."""
     train, val = int(labelled * 0.6), int(labelled * 0.2)
+    bounds = pairwise((0, train, train + val, labelled))
+    return {split: _numbers(*ends) for split, ends in zip(SPLITS, bounds, strict=True)}
 
-    def numbers(first: int, stop: int) -> Rows:
-        def fill(start: int, out: torch.Tensor) -> None:
-            torch.arange(first + start, first + start + len(out), out=out)
 
-        return GeneratedRows((stop - first,), torch.int64, fill)
+def _numbers(first: int, stop: int) -> Rows:
+    def fill(start: int, out: torch.Tensor) -> None:
+        torch.arange(first + start, first + start + len(out), out=out)
 
-    bounds = zip(SPLITS, (0, train, train + val), (train, train + val, labelled), strict=True)
-    return {split: numbers(first, stop) for split, first, stop in bounds}
+    return GeneratedRows((stop - first,), torch.int64, fill)
 
 
 _LAYOUT = """\

@@ -8,7 +8,7 @@ from gids.convert.array_files import open_numbers
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, folders_in, split_relation, whole_number
+from gids.convert.source import Source, folders_in, split_relation
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 
@@ -35,7 +35,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for ntype in sorted(types.union(*(relation[::2] for relation in relations.values()))):
         if ntype not in counts:
             raise FormatError(f"{root / 'meta.pt'} lacks the number of {ntype!r} nodes")
-        source.add_nodes(ntype, whole_number(counts[ntype], f"{ntype!r} of {root / 'meta.pt'}"), "meta.pt")
+        source.add_nodes(ntype, counts[ntype], f"{ntype!r} of {root / 'meta.pt'}")
     for folder in folders:
         if relation := relations.get(folder):
             file = folder / "edge_index.npy"

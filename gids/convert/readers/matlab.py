@@ -5,20 +5,19 @@ SciPy loads the whole file into memory.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gids.convert.array_files import SparseRows
 from gids.convert.edges import add_weights
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import LABELS, InEdges, Source
-from gids.convert.sparse import SparseRows
 from gids.convert.stream_rows import derived
-from gids.convert.untrusted import check_file, parsing, starts_with
+from gids.convert.untrusted import check_file, import_library, parsing, starts_with
 from gids.errors import FormatError
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION
@@ -59,10 +58,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        io = importlib.import_module("scipy.io")
-    except ImportError:
-        raise ImportError(f"{path} is a MATLAB file, which needs SciPy: pip install scipy") from None
+    io = import_library(path, "scipy", "scipy.io")
     check_file(path)
     with parsing(path, "is not a valid MATLAB file"):
         try:

@@ -74,15 +74,10 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
 
 
 def _read_text(raw: Path, scratch: Path, source: Source) -> None:
-    count = _only(read_text(raw / "num-node-list.csv.gz", scratch), raw / "num-node-list.csv.gz")
-    source.add_nodes(NODE, count, "num-node-list.csv.gz")
+    counted = raw / "num-node-list.csv.gz"
+    source.add_nodes(NODE, _only(read_text(counted, scratch), counted), counted.name)
     _read_edges(raw, RELATION, scratch, source)
-    for file in _files(raw, "node"):
-        rows = read_text(file, scratch)
-        if _key(file) == "label":
-            _add_labels(rows, NODE, file, source)
-        else:
-            source.add_node_table(NODE, _key(file), rows, str(file))
+    _read_nodes(raw, NODE, scratch, source)
     for file in sorted(raw.glob("*.csv.gz")):
         if not file.name.startswith(("node", "edge", "num-")):
             source.leave_out(file.name, f"rename it to node_{file.name} to convert it as a table")
@@ -94,7 +89,7 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
     if len(counts) != 1 or len(counts[0]) != len(names):
         raise FormatError(f"{counted} is for {len(counts)} graphs; it must be for one")
     for ntype, count in zip(names, counts[0], strict=True):
-        if not count.isascii() or not count.isdigit() or len(count) > 20:
+        if not count.isdecimal() or len(count) > 20:
             raise FormatError(
                 f"{counted} gives {shown(count)} nodes of {shown(ntype)}; it must be a whole number"
             )
@@ -106,11 +101,17 @@ def _read_types(raw: Path, scratch: Path, source: Source) -> None:
         src, name, dst = (_folder_name(part, listed) for part in relation)
         _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
     for ntype in names:
-        for file in _files(raw / "node-feat" / ntype, "node"):
-            source.add_node_table(ntype, _key(file), read_text(file, scratch), str(file))
-        label = raw / "node-label" / ntype / "node-label.csv.gz"
-        if label.is_file():
-            _add_labels(read_text(label, scratch), ntype, label, source)
+        for kind in ("node-feat", "node-label"):
+            _read_nodes(raw / kind / ntype, ntype, scratch, source)
+
+
+def _read_nodes(folder: Path, ntype: str, scratch: Path, source: Source) -> None:
+    for file in _files(folder, "node"):
+        rows = read_text(file, scratch)
+        if _key(file) == "label":
+            _add_labels(rows, ntype, file, source)
+        else:
+            source.add_node_table(ntype, _key(file), rows, str(file))
 
 
 def _folder_name(name: str, file: Path) -> str:
@@ -127,9 +128,7 @@ def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source)
     _check_count(pairs.shape[0], count, str(edges), counted.name)
     source.graphs[relation] = edge_pairs(pairs, str(edges), **source.ends(relation))
     for file in _files(folder, "edge"):
-        rows = read_text(file, scratch)
-        _check_count(rows.shape[0], count, str(file), counted.name)
-        source.add_edge_table(relation, _key(file), rows)
+        source.add_edge_table(relation, _key(file), read_text(file, scratch))
 
 
 def _files(folder: Path, kind: str) -> list[Path]:

@@ -36,7 +36,8 @@ def _recognises(path: Path) -> bool:
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     graph = _Graph(path, Source(skip=choices.skip))
-    stores = _stores(load_torch(path), path, graph.source)
+    by_key = {key: graph.attributes(store) for key, store in _stores(load_torch(path), path).items()}
+    stores = _by_size(by_key[None], path) if None in by_key else by_key
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
@@ -48,8 +49,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     return graph.source
 
 
-def _stores(saved: Any, path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes of each node type and relation of the saved object, without those that source skips."""
+def _stores(saved: Any, path: Path) -> dict[Any, Any]:
+    """The stores of the saved object by node type and relation. A Data has one, with the key None."""
     if isinstance(saved, (tuple, list)) and len(saved) > 1 and all("_store" in _fields(s) for s in saved):
         raise FormatError(f"{path} holds {len(saved)} graphs; save one graph per file with torch.save")
     if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
@@ -61,21 +62,15 @@ def _stores(saved: Any, path: Path, source: Source) -> dict[str | Relation, Mapp
         raise FormatError(f"{path} holds a {type(saved).__name__}, not a PyG graph; {_SAVE}")
     if "_node_store_dict" in fields:
         nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
-        return _typed({**nodes, **edges}, path, source)
-    if "_store" in fields:
-        return _by_size(_attributes(fields["_store"], path, source), path)
-    if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
-        typed = {key: store for key, store in fields.items() if key != "_global_store"}
-        return _typed(typed, path, source)
-    return _by_size(_attributes(fields, path, source), path)
-
-
-def _typed(stores: Mapping[Any, Any], path: Path, source: Source) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes by node type and relation. Raises FormatError for another key."""
+        stores: dict[Any, Any] = {**nodes, **edges}
+    elif any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
+        stores = {key: store for key, store in fields.items() if key != "_global_store"}
+    else:
+        return {None: fields.get("_store", fields)}
     for key in stores:
         for name in key if isinstance(key, tuple) and len(key) == 3 else (key,):
             check_name(name, f"a node type or relation of {path}")
-    return {key: _attributes(store, path, source) for key, store in stores.items()}
+    return stores
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -91,12 +86,9 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     return mapping
 
 
-def _attributes(store: Any, path: Path, source: Source) -> Mapping[str, Any]:
-    """The attributes of one store. Raises FormatError for a name that is not text."""
-    mapping = _mapping(store, path)
-    if others := [key for key in mapping if not isinstance(key, str)]:
-        raise FormatError(f"{path} has an attribute called {shown(others[0])}; names must be text")
-    return {key: values for key, values in mapping.items() if not source.skips(key)}
+def _tensors(fields: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The attributes that are arrays."""
+    return {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
 
 
 def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
@@ -104,8 +96,9 @@ def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapp
 
     If there are as many nodes as edges, attributes with "edge" in their name are of edges.
     """
-    links, edge_count = _links(fields), _edge_count(fields)
-    rows = {k: len(v) for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
+    tensors = _tensors(fields)
+    links, edge_count = _links(tensors), _edge_count(tensors)
+    rows = {k: len(v) for k, v in tensors.items()}
     unclear = {k for k in rows if rows[k] == edge_count or k.startswith("edge_")}
     node_count = _node_count(fields, path) if unclear - {*_OF_EDGES, *_OF_NODES, *links} else None
 
@@ -120,18 +113,16 @@ def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapp
     }
 
 
-def _edge_count(fields: Mapping[str, Any]) -> int | None:
-    edges = fields.get("edge_index")
-    if isinstance(edges, torch.Tensor) and edges.dim() == 2:
-        return edges.shape[1]
-    return next((_matrix_values(fields[key]).shape[0] for key in _matrices(fields)), None)
+def _edge_count(tensors: Mapping[str, torch.Tensor]) -> int | None:
+    if "edge_index" in tensors and tensors["edge_index"].dim() == 2:
+        return tensors["edge_index"].shape[1]
+    return next((_matrix_values(tensors[key]).shape[0] for key in _matrices(tensors)), None)
 
 
-def _matrices(store: Mapping[str, Any]) -> list[str]:
+def _matrices(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """The adjacency matrices of a store: sparse, or dense without another graph."""
-    tensors = {key: store[key] for key in ("adj_t", "adj") if isinstance(store.get(key), torch.Tensor)}
-    has_graph = "edge_index" in store
-    return [k for k, v in tensors.items() if v.dim() and not (has_graph and v.layout == torch.strided)]
+    matrices = [key for key in ("adj_t", "adj") if key in tensors]
+    return [k for k in matrices if "edge_index" not in tensors or tensors[k].layout != torch.strided]
 
 
 def _matrix_values(matrix: torch.Tensor) -> torch.Tensor:
@@ -145,7 +136,7 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
     """The number that PyG infers, from the edges if there is nothing else."""
     if isinstance(count := fields.get("num_nodes"), (int, torch.Tensor)):
         return whole_number(count, f"num_nodes of {path}")
-    tensors = {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
+    tensors = _tensors(fields)
     named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
     if named:
         return len(tensors[named[0]])
@@ -157,16 +148,15 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
     return max(1 + largest_id(mapped_rows(row, path)) for row in edges)
 
 
-def _links(store: Mapping[str, Any]) -> set[str]:
+def _links(tensors: Mapping[str, torch.Tensor]) -> set[str]:
     """Names of pairs to predict, which RandomLinkSplit adds: K_index of shape (2, n), and K, the labels."""
     links = set()
-    for key, pairs in store.items():
+    for key, pairs in tensors.items():
         name = key.removesuffix("_index")
-        if name == key or key == "edge_index" or not isinstance(pairs, torch.Tensor) or pairs.dim() != 2:
+        if name == key or key == "edge_index" or pairs.dim() != 2 or len(pairs) != 2:
             continue
-        labels = store.get(name)
-        labelled = isinstance(labels, torch.Tensor) and labels.shape[:1] == pairs.shape[1:]
-        if len(pairs) == 2 and (labelled or "edge" in name):
+        labelled = name in tensors and tensors[name].shape[:1] == pairs.shape[1:]
+        if labelled or "edge" in name:
             links |= {key, name} if labelled else {key}
     return links
 
@@ -177,32 +167,40 @@ class _Graph:
     def __init__(self, path: Path, source: Source) -> None:
         self._path, self.source = path, source
 
+    def attributes(self, store: Any) -> Mapping[str, Any]:
+        """The attributes of a store but for those to skip. Raises FormatError for a name that is not text."""
+        mapping = _mapping(store, self._path)
+        if others := [key for key in mapping if not isinstance(key, str)]:
+            raise FormatError(f"{self._path} has an attribute called {shown(others[0])}; names must be text")
+        return {key: values for key, values in mapping.items() if not self.source.skips(key)}
+
     def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
         if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
-            what = f"num_nodes of {ntype!r}"
-            self.source.add_nodes(ntype, whole_number(count, what), what)
+            self.source.add_nodes(ntype, count, f"num_nodes of {ntype!r}")
         for key, values in store.items():
             if key == "num_nodes" or (rows := self._rows(key, ntype, values)) is None:
                 continue
-            self.source.add_free_array(ntype, key, rows, f"{key!r} of {ntype!r} in {self._path}")
+            what = f"{key!r} of {ntype!r} in {self._path}"
+            self.source.add_node_array(ntype, key, rows, what, key, may_be_ids=True)
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""
-        relations = {key: store for key, store in stores.items() if not isinstance(key, str)}
-        for relation, store in relations.items():
-            for key in _matrices(store):
-                self._count_matrix(relation, key, store[key])
-        ends = []
-        for relation, store in relations.items():
-            edges = store.get("edge_index")
-            if isinstance(edges, torch.Tensor) and edges.dim() == 2:
-                pairs = zip(relation[::2], edges, strict=False)
-                ends += [(t, mapped_rows(row, self._path)) for t, row in pairs if t not in self.source.nodes]
+        relations = {key: _tensors(store) for key, store in stores.items() if not isinstance(key, str)}
+        for relation, tensors in relations.items():
+            for key in _matrices(tensors):
+                self._count_matrix(relation, key, tensors[key])
+        ends = (
+            (ntype, mapped_rows(row, self._path))
+            for relation, tensors in relations.items()
+            if "edge_index" in tensors and tensors["edge_index"].dim() == 2
+            for ntype, row in zip(relation[::2], tensors["edge_index"], strict=False)
+        )
         count_by_edges(self.source, ends)
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
-        links, count, matrices = _links(store), _edge_count(store), _matrices(store)
-        graphs = [key for key in ("edge_index", *matrices) if key in store]
+        tensors = _tensors(store)
+        links, count, matrices = _links(tensors), _edge_count(tensors), _matrices(tensors)
+        graphs = [key for key in ("edge_index", *matrices) if key in tensors]
         if len(graphs) > 1:
             raise FormatError(
                 f"{describe_type(relation)} has the graphs {' and '.join(graphs)}: leave one out with "
@@ -241,10 +239,10 @@ class _Graph:
                 f"{key!r} of {describe_type(relation)} is a {dims}-dimensional {_describe(matrix)}; save one "
                 f"matrix as {key}.to_sparse_csr(), or give --skip {key}"
             )
-        num_src, num_dst = matrix.shape[:2] if key == "adj" else matrix.shape[1::-1]
         what = f"{key!r} of {describe_type(relation)}"
-        self.source.add_nodes(relation[0], num_src, what, skip=key)
-        self.source.add_nodes(relation[2], num_dst, what, skip=key)
+        ntypes = relation[::2] if key == "adj" else relation[::-2]
+        for ntype, count in zip(ntypes, matrix.shape, strict=False):
+            self.source.add_nodes(ntype, count, what, skip=key)
 
     def _add_matrix(self, relation: Relation, key: str, matrix: torch.Tensor) -> None:
         """Add the edges of an adjacency matrix, and its values as table `weight`.

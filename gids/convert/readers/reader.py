@@ -6,7 +6,7 @@ A reader looks at names, headers and sizes. It returns a Source whose arrays are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,16 @@ class Choices:
 
     def changed(self) -> list[str]:
         """The options that are not as by default, except --dtype, which also applies to tables."""
-        options = {
-            "--table": self.table != "feat",
-            "--shape": self.shape is not None,
-            "--labels": self.labels is not None,
-            "--num-nodes": self.num_nodes is not None,
-            "--skip": bool(self.skip),
-            "--allow-dir": bool(self.allow_dirs),
-            "several SRC": bool(self.others),
-            "--id-column": bool(self.id_column),
-            "--src-column": bool(self.src_column),
-            "--dst-column": bool(self.dst_column),
-            "--drop-unknown": self.drop_unknown,
-        }
-        return [option for option, is_changed in options.items() if is_changed]
+        default = Choices()
+        return [
+            _OPTIONS.get(f.name, f"--{f.name.replace('_', '-')}")
+            for f in fields(self)
+            if f.name not in _NO_OPTIONS and getattr(self, f.name) != getattr(default, f.name)
+        ]
+
+
+_OPTIONS = {"allow_dirs": "--allow-dir", "others": "several SRC"}
+_NO_OPTIONS = ("dtype", "load_graphs", "memory_bytes")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ Nodes may have ids, text or whole numbers, in a column of their table; the edges
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,12 +30,15 @@ from gids.store.rows import FileRows, GeneratedRows, Rows, read_range
 from gids.write.edges import edge_list
 
 _ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
-_DATA_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES, ".npy", ".npz", ".bin")
+_TABLE_SUFFIXES = (*_ARROW_SUFFIXES, *CSV_SUFFIXES)
+_DATA_SUFFIXES = (*_TABLE_SUFFIXES, ".npy", ".npz", ".bin")
 _IDS = ("id", "node_id", "nid")
 _MIN_MEMORY_BYTES = 64 << 20
 _BLOCK_ROWS = 1 << 20
 _MOST_NAMES = 8  # of columns in a warning
 _TO_REMIND = (*LABELS, *MASKS, "split")
+Tables = dict[str, list[Path]]
+"""The files of each table, by name."""
 _MASKS = "columns train_mask, val_mask and test_mask of 1 and 0, or of True and False"
 
 # Files
@@ -43,20 +46,20 @@ _MASKS = "columns train_mask, val_mask and test_mask of 1 and 0, or of True and 
 
 def _stem(path: Path) -> str:
     """The name of a table: of its file without the suffix, or of the directory of its files."""
-    suffix = next((s for s in (*_ARROW_SUFFIXES, *CSV_SUFFIXES) if path.name.endswith(s)), "")
+    suffix = next((s for s in _TABLE_SUFFIXES if path.name.endswith(s)), "")
     return path.name.removesuffix(suffix) if path.is_file() else path.name
 
 
 def _files(path: Path) -> list[Path]:
     """The files of a table: the file itself, or those in the directory."""
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-    return [f for f in files if f.name.endswith((*_ARROW_SUFFIXES, *CSV_SUFFIXES))]
+    return [f for f in files if f.name.endswith(_TABLE_SUFFIXES)]
 
 
-def _tables(folder: Path, *names: str) -> dict[str, list[Path]]:
+def _tables(folder: Path, *names: str) -> Tables:
     """name -> files, of the tables in a directory: of each file and each directory of files; or of files with
     these names only. Raises FormatError if there are two of a name."""
-    tables: dict[str, list[Path]] = {}
+    tables: Tables = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         name, files = _stem(path), _files(path)
         if not files or (names and (name not in names or path.is_dir())):
@@ -67,78 +70,45 @@ def _tables(folder: Path, *names: str) -> dict[str, list[Path]]:
     return tables
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The files of the tables of a source."""
-
-    nodes: dict[str, list[Path]]
-    edges: dict[Relation, list[Path]]
-
-
-def _in_directory(path: Path) -> _Files:
-    """Of nodes.* and edges.*, or of nodes/TYPE.* and edges/SOURCE.RELATION.DESTINATION.*."""
+def _in_directory(path: Path) -> tuple[Tables, Tables]:
+    """The tables of nodes, nodes/TYPE.* or nodes.*; and of edges, edges.* or edges/SRC.RELATION.DST.*"""
     alone = _tables(path, "nodes", "edges")
-    nodes = once_each((unquote(n), files) for n, files in _tables(path / "nodes").items())
-    if not nodes and "nodes" in alone:
-        nodes = {NODE: alone["nodes"]}
-    edges = once_each(
-        (dotted_relation(n, path / "edges" / n), files) for n, files in _tables(path / "edges").items()
-    )
-    if "edges" in alone:
-        edges = {RELATION: alone["edges"]}
-    refuse_others(path, {file for files in (*nodes.values(), *edges.values()) for file in files})
-    return _Files(nodes, edges)
+    nodes = _tables(path / "nodes") or ({NODE: alone["nodes"]} if "nodes" in alone else {})
+    edges = {".".join(RELATION): alone["edges"]} if "edges" in alone else _tables(path / "edges")
+    return nodes, edges
 
 
-def refuse_others(path: Path, tables: Collection[Path]) -> None:
-    """Raise FormatError for data in a directory, its nodes/ or edges/ that belongs to none of the tables."""
+def refuse_unused(path: Path, used: Collection[Path], read_as: str, cure: str) -> None:
+    """Raise FormatError for data in a directory, its nodes/ or edges/ that is in none of the used files."""
     files = [*path.iterdir(), *(path / "nodes").rglob("*"), *(path / "edges").rglob("*")]
     data = {f for f in files if f.name.endswith(_DATA_SUFFIXES) and f.is_file()}
-    if others := sorted(str(f.relative_to(path)) for f in data.difference(tables)):
-        used = " ".join(sorted(str(f.relative_to(path)) for f in tables)[:3])
-        raise FormatError(
-            f"{path} is read as tables, and {_listed(others)} would be left out: put their columns into the "
-            f"tables, or give only the tables to read, such as {used}; --from edges reads arrays beside "
-            "edges.csv, and --from directory arrays in nodes/ and edges/"
-        )
+    if others := sorted(str(f.relative_to(path)) for f in data.difference(used)):
+        raise FormatError(f"{path} is read as {read_as}, and {_listed(others)} would be left out: {cure}")
 
 
-def refuse_folders(path: Path, used: str) -> None:
-    """Raise FormatError for data in nodes/ or edges/ of a directory of which a reader takes `used`."""
-    files = [f for name in ("nodes", "edges") for f in (path / name).rglob("*") if f.is_file()]
-    if others := sorted(str(f.relative_to(path)) for f in files if f.name.endswith(_DATA_SUFFIXES)):
-        raise FormatError(
-            f"{path} is read as {used} and the arrays beside it, and {_listed(others)} would be left out: "
-            "put arrays of nodes beside it, or edges into edges/SOURCE.RELATION.DESTINATION/edge_index.npy"
-        )
-
-
-def _separate(paths: Sequence[Path], choices: Choices) -> _Files:
-    """Of tables that are given one by one. Their columns, or else their names, tell nodes from edges."""
-    nodes: dict[str, list[Path]] = {}
-    edges: dict[str, list[Path]] = {}
+def _separate(paths: Sequence[Path], choices: Choices) -> tuple[Tables, Tables]:
+    """The tables of nodes and of edges among those given one by one: their columns, or else names, tell."""
+    nodes: Tables = {}
+    edges: Tables = {}
+    chooses_ends = bool(choices.src_column or choices.dst_column)
     for path in paths:
         files, stem = _files(path), _stem(path)
         if not files:
             raise FormatError(f"{path} is no table: give .parquet, .arrow, .feather, .csv or .tsv files")
-        if len(paths) == 1 and (choices.id_column or choices.src_column or choices.dst_column):
-            is_edges = bool(choices.src_column or choices.dst_column)
-            (edges if is_edges else nodes)[stem] = files
-            continue
-        is_named = stem in ("nodes", "edges") or (len(paths) > 1 and stem.count(".") == 2)
-        known = edges if (stem != "nodes" if is_named else _has_ends(files, choices)) else nodes
+        if len(paths) == 1 and (choices.id_column or chooses_ends):
+            are_edges = chooses_ends
+        elif stem in ("nodes", "edges") or (len(paths) > 1 and stem.count(".") == 2):
+            are_edges = stem != "nodes"
+        else:
+            are_edges = _has_ends(files, choices)
+        known = edges if are_edges else nodes
         if stem in known:
             raise FormatError(f"{known[stem][0]} and {path} are both the table {stem!r}: rename one")
         known[stem] = files
     if len(nodes) > 1 or len(edges) > 1 or (len(paths) > 1 and any(name.count(".") == 2 for name in edges)):
-        return _Files(
-            once_each((unquote(name), files) for name, files in nodes.items()),
-            once_each((dotted_relation(name, files[0]), files) for name, files in edges.items()),
-        )
-    return _Files(
-        dict(zip([NODE], nodes.values(), strict=False)),
-        dict(zip([RELATION], edges.values(), strict=False)),
-    )
+        return nodes, edges
+    alone = ".".join(RELATION)
+    return dict(zip([NODE], nodes.values(), strict=False)), dict(zip([alone], edges.values(), strict=False))
 
 
 def _has_ends(files: Sequence[Path], choices: Choices) -> bool:
@@ -151,13 +121,7 @@ def _has_ends(files: Sequence[Path], choices: Choices) -> bool:
 
 def has_node_tables(path: Path) -> bool:
     """Whether a directory has tables of nodes for this reader."""
-    return bool(_of_directory(path, "nodes"))
-
-
-def _of_directory(path: Path, *names: str) -> list[Path]:
-    """The files of the tables of nodes, or of edges, in a directory."""
-    tables = [_tables(path, *names), *(_tables(path / name) for name in names)]
-    return [file for by_name in tables for files in by_name.values() for file in files]
+    return bool(_in_directory(path)[0])
 
 
 def is_node_csv(path: Path) -> bool:
@@ -181,14 +145,19 @@ def is_table(path: Path) -> bool:
 def _recognises_arrow(path: Path) -> bool:
     if path.is_file():
         return is_arrow(path)
-    files = _of_directory(path, "nodes", "edges")
+    files = _all_files(*_in_directory(path))
     return bool(files) and not any(map(is_csv, files))
 
 
 def _recognises_csv(path: Path) -> bool:
     if path.is_file():
         return is_node_csv(path)
-    return has_node_tables(path) and any(map(is_csv, _of_directory(path, "nodes", "edges")))
+    nodes, edges = _in_directory(path)
+    return bool(nodes) and any(map(is_csv, _all_files(nodes, edges)))
+
+
+def _all_files(*tables: Tables) -> list[Path]:
+    return [file for by_name in tables for files in by_name.values() for file in files]
 
 
 # Columns
@@ -211,30 +180,29 @@ def _open(files: Sequence[Path], texts: Collection[str], scratch: Path, choices:
     return ArrowTable(files, choices.memory_bytes)
 
 
-def _checked(files: _Files, choices: Choices) -> Choices:
+def _checked(choices: Choices, ntypes: Collection[str], relations: Collection[Relation]) -> Choices:
     """The choices with whole names of relations; a relation's own name is enough if no other has it.
 
     Raises FormatError if an option names a node type or relation that the source does not have.
     """
-    relations = [".".join(relation) for relation in files.edges]
-    counts = Counter(name for _, name, _ in files.edges)
-    whole = {r[1]: ".".join(r) for r in files.edges if counts[r[1]] == 1}
+    counts = Counter(name for _, name, _ in relations)
+    whole = {r[1]: ".".join(r) for r in relations if counts[r[1]] == 1}
     src, dst = (
         {whole.get(name, name): column for name, column in columns.items()}
         for columns in (choices.src_column, choices.dst_column)
     )
-    choices = replace(choices, src_column=src, dst_column=dst)
+    known_relations = [".".join(relation) for relation in relations]
     for option, columns, what, known in (
-        ("--id-column", choices.id_column, "table of nodes", list(files.nodes)),
-        ("--src-column", choices.src_column, "relation", relations),
-        ("--dst-column", choices.dst_column, "relation", relations),
+        ("--id-column", choices.id_column, "table of nodes", list(ntypes)),
+        ("--src-column", src, "relation", known_relations),
+        ("--dst-column", dst, "relation", known_relations),
     ):
         if unknown := [name for name in columns if name and name not in known]:
             raise FormatError(
                 f"{option} {unknown[0]}={columns[unknown[0]]}: no {what} is called {shown(unknown[0])}; "
                 f"there is {_listed(known) or 'none'}; {option} {columns[unknown[0]]} is for all"
             )
-    return choices
+    return replace(choices, src_column=src, dst_column=dst)
 
 
 def _id_column(ntype: str, names: Sequence[str], choices: Choices) -> str | None:
@@ -274,47 +242,41 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
     if path.is_dir() and not choices.others:
-        files = _in_directory(path)
+        nodes, edges = _in_directory(path)
+        used = _all_files(nodes, edges)
+        examples = " ".join(sorted(str(file.relative_to(path)) for file in used)[:3])
+        cure = (
+            f"put their columns into the tables, or give only the tables to read, such as {examples}; --from "
+            "edges reads arrays beside edges.csv, and --from directory arrays in nodes/ and edges/"
+        )
+        refuse_unused(path, used, "tables", cure)
     else:
-        files = _separate([path, *choices.others], choices)
-        if files.edges and not choices.others:
-            _note_edge_list(path, source, choices)
-    choices = _checked(files, choices)
-    reading = _Reading(source, choices, scratch)
-    for ntype, parts in files.nodes.items():
-        reading.add_nodes(ntype, parts)
+        nodes, edges = _separate([path, *choices.others], choices)
+        if edges and not choices.others:
+            source.notes.append(
+                f"{path.name} is an edge list, because it has columns of sources and destinations; to make "
+                f"tables of nodes of them, call it nodes{path.suffix}"
+            )
+    by_type = once_each((unquote(name), files) for name, files in nodes.items())
+    by_relation = once_each((dotted_relation(name, files[0]), files) for name, files in edges.items())
+    reading = _Reading(source, _checked(choices, by_type, by_relation), scratch)
+    for ntype, files in by_type.items():
+        reading.add_nodes(ntype, files)
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
-    edges = {relation: reading.open_edges(relation, parts) for relation, parts in files.edges.items()}
+    opened = {relation: reading.open_edges(relation, files) for relation, files in by_relation.items()}
     count_by_edges(
         source,
         (
             (ntype, table.rows([end]))
-            for relation, (table, ends) in edges.items()
+            for relation, (table, ends) in opened.items()
             for ntype, end in zip(relation[::2], ends, strict=True)
             if ntype not in source.nodes
         ),
     )
-    for relation, (table, ends) in edges.items():
+    for relation, (table, ends) in opened.items():
         reading.add_edges(relation, table, ends)
     return source
-
-
-def _note_edge_list(path: Path, source: Source, choices: Choices) -> None:
-    """Note that a file alone is read as edges. Raises FormatError if these may be columns of nodes."""
-    if not is_csv(path):
-        table = ArrowTable([path], choices.memory_bytes)
-        ends = _ends(RELATION, list(table.types), choices)
-        if not all((dtype := table.dtype(name)) is not None and is_whole(dtype) for name in ends):
-            raise FormatError(
-                f"{path} may be an edge list or a table of nodes: its columns {' and '.join(ends)} are not "
-                f"whole numbers; if they are ids of nodes, convert it together with the table of nodes, if "
-                f"not, call it nodes{path.suffix}"
-            )
-    source.notes.append(
-        f"{path.name} is an edge list, because it has columns of sources and destinations; to make "
-        f"tables of nodes of them, call it nodes{path.suffix}"
-    )
 
 
 class _Reading:
@@ -336,7 +298,11 @@ class _Reading:
         table = _open(files, texts, self._place(), self._choices)
         source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
         if column is not None:
-            self._add_ids(ntype, table, column)
+            self._ids[ntype] = None
+            if not are_positions(table, column):
+                memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
+                nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
+                self._ids[ntype], source.ids[ntype] = nodes, nodes.arrays
         groups = _grouped(table, source, texts, ntype)
         if column is None and not groups and not self._choices.skip:
             raise FormatError(
@@ -346,13 +312,6 @@ class _Reading:
             )
         for key, columns in groups.items():
             source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
-
-    def _add_ids(self, ntype: str, table: ArrowTable, column: str) -> None:
-        self._ids[ntype] = None
-        if not are_positions(table, column):
-            memory_bytes = max(_MIN_MEMORY_BYTES, (self._choices.memory_bytes or 0) - READER_BYTES)
-            nodes = NodesById(ntype, table, column, scratch=self._place(), memory_bytes=memory_bytes)
-            self._ids[ntype], self._source.ids[ntype] = nodes, nodes.arrays
 
     def open_edges(self, relation: Relation, files: Sequence[Path]) -> tuple[ArrowTable, tuple[str, str]]:
         """The table of a relation, and its columns of sources and destinations."""
@@ -368,7 +327,8 @@ class _Reading:
                 raise FormatError(
                     f"column {end!r} of edges {describe_type(relation)} must be of whole numbers, but "
                     f"{why if end in table.text_at else f'it is {why}'}, and {ntype!r} nodes have no ids but "
-                    "0, 1, 2, …: give their table a column of ids, and choose it with --id-column"
+                    "0, 1, 2, …: give their table a column of ids, and choose it with --id-column; if "
+                    f"{files[0]} is a table of nodes, call it nodes{files[0].suffix}"
                 )
         return table, ends
 
@@ -393,39 +353,34 @@ class _Reading:
 
         Raises FormatError for other edges, unless they are to be dropped.
         """
-        named = [i for i in (0, 1) if relation[2 * i] in self._ids or self._choices.drop_unknown]
+        drops = self._choices.drop_unknown
+        named = [i for i in (0, 1) if relation[2 * i] in self._ids or drops]
         limits = list(self._source.ends(relation).values())
-
-        def known() -> Iterator[tuple[int, np.ndarray]]:
-            """(first row, whether both ends of each edge are known) of blocks."""
-            for start in range(0, table.row_count, _BLOCK_ROWS):
-                stop = min(start + _BLOCK_ROWS, table.row_count)
-                mask = np.ones(stop - start, bool)
-                for i in named:
-                    nodes = read_range(numbers[i], start, stop).numpy()
-                    mask &= (nodes >= 0) & (nodes < limits[i])
-                yield start, mask
-
-        pieces = known() if named else ()
-        first = next((start + int(mask.argmin()) for start, mask in pieces if not mask.all()), None)
-        if first is None:
-            return None
-        end = next(i for i in named if not 0 <= int(read_range(numbers[i], first, first + 1)) < limits[i])
-        where = f"{table.where(first)}: {ends[end]!r} is {_shown_id(table, ends[end], first)}"
-        if not self._choices.drop_unknown:
-            raise FormatError(
-                f"{where}, which no {relation[2 * end]!r} node has as its id: add the node, or leave out "
-                "such edges with --drop-unknown"
-            )
-        target, count = self._place(), 0
+        target, count, example = self._place(), 0, ""
         with open(target, "wb") as out:
-            for start, mask in known():
-                rows = start + np.flatnonzero(mask)
-                count += len(rows)
-                out.write(rows.data)
+            for start in range(0, table.row_count if named else 0, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, table.row_count)
+                nodes = {i: read_range(numbers[i], start, stop).numpy() for i in named}
+                known = {i: (nodes[i] >= 0) & (nodes[i] < limits[i]) for i in named}
+                kept = np.logical_and.reduce(list(known.values()))
+                if not example and not kept.all():
+                    row = int(kept.argmin())
+                    end = next(i for i in named if not known[i][row])
+                    id_ = _shown_id(table, ends[end], start + row)
+                    example = f"{table.where(start + row)}: {ends[end]!r} is {id_}"
+                    if not drops:
+                        raise FormatError(
+                            f"{example}, which no {relation[2 * end]!r} node has as its id: add the node, or "
+                            "leave out such edges with --drop-unknown"
+                        )
+                if drops:
+                    out.write((start + np.flatnonzero(kept)).data)
+                    count += int(kept.sum())
+        if not example:
+            return None
         self._source.warnings.append(
             f"dropped {table.row_count - count} of {table.row_count} edges {describe_type(relation)}, whose "
-            f"ends no nodes have as their ids, such as {where}"
+            f"ends no nodes have as their ids, such as {example}"
         )
         return FileRows(target, (count,), torch.int64)
 
