@@ -106,62 +106,27 @@ def claim_columns(fields):
     claim_rows(table, table["row_count"])
 
 
-# What is claimed, of which dataset, and the file that the first error names with its bytes as they are to be.
-CLAIMS = {
-    "nodes": (0, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.label.npy", 128 + 8 * MANY),
-    "nodes with a table only": (
-        1,
-        lambda f: claim_nodes(f, "paper", MANY),
-        "nodes/paper.out_degree.npy",
-        None,
-    ),
-    "nodes without a table": (
-        1,
-        lambda f: claim_nodes(f, "venue", MANY),
-        "graph/paper.at.venue/indptr.npy",
-        128 + 8 * (MANY + 1),
-    ),
-    "edges": (
-        0,
-        lambda f: claim_edges(f, "writes", MANY),
-        "graph/author.writes.paper/indices.npy",
-        128 + 8 * MANY,
-    ),
-    "edges in 4 bytes": (
-        0,
-        lambda f: claim_edges(f, "cites", MANY),
-        "graph/paper.cites.paper/indices.npy",
-        128 + 4 * MANY,
-    ),
-    "a split": (0, claim_split, "nodes/paper.train_idx.npy", 128 + 8 * MANY),
-    "scales of columns": (1, claim_columns, "tables/paper.feat/checksum.bin", 80),
-}
+CLAIMS = [  # what is claimed of which dataset, and the first file that is too short, with its size
+    (0, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.label.npy", 128 + 8 * MANY),
+    (1, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.out_degree.npy", 128 + 4 * MANY),
+    (1, lambda f: claim_nodes(f, "venue", MANY), "graph/paper.at.venue/indptr.npy", 128 + 8 * (MANY + 1)),
+    (0, lambda f: claim_edges(f, "writes", MANY), "graph/author.writes.paper/indices.npy", 128 + 8 * MANY),
+    (0, lambda f: claim_edges(f, "cites", MANY), "graph/paper.cites.paper/indices.npy", 128 + 4 * MANY),
+    (0, claim_split, "nodes/paper.train_idx.npy", 128 + 8 * MANY),
+    (1, claim_columns, "tables/paper.feat/checksum.bin", 80),
+]
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_path, capsys):
-    which, change, file, expected = CLAIMS[name]
+@pytest.mark.parametrize(("which", "change", "file", "expected"), CLAIMS)
+def test_counts_are_compared_with_the_sizes_of_files_first(datasets, which, change, file, expected):
     path = datasets[which]
     fields = read(path)
     change(fields)
     claim(path, fields)
-    size = (path / file).stat().st_size
-    error = rf"{file} is truncated: {size} bytes, expected {expected or ''}"
+    error = f"{file} is truncated: {(path / file).stat().st_size} bytes, expected {expected}"
     with pytest.raises(FormatError, match=error):
         FeatureStore(path)
     assert any(error in fault for fault in verify(path))
-    out = tmp_path / "out.npy"
-    commands = (
-        ["info", path],
-        ["verify", path],
-        ["export", path, "paper.feat", out],
-        ["convert", path, tmp_path / "new.gids"],
-    )
-    for command in commands:
-        assert main(list(map(str, command))) in (1, 2)
-        said = capsys.readouterr()
-        assert error in said.out + said.err
-    assert not out.exists()
 
 
 def test_every_truncated_file_is_reported(datasets):
@@ -256,17 +221,17 @@ def test_verify_stops_early_if_most_sampled_pages_are_wrong(hollow, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("wrong", [90, 130])
-def test_many_wrong_pages_of_a_table_are_summed_up(tmp_path, wrong):
+def test_many_wrong_pages_of_a_table_are_summed_up(tmp_path):
     path = tmp_path / "a.gids"
     with DatasetWriter(path, page_bytes=512, stripe=2) as writer:
         writer.write_table("node", "n", "k", torch.arange(64 * 2000))
-    for shard in FeatureStore(path).table("k").shard_paths:
-        data = bytearray(shard.read_bytes())
-        for page in range(wrong // 2):
-            data[512 * page] ^= 1
-        shard.write_bytes(data)
-    faults = list(verify(path))
-    pages = [fault for fault in faults if "fails its CRC32C" in fault]
-    assert len(set(pages)) == min(wrong, 100)
-    assert faults[len(pages) :] == (["30 more pages of 'n.k' are wrong"] if wrong > 100 else [])
+    for wrong in (90, 130):
+        for shard in FeatureStore(path).table("k").shard_paths:
+            data = bytearray(shard.read_bytes())
+            for page in range(wrong // 2):
+                data[512 * page] = 1
+            shard.write_bytes(data)
+        faults = list(verify(path))
+        pages = [fault for fault in faults if "fails its CRC32C" in fault]
+        assert len(set(pages)) == min(wrong, 100)
+        assert faults[len(pages) :] == (["30 more pages of 'n.k' are wrong"] if wrong > 100 else [])
