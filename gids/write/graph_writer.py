@@ -108,8 +108,8 @@ class GraphWriter(Closing):
                 times = times_of(sources, ids)
                 order = np.lexsort([times, np.repeat(np.arange(len(degrees)), degrees)])
                 sources, ids = sources[order], ids[order]
-                assert self._times is not None
-                self._times.append(times[order])
+                if self._times is not None:
+                    self._times.append(times[order])
             if len(degrees):
                 ends = end + np.cumsum(degrees)
                 self._indptr.append(ends)

@@ -237,11 +237,15 @@ class Division:
         if not relation.count:
             return np.empty(0, dtype)
         if not path.exists():
-            with open(path, "wb") as file:  # a full disk is an error now, and not when the map is written
-                os.posix_fallocate(file.fileno(), 0, relation.count * dtype.itemsize)
-            owners = np.memmap(path, dtype, "r+", shape=(relation.count,))
-            for begin, end, parts in self.edge_parts(relation):
-                owners[self.read_edges(relation, "edge_ids", begin, end)] = parts
+            step = self.memory_bytes // 2 // dtype.itemsize
+            with open(path, "wb") as file:
+                for first in range(0, relation.count, step):  # a range of ids for each pass over the topology
+                    owners = np.empty(min(step, relation.count - first), dtype)
+                    for begin, end, parts in self.edge_parts(relation):
+                        ids = self.read_edges(relation, "edge_ids", begin, end) - first
+                        mine = (ids >= 0) & (ids < len(owners))
+                        owners[ids[mine]] = parts[mine]
+                    file.write(owners.data)
         return np.memmap(path, dtype, "r", shape=(relation.count,))
 
     def count(self) -> dict[str, Any]:
