@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gids import _core
 from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import Source
 from gids.store import Graph
+from gids.store.array_checks import file_crc32c
 from gids.store.names import RELATION, Relation
 from gids.write import DatasetWriter, edge_list
 
@@ -107,6 +110,24 @@ def damage(file: Path, data: bytes, offset: int = 0) -> None:
         opened.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
         opened.write(data)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def sign(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+    """Write the manifest anew: with the checksums that arrays have now, changed, whatever it says then."""
+    manifest = path / "manifest.json"
+    fields = json.loads(manifest.read_bytes())
+    del fields["checksum"]
+    entries: list[Any] = [fields]
+    while entries:
+        entry = entries.pop()
+        if isinstance(entry, dict) and "crc32c" in entry:
+            entry["crc32c"] = file_crc32c(path / entry["path"])
+        elif isinstance(entry, dict | list):
+            entries += entry.values() if isinstance(entry, dict) else entry
+    change(fields)
+    text = json.dumps(fields | {"checksum": "crc32c:00000000"}, indent=1) + "\n"
+    crc = _core.crc32c_extend(0, np.frombuffer(text.encode(), np.uint8))
+    manifest.write_text(text.replace("crc32c:00000000", f"crc32c:{crc:08x}"))
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ def reverse_pagerank(
     while True:
         for ntype, values in moving.items():
             values *= continuing[ntype]
-        moving = _carry_all(store, graphs, moving, 1, on_bytes)
+        moving = _carry(store, graphs, moving, 1, on_bytes)
         for ntype, values in moving.items():
             visits[ntype] += values
         missing = _total(moving) * damping / (1 - damping)  # the number of walks only decreases
@@ -77,7 +77,7 @@ def expected_visits(
     graphs = graphs_of(store)
     visits = _seeded(store, seeds)
     for fanout in reversed(fanouts):
-        for ntype, values in _carry_all(store, graphs, visits, fanout, on_bytes).items():
+        for ntype, values in _carry(store, graphs, visits, fanout, on_bytes).items():
             visits[ntype] += values
     return visits
 
@@ -102,7 +102,7 @@ def _continuing(store: FeatureStore, graphs: Sequence[Graph], damping: float) ->
     return {ntype: damping / np.maximum(count, 1) for ntype, count in relations.items()}
 
 
-def _carry_all(
+def _carry(
     store: FeatureStore,
     graphs: Sequence[Graph],
     visits: dict[str, Visits],
@@ -112,29 +112,23 @@ def _carry_all(
     """The visits that one layer of sampling adds to the sources of nodes with these visits."""
     reached = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
     for graph in graphs:
-        _carry(graph, visits[graph.relation[2]], fanout, reached[graph.relation[0]], on_bytes)
+        source, _, destination = graph.relation
+        topology = f"topology of {describe_type(graph.relation)}"
+        for first in range(0, graph.num_dst, _BLOCK_NODES):
+            indptr = np.asarray(graph.indptr[first : first + _BLOCK_NODES + 1])
+            # Each in-edge is drawn with probability min(fanout, degree) / degree.
+            shares = visits[destination][first : first + _BLOCK_NODES].copy()
+            if fanout != -1:
+                shares *= np.minimum(fanout / np.maximum(np.diff(indptr), 1), 1.0)
+            try:
+                bad = _core.carry_to_sources(indptr, graph.indices, shares, reached[source])
+            except ValueError as error:
+                raise FormatError(f"{topology}: {error}; `gids verify` lists all faults") from None
+            if bad is not None:
+                must = f"it must be from 0 to {graph.num_src - 1}"
+                raise FormatError(f"{topology}: indices[{bad}] is {graph.indices[bad]}; {must}")
+            on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
     return reached
-
-
-def _carry(
-    graph: Graph, visits: Visits, fanout: int, reached: Visits, on_bytes: Callable[[int], None]
-) -> None:
-    topology = f"topology of {describe_type(graph.relation)}"
-    for first in range(0, graph.num_dst, _BLOCK_NODES):
-        indptr = np.asarray(graph.indptr[first : first + _BLOCK_NODES + 1])
-        degrees = np.diff(indptr)
-        # Each in-edge is drawn with probability min(fanout, degree) / degree.
-        shares = visits[first : first + _BLOCK_NODES].copy()
-        if fanout != -1:
-            shares *= np.minimum(fanout / np.maximum(degrees, 1), 1.0)
-        try:
-            bad = _core.carry_to_sources(indptr, graph.indices, shares, reached)
-        except ValueError as error:
-            raise FormatError(f"{topology}: {error}; `gids verify` lists all faults") from None
-        if bad is not None:
-            must = f"it must be from 0 to {graph.num_src - 1}"
-            raise FormatError(f"{topology}: indices[{bad}] is {graph.indices[bad]}; {must}")
-        on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
 
 
 def _total(visits: dict[str, Visits]) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 
-from gids.cache.output_dtype import FLOATS, out_dtype_of, out_row_bytes
+from gids.cache.output_dtype import out_dtype_of, out_row_bytes
 from gids.inference.layers import per_type
 from gids.inference.sinks import TableSink
 from gids.inference.targets import Targets
@@ -34,11 +35,6 @@ class EdgeFeatures:
             self._names[relation] = name
         self._dtype = dtype
         self.tables = {name: tables[relation] for relation, name in self._names.items()}
-
-    def reads_alike(self, dtype: torch.dtype | None) -> bool:
-        """Whether reading with this dtype gives the rows that layers need."""
-        tables = self.tables.values()
-        return all(out_dtype_of(t, dtype) == out_dtype_of(t, self._dtype) for t in tables)
 
     @property
     def row_bytes(self) -> int:
@@ -68,40 +64,37 @@ class EdgeFeatures:
 class Inputs:
     """The tables that a layer reads: at most one per node type, and tables of edges.
 
-    nodes: tables by type. dtype: of the rows (None: the stored one). targets: the nodes whose rows the tables
-    hold (None: all nodes; then layers get ids of types without a table). dtypes: of the layer before, by
-    type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
+    nodes: tables by type. dtypes: of the rows that the layer gets, by type. targets: the nodes whose rows the
+    tables hold (None: all nodes; then layers get ids of types without a table). sinks: that wrote the tables.
+    Attributes: edges; tables: all tables by the names that the loader uses.
     """
 
     def __init__(
         self,
         nodes: Mapping[str, Table],
-        dtype: torch.dtype | None,
+        dtypes: Mapping[str, torch.dtype],
         edges: EdgeFeatures,
         targets: Targets | None = None,
-        written: Iterable[TableSink] = (),
-        dtypes: Mapping[str, torch.dtype] | None = None,
+        sinks: Iterable[TableSink] = (),
     ) -> None:
         self.edges, self.tables = edges, {**nodes, **edges.tables}
-        self.dtype = dtype if edges.reads_alike(dtype) else None
-        self._nodes = nodes
-        self._targets, self._written, self._dtypes = targets, list(written), dtypes or {}
+        self._nodes, self._dtypes, self._targets, self._sinks = nodes, dtypes, targets, list(sinks)
 
     @classmethod
     def written(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
         """The inputs that a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
         dtypes = {ntype: sink.layer_dtype for ntype, sink in sinks.items()}
-        distinct = set(dtypes.values())
-        # By the gather.
-        converted = distinct.pop() if len(distinct) == 1 and distinct <= set(FLOATS) else None
-        return cls(tables, converted, edges, targets, sinks.values(), dtypes)
+        return cls(tables, dtypes, edges, targets, sinks.values())
 
     @property
     def row_bytes(self) -> int:
         """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
-        sizes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
-        return max([8, *sizes]) + self.edges.row_bytes
+        largest = 8
+        for ntype, table in self._nodes.items():
+            converted_bytes = math.prod(table.shape) * self._dtypes[ntype].itemsize
+            largest = max(largest, table.row_bytes, out_row_bytes(table, None), converted_bytes)
+        return largest + self.edges.row_bytes
 
     def rows_of(
         self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch
@@ -120,9 +113,9 @@ class Inputs:
         """The rows of nodes, or their ids, for a layer, by type."""
         if self._targets is not None:
             return {t: rows[t].to(self._dtypes[t]) for t in self._nodes}
-        return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
+        return {t: rows[t].to(self._dtypes[t]) if t in self._nodes else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:
         """Remove the tables that a layer wrote."""
-        for sink in self._written:
+        for sink in self._sinks:
             sink.discard()

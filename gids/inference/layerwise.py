@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.cache.output_dtype import check_out_dtype, out_dtype_of
 from gids.cuda import on_host
 from gids.errors import MissingError
 from gids.inference.inputs import EdgeFeatures, Inputs
@@ -141,6 +142,7 @@ def layerwise(
     and ValueError for other arguments and for a layer that returns no output. Errors of the model pass
     through.
     """
+    check_out_dtype(feature_dtype)
     opened_source = as_source(source, ExitStack())  # stays open: the result reads its tables
     opened = opened_source.store
     opened_source.refuse_parts("gids.inference")
@@ -171,7 +173,8 @@ def layerwise(
                 stack.callback(sink.discard)
             return sinks
 
-        inputs = Inputs(features, feature_dtype, edges)
+        dtypes = {ntype: out_dtype_of(table, feature_dtype) for ntype, table in features.items()}
+        inputs = Inputs(features, dtypes, edges)
         for index, wanted in enumerate(targets[:-1]):
             made = run.layer(index, inputs, wanted, table_sinks(wanted))
             inputs.discard()

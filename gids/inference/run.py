@@ -136,9 +136,7 @@ class Run:
         left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
         asked = self._source.options.cache
         lines = max(0, left if asked is None else min(left, asked))
-        return FeatureLoader(
-            self._source.with_options(cache=lines), inputs.tables, dtype=inputs.dtype, device=self._device
-        )
+        return FeatureLoader(self._source.with_options(cache=lines), inputs.tables, device=self._device)
 
 
 def _write(

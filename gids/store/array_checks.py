@@ -90,9 +90,9 @@ def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
                 yield values
 
 
-def file_crc32c(path: AnyFile, block_bytes: int = 8 << 20, *, crc: int = 0) -> int:
+def file_crc32c(path: AnyFile, *, crc: int = 0) -> int:
     """CRC32C of a whole file, which is then dropped from the page cache. crc: of the bytes before it."""
-    buffer = np.empty(block_bytes, np.uint8)
+    buffer = np.empty(8 << 20, np.uint8)
     with open(open_descriptor(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer.data):
             crc = _core.crc32c_extend(crc, buffer[:count])

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -260,12 +260,19 @@ def _stripe_dir_of(shard: Path) -> Path:
 
 def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
     """Yield one line per file that is missing, not allowed or of a wrong size or type. Reads only headers."""
-    for entry in manifest.arrays():
+    files: list[tuple[Callable[[], StoredFile], str, int, str, bytes]] = [
+        (partial(locate.array, a), a.path, array_bytes(a), f"{a.dtype}{list(a.shape)}", array_header(a))
+        for a in manifest.arrays()
+    ]
+    for table in manifest.tables:
+        for index, shard in enumerate(table.shards):
+            pages = table.geometry.shard_page_count(index)
+            what, size_bytes = f"{pages} pages of {table.page_bytes}", pages * table.page_bytes
+            files.append((partial(locate.shard, shard, table.shards), shard, size_bytes, what, b""))
+    for find, name, size_bytes, what, header in files:
         try:
-            file = locate.array(entry)
-            header, what = array_header(entry), f"{entry.dtype}{list(entry.shape)}"
-            fault = _size_fault(locate, entry.path, array_bytes(entry), what)
-            if fault:
+            file = find()
+            if fault := _size_fault(locate, name, size_bytes, what):
                 yield fault
             elif header:
                 with opened(file) as fd:
@@ -273,16 +280,6 @@ def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
                         yield f"{file} does not have the header of a .npy file with {what}"
         except (FormatError, OSError) as error:
             yield str(error)
-    for table in manifest.tables:
-        for index in range(len(table.shards)):
-            try:
-                locate.shard(table.shards[index], table.shards)
-                pages = table.geometry.shard_page_count(index)
-                what = f"{pages} pages of {table.page_bytes}"
-                if fault := _size_fault(locate, table.shards[index], pages * table.page_bytes, what):
-                    yield fault
-            except (FormatError, OSError) as error:
-                yield str(error)
 
 
 def open_dataset(root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> tuple[Locator, Manifest]:

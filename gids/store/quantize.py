@@ -57,12 +57,6 @@ def scales_of(maxima: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isinf(scales * STEPS), torch.nextafter(scales, torch.zeros(())), scales)
 
 
-def quantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """finite float32 values[n, width] divided by scales[n, 1] or [width], as int8."""
-    steps = torch.where(scales > 0, values / scales, torch.zeros(()))
-    return steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
-
-
 def pack_rows(values: torch.Tensor, columns: torch.Tensor | None, out: np.ndarray) -> torch.Tensor:
     """Encode finite float32[n, width] to rows uint8[n, row_bytes]; return the decoded values.
 
@@ -70,7 +64,8 @@ def pack_rows(values: torch.Tensor, columns: torch.Tensor | None, out: np.ndarra
     """
     width = values.shape[1]
     scales = scales_of(values.abs().amax(1, keepdim=True)) if columns is None else columns
-    steps = quantized(values, scales)
+    steps = torch.where(scales > 0, values / scales, torch.zeros(()))
+    steps = steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
     out[:, :width] = steps.numpy().view(np.uint8)
     if columns is None:
         out[:, width:-SCALE_BYTES] = 0

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -20,7 +21,8 @@ from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
 from gids.stored_file import AnyFile, open_descriptor
 
-Block = TypeVar("Block")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class PageReader(Closing):
@@ -84,11 +86,27 @@ class PageReader(Closing):
         return pages
 
 
-def read_ahead(read: Callable[[int], Block], starts: Sequence[int]) -> Iterator[tuple[int, Block]]:
+def in_order(
+    pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], at_once: int
+) -> Iterator[Result]:
+    """Yield work(item) of each item, in order. At most at_once items are in the pool, or done and not taken.
+
+    An error of an item is raised in its turn, and ends the others that have not begun.
+    """
+    running: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            running.append(pool.submit(work, item))
+            if len(running) >= at_once:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def read_ahead(read: Callable[[int], Result], starts: Sequence[int]) -> Iterator[tuple[int, Result]]:
     """Yield (start, read(start)) of all starts, in order. The next block is read while one is used."""
     with ThreadPoolExecutor(1, "gids-scan") as pool:
-        ahead = None
-        for index, start in enumerate(starts):
-            future = ahead or pool.submit(read, start)
-            ahead = pool.submit(read, starts[index + 1]) if index + 1 < len(starts) else None
-            yield start, future.result()
+        yield from zip(starts, in_order(pool, read, starts, 2), strict=True)

@@ -22,7 +22,7 @@ from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, Part, Relation
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.part import directory_faults, edge_faults, owner_faults, part_paths
 from gids.store.rows import FileRows, Rows, blocks
-from gids.store.scan import PageReader
+from gids.store.scan import PageReader, in_order
 from gids.stored_file import StoredFile, replaced
 
 _BLOCK_BYTES = 8 << 20
@@ -274,11 +274,9 @@ def _table_faults(
                 for page in np.flatnonzero(wrong).tolist()
             ]
 
-        firsts = range(0, layout.page_count, step)
-        for begin in range(0, len(firsts), _BLOCKS_AT_ONCE):
-            for lines in pool.map(check, firsts[begin : begin + _BLOCKS_AT_ONCE]):
-                yield from lines[: max(0, _MOST_LINES - wrong_pages)]
-                wrong_pages += len(lines)
+        for lines in in_order(pool, check, range(0, layout.page_count, step), _BLOCKS_AT_ONCE):
+            yield from lines[: max(0, _MOST_LINES - wrong_pages)]
+            wrong_pages += len(lines)
     if wrong_pages > _MOST_LINES:
         yield f"{wrong_pages - _MOST_LINES} more pages of {table.name!r} are wrong"
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError, naming
-from gids.store.array_checks import as_int64, checked_ids, checked_order, file_crc32c
+from gids.store.array_checks import as_int64, checked_ids, checked_order
 from gids.store.dtypes import TABLE_DTYPES, dtype_name, is_whole
 from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, div_ceil, table_page_bytes
@@ -31,7 +31,6 @@ from gids.store.manifest import (
     ScaleEntry,
     TableEntry,
     array_entry,
-    dump_manifest,
     position_dtype,
     table_entry,
 )
@@ -42,7 +41,7 @@ from gids.write.edges import EdgeSource, out_degrees
 from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
-from gids.write.page_sink import PageSink, write_rows
+from gids.write.page_sink import PageSink, table_files, write_rows
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
@@ -201,7 +200,7 @@ class DatasetWriter:
             done = self._once(
                 item, size_bytes, lambda: self._write_pages(item, rows, dtype, entry, narrowing)
             )
-        self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=done["crc32c"])))
+        self._tables.append(entry.with_crc(done["crc32c"]))
         return None if narrowing is None else (narrowing, Tally(done["rounding"]))
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
@@ -237,9 +236,7 @@ class DatasetWriter:
     ) -> dict[str, Any]:
         """Returns the CRC32C of the checksums, and the Tally of values that were rounded, as JSON."""
         layout = entry.geometry
-        checksums, shards = self._root / entry.checksums.path, [self._root / s for s in entry.shards]
-        sizes = {path: layout.shard_bytes(i) for i, path in enumerate(shards)}
-        before = self._workplace.saved(item, {**sizes, checksums: 4 * layout.page_count})
+        before = self._workplace.saved(item, table_files(self._root, entry))
         first_row = before["rows"] if before else 0
         self._on_bytes(div_ceil(first_row, layout.rows_per_page) * layout.page_bytes)
         source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
@@ -257,7 +254,7 @@ class DatasetWriter:
         def on_sync(count: int) -> None:
             self._workplace.save(item, {"rows": count, "rounding": tally.to_json()})
 
-        with PageSink(layout, shards, checksums, sync_bytes=self._sync_bytes, on_sync=on_sync) as sink:
+        with PageSink(self._root, entry, sync_bytes=self._sync_bytes, on_sync=on_sync) as sink:
             sink.resume(first_row)
             write_rows(
                 rows,
@@ -269,8 +266,9 @@ class DatasetWriter:
                 memory_bytes=memory_bytes,
                 on_bytes=self._on_bytes,
             )
+            crc = sink.finish()
         shutil.rmtree(self._workplace.aside, ignore_errors=True)
-        return {"crc32c": file_crc32c(checksums), "rounding": tally.to_json()}
+        return {"crc32c": crc, "rounding": tally.to_json()}
 
     def write_graph(
         self,
@@ -498,7 +496,7 @@ class DatasetWriter:
             RelationEntry(r, n, arrays, self._sorted_by.get(r)) for r, (n, arrays) in self._relations.items()
         ]
         manifest = Manifest(tuple(nodes), tuple(relations), tuple(self._tables))
-        self._workplace.publish({"": dump_manifest(manifest)})
+        self._workplace.publish({"": manifest})
 
     def close(self, *, discard: bool) -> None:
         """Stop without publishing. discard: remove what was written; else it can be resumed."""

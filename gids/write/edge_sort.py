@@ -9,17 +9,16 @@ edges of one destination that do not fit in memory are split by source.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from gids import _core
 from gids.store.rows import FileRows, blocks
+from gids.store.scan import in_order
 from gids.write.edges import EdgePieces, Edges
 
 EDGE_BYTES = 24  # source, destination, id
@@ -27,34 +26,31 @@ _HELD_BYTES = 64  # per edge sorted in memory: 24 as read, 16 sorted, 24 while t
 _BINS = 1 << 16
 _PARTS = 64  # scratch files per split
 _SOURCE, _DESTINATION = 0, 1  # the sort key: its position in Edges
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_NONE = np.empty(0, np.int64)
 
 
 class EdgeSorter:
-    """Sorts edges and passes them to two functions, in destination order.
+    """Sorts edges and passes them on in destination order.
 
-    emit_degrees(int64[k]): the in-degrees of the next k destinations. emit_edges(sources, ids): their edges.
-    scratch: a directory for the files of a split, 24 bytes per edge and split. workers: number of threads.
-    num_src: number of source nodes, to sort the edges of one destination by source; None: keep their order.
-    dedup: keep only the first of equal edges (needs num_src).
+    emit(degrees, sources, ids): the in-degrees of the next destinations, and the edges of these. The edges of
+    a destination with very many come in several calls, and its degree with the last one; the others have no
+    degrees. scratch: a directory for the files of a split, 24 bytes per edge and split. workers: number of
+    threads. num_src: number of source nodes, to sort the edges of one destination by source; None: keep their
+    order. dedup: keep only the first of equal edges (needs num_src).
     """
 
     def __init__(
         self,
         scratch: Path,
         memory_bytes: int,
-        emit_degrees: Callable[[np.ndarray], None],
-        emit_edges: Callable[[np.ndarray, np.ndarray], None],
+        emit: Callable[[np.ndarray, np.ndarray, np.ndarray], None],
         *,
         workers: int = 1,
         num_src: int | None = None,
         dedup: bool = False,
     ) -> None:
         assert num_src is not None or not dedup, "equal edges are found when sorted by source"
-        self._scratch, self._memory_bytes = scratch, memory_bytes
-        self._emit_degrees, self._emit_edges = emit_degrees, emit_edges
+        self._scratch, self._memory_bytes, self._emit_edges = scratch, memory_bytes, emit
         self._workers, self._num_src, self._dedup = workers, num_src, dedup
         # Every worker and the writer hold a piece as read, as records and in order.
         self._piece_bytes = max(8, min(8 << 20, memory_bytes // (16 * (workers + 1))))
@@ -62,7 +58,7 @@ class EdgeSorter:
         self._hub_degree = 0
 
     def sort(self, pieces: EdgePieces, edge_count: int, first: int, last: int) -> None:
-        """Sort edge_count edges whose destinations are all in [first, last)."""
+        """Sort edge_count edges (dedup: or fewer) whose destinations are all in [first, last)."""
         with ThreadPoolExecutor(self._workers, "gids-edges") as pool:
             self._sort(pool, pieces, edge_count, first, last, _DESTINATION)
 
@@ -76,9 +72,9 @@ class EdgeSorter:
         elif key == _DESTINATION and self._num_src is not None:
             self._hub_degree = 0
             self._sort(pool, pieces, edge_count, 0, self._num_src, _SOURCE)
-            self._emit_degrees(np.array([self._hub_degree]))
+            self._emit_edges(np.array([self._hub_degree]), _NONE, _NONE)
         else:
-            self._copy(pieces, edge_count, key)
+            self._copy(pieces, key)
 
     @staticmethod
     def _cost(edge_count: int, node_count: int) -> int:
@@ -86,24 +82,19 @@ class EdgeSorter:
 
     def _emit(self, key: int, degrees: np.ndarray, sources: np.ndarray, ids: np.ndarray) -> None:
         """Emit sorted edges: of many destinations, or of one, sorted by source."""
-        if key == _DESTINATION:
-            self._emit_degrees(degrees)
-        else:
+        if key == _SOURCE:
             self._hub_degree += len(sources)
-        self._emit_edges(sources, ids)
+        self._emit_edges(degrees if key == _DESTINATION else _NONE, sources, ids)
 
-    def _copy(self, pieces: EdgePieces, edge_count: int, key: int) -> None:
+    def _copy(self, pieces: EdgePieces, key: int) -> None:
         """Emit edges of one destination (and of one source, if that is the key)."""
+        degree = 0
         for sources, _, ids in pieces(self._piece_bytes):
-            kept = min(edge_count, 1) if self._dedup else len(sources)
-            self._emit_edges(sources[:kept], ids[:kept])
-            if self._dedup:
-                edge_count = 1
-                break
+            kept = 1 - degree if self._dedup else len(sources)
+            self._emit(key, _NONE, sources[:kept], ids[:kept])
+            degree += len(sources[:kept])
         if key == _DESTINATION:
-            self._emit_degrees(np.array([edge_count]))
-        else:
-            self._hub_degree += edge_count
+            self._emit(key, np.array([degree]), _NONE, _NONE)
 
     def _sort_in_memory(
         self, pieces: EdgePieces, edge_count: int, first: int, last: int, key: int
@@ -115,10 +106,10 @@ class EdgeSorter:
             for column, values in zip(read, piece, strict=True):
                 column[at : at + len(values)] = values
             at += len(piece[0])
-        assert at == edge_count, f"{at} edges instead of {edge_count}"
+        assert at == edge_count or (self._dedup and at < edge_count), f"{at} edges instead of {edge_count}"
         offsets = np.empty(last - first + 1, np.int64)
-        others, ids = np.empty(edge_count, np.int64), np.empty(edge_count, np.int64)
-        bad = _core.sort_edges(read[1 - key], read[key], read[2], first, offsets, others, ids)
+        others, ids = np.empty(at, np.int64), np.empty(at, np.int64)
+        bad = _core.sort_edges(read[1 - key, :at], read[key, :at], read[2, :at], first, offsets, others, ids)
         assert bad is None, f"{read[key, bad or 0]} is not in [{first}, {last})"
         if key == _SOURCE:
             return self._one_destination(first, last, offsets, ids)
@@ -165,7 +156,7 @@ class EdgeSorter:
 
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(open(path, "wb")) for path in paths]
-            for records in self._in_order(pool, grouped, pieces(self._piece_bytes)):
+            for records in in_order(pool, grouped, pieces(self._piece_bytes), self._workers):
                 for file, record in zip(files, records, strict=True):
                     file.write(record.data)
         bounds = [*(first + start * width for start in starts), last]
@@ -181,7 +172,7 @@ class EdgeSorter:
             pieces = _read_edges(paths[part], count)
             return self._sort_in_memory(pieces, count, bounds[part], bounds[part + 1], key)
 
-        for part, sorted_part in enumerate(self._in_order(pool, work, range(len(paths)))):
+        for part, sorted_part in enumerate(in_order(pool, work, range(len(paths)), self._workers)):
             if sorted_part is None:
                 count = paths[part].stat().st_size // EDGE_BYTES
                 self._sort(pool, _read_edges(paths[part], count), count, bounds[part], bounds[part + 1], key)
@@ -189,25 +180,6 @@ class EdgeSorter:
                 self._emit(key, *sorted_part)
                 sorted_part = None  # free it while waiting for the next
             paths[part].unlink()
-
-    def _in_order(
-        self, pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item]
-    ) -> Iterator[Result]:
-        """Yield work(item) of each item, in order, with at most `workers` at once."""
-        if self._workers == 1:
-            yield from map(work, items)
-            return
-        running: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                running.append(pool.submit(work, item))
-                if len(running) >= self._workers:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:
-            for future in running:
-                future.cancel()
 
     def _part_starts(self, counts: np.ndarray, width: int) -> list[int]:
         """The first bin of each part. A part fits in memory unless that takes more than _PARTS."""

@@ -10,7 +10,7 @@ import mmap
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,32 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def lock(path: Path, open_file: Callable[[], int], *, wait: bool = True) -> int:
+    """Open and lock what is at a path, until the descriptor is closed. Returns it.
+
+    Begins again if it was removed or replaced meanwhile. Raises BlockingIOError if another process has it and
+    wait is False, OSError.
+    """
+    while True:
+        fd = open_file()
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_open_at(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def is_open_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to this open file or directory."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def sync_tree(root: Path) -> None:
@@ -67,10 +93,10 @@ def link_file(old: Path, new: Path) -> None:
             sync_files([file.fileno()])
 
 
-def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
-    """Open or make a file of this size, until the stack closes. Keeps existing content. flags: of os.open."""
+def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int) -> int:
+    """Open or make a file of this size, until the stack closes. Keeps existing content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     stack.callback(os.close, fd)
     os.ftruncate(fd, size_bytes)
     return fd

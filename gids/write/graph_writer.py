@@ -91,33 +91,40 @@ class GraphWriter(Closing):
     ) -> dict[str, ArrayEntry]:
         """Sort edges by destination, stably, and write them. Raises FormatError for ids out of range.
 
-        times_of: sorts the edges of each destination by these times.
+        times_of: sorts the edges of each destination by these times; those with equal times keep their order.
         """
-        total = 0
+        end = 0
+        held: list[tuple[np.ndarray, np.ndarray]] = []  # of the destination whose edges are not complete
         self._indptr.append(np.zeros(1, np.int64))
 
-        def on_degrees(degrees: np.ndarray) -> None:
-            nonlocal total
-            ends = total + np.cumsum(degrees)
-            self._indptr.append(ends)
-            total = int(ends[-1])
-
-        def on_edges(sources: np.ndarray, ids: np.ndarray, times: np.ndarray | None = None) -> None:
+        def write(degrees: np.ndarray, sources: np.ndarray, ids: np.ndarray) -> None:
+            nonlocal end
+            if times_of is not None:
+                held.append((sources, ids))
+                if not len(degrees):
+                    return
+                sources, ids = (np.concatenate(parts) for parts in zip(*held, strict=True))
+                held.clear()
+                times = times_of(sources, ids)
+                order = np.lexsort([times, np.repeat(np.arange(len(degrees)), degrees)])
+                sources, ids = sources[order], ids[order]
+                if self._times is not None:
+                    self._times.append(times[order])
+            if len(degrees):
+                ends = end + np.cumsum(degrees)
+                self._indptr.append(ends)
+                end = int(ends[-1])
             self._indices.append(sources)
             self._append_ids(ids)
-            if self._times is not None and times is not None:
-                self._times.append(times)
             self._on_bytes(ids.nbytes)
 
-        ordered = None if times_of is None else TimeOrder(times_of, on_degrees, on_edges)
         if not self._num_dst and edges.count:
             raise FormatError(f"there are {edges.count} edges, but the destination type has no nodes")
         if self._num_dst:
             EdgeSorter(
                 scratch,
                 memory_bytes,
-                on_degrees if ordered is None else ordered.add_degrees,
-                on_edges if ordered is None else ordered.add_edges,
+                write,
                 workers=workers,
                 num_src=edges.num_src if sort_neighbors or self._dedup else None,
                 dedup=self._dedup,
@@ -171,48 +178,6 @@ def sorted_in_edges(
 
 TimesOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The times of edges with these sources and ids, int64 each."""
-
-
-class TimeOrder:
-    """Takes edges in destination order, as EdgeSorter emits them, and passes them on in the order of time.
-
-    Edges of one destination with equal times keep their order. emit_edges(sources, ids, times). Holds the
-    edges of whole destinations: what EdgeSorter emits at once, or all edges of one node.
-    """
-
-    def __init__(
-        self,
-        times_of: TimesOf,
-        emit_degrees: Callable[[np.ndarray], None],
-        emit_edges: Callable[[np.ndarray, np.ndarray, np.ndarray], None],
-    ) -> None:
-        self._times_of, self._emit_degrees, self._emit_edges = times_of, emit_degrees, emit_edges
-        self._degrees: list[np.ndarray] = []
-        self._edges: list[tuple[np.ndarray, np.ndarray]] = []
-        self._missing = 0  # edges of these destinations that are still to come; negative: degrees are
-
-    def add_degrees(self, degrees: np.ndarray) -> None:
-        self._degrees.append(degrees)
-        self._missing += int(degrees.sum())
-        self._pass_on()
-
-    def add_edges(self, sources: np.ndarray, ids: np.ndarray) -> None:
-        self._edges.append((sources, ids))
-        self._missing -= len(ids)
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Pass everything on if the edges that are held are those of whole destinations."""
-        if self._missing or not self._degrees:
-            return
-        degrees = np.concatenate(self._degrees)
-        self._emit_degrees(degrees)
-        if self._edges:
-            sources, ids = (np.concatenate(parts) for parts in zip(*self._edges, strict=True))
-            times = self._times_of(sources, ids)
-            order = np.lexsort([times, np.repeat(np.arange(len(degrees)), degrees)])
-            self._emit_edges(sources[order], ids[order], times[order])
-        self._degrees, self._edges = [], []
 
 
 def scratch_times(times: Rows, path: Path) -> np.ndarray:

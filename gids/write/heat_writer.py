@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from gids.errors import FormatError
-from gids.store.files import read_manifest
-from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
+from gids.store.manifest import ArrayEntry, NodesEntry, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
 from gids.write.files import sync_directory, write_array
-from gids.write.publish import only_writer, replace_manifest, unchanged_on_error
+from gids.write.publish import changing, replace_manifest
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
@@ -32,19 +31,17 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
-    with only_writer(root):
-        manifest = read_manifest(root)
+    with changing(root, "storing heat") as manifest:
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
-        with unchanged_on_error(root, "storing heat"):
-            nodes = tuple(
-                replace(n, arrays={**n.arrays, role: _write_array(root, n, role, heat[n.type])})
-                if n.type in heat
-                else n
-                for n in manifest.nodes
-            )
-            sync_directory(root / "nodes")
-            replace_manifest(root, dump_manifest(replace(manifest, nodes=nodes)))
+        nodes = tuple(
+            replace(n, arrays={**n.arrays, role: _write_array(root, n, role, heat[n.type])})
+            if n.type in heat
+            else n
+            for n in manifest.nodes
+        )
+        sync_directory(root / "nodes")
+        replace_manifest(root, replace(manifest, nodes=nodes))
         for old in replaced:
             (root / old).unlink(missing_ok=True)
 

@@ -8,7 +8,6 @@ that dataset's name.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gids.write.files import sync_directory
+from gids.write.files import lock, sync_directory
 
 _HEADER = "gids journal 3"
 
@@ -127,27 +126,21 @@ class Journal:
 
 def _locked(path: Path) -> io.FileIO:
     """Open or make the file and lock it. Raises BlockingIOError, OSError."""
-    while True:
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path.parent)
-            file = io.FileIO(path, "a+")
-        except FileNotFoundError:  # another process is removing the directory
-            if not path.parent.parent.is_dir():
-                raise
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                sync_directory(path.parent)
-                sync_directory(path.parent.parent)
-                return file
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+
+    def open_file() -> int:
+        while True:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path.parent)
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # another process is removing the directory
+                if not path.parent.parent.is_dir():
+                    raise
+
+    file = io.FileIO(lock(path, open_file, wait=False), "a+")
+    sync_directory(path.parent)
+    sync_directory(path.parent.parent)
+    return file
 
 
 def _difference(before: Any, now: Any) -> str:

@@ -12,7 +12,7 @@ import mmap
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +22,23 @@ import torch
 
 from gids import _core
 from gids.closing import Closing
-from gids.store.geometry import Geometry, div_ceil
+from gids.store.array_checks import file_crc32c
+from gids.store.geometry import div_ceil
+from gids.store.manifest import TableEntry
 from gids.store.rows import Rows, read_exactly
+from gids.store.scan import in_order
 from gids.stored_file import opened
 from gids.write.files import aligned_zeros, open_sized, sync_files, write_directly, write_exactly
 from gids.write.narrow import cast_exactly
 
 MAX_BLOCK_BYTES = 8 << 20
+
+
+def table_files(root: Path, entry: TableEntry) -> dict[Path, int]:
+    """The shards of a table, then its checksums, with their sizes. root: the dataset's directory."""
+    layout = entry.geometry
+    files = {root / shard: layout.shard_bytes(i) for i, shard in enumerate(entry.shards)}
+    return files | {root / entry.checksums.path: 4 * layout.page_count}
 
 
 class PageSink(Closing):
@@ -38,27 +48,27 @@ class PageSink(Closing):
     missing, and up to 8 MiB for each thread that writes, where rows must be copied: to pad pages, to separate
     the pages of several shards, or to align them for direct writes.
 
-    layout, shards, checksums: of the table; None: no checksums. The content of existing files is kept.
-    direct: write without the page cache where the file system can. sync_bytes: bytes between syncs.
-    on_sync(n): called, by one thread at a time, when the first n rows are on disk. buffers: a place for those
-    of the threads, which sinks of equal rows and pages share. Raises OSError. Attributes: layout; fds (of the
-    shards).
+    root: the dataset's directory. entry: the table's. The content of existing files is kept. direct: write
+    without the page cache where the file system can. sync_bytes: bytes between syncs. on_sync(n): called, by
+    one thread at a time, when the first n rows are on disk. buffers: a place for those of the threads, which
+    sinks of equal rows and pages share. Raises OSError. Attributes: layout; shards; fds (of these).
     """
 
     def __init__(
         self,
-        layout: Geometry,
-        shards: Sequence[Path],
-        checksums: Path | None,
+        root: Path,
+        entry: TableEntry,
         *,
         direct: bool = True,
         sync_bytes: int = sys.maxsize,
         on_sync: Callable[[int], None] = lambda _: None,
         buffers: threading.local | None = None,
     ) -> None:
-        self.layout, self._shards, self._direct = layout, shards, direct
+        self.layout, self._direct = entry.geometry, direct
+        files = table_files(root, entry)
+        *self.shards, self._checksums = files
         self._sync_bytes, self._on_sync = sync_bytes, on_sync
-        self._block_pages = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
+        self._block_pages = max(1, MAX_BLOCK_BYTES // self.layout.page_bytes)
         self._buffers = buffers or threading.local()
         self._syncing = threading.Lock()
         self._lock = threading.Lock()  # protects the next four
@@ -68,12 +78,7 @@ class PageSink(Closing):
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._open.close)
-            self.fds = [
-                open_sized(self._open, path, layout.shard_bytes(shard)) for shard, path in enumerate(shards)
-            ]
-            self._sums_fd = (
-                None if checksums is None else open_sized(self._open, checksums, layout.page_count * 4)
-            )
+            *self.fds, self._sums_fd = [open_sized(self._open, *file) for file in files.items()]
             on_error.pop_all()
         for fd in self.fds if direct else ():
             write_directly(fd)
@@ -114,11 +119,9 @@ class PageSink(Closing):
         for index in range(min(count, len(pages))):
             shard, offset = layout.page_location(first + index)
             padded = self._padded(pages[index::count])
-            if self._sums_fd is not None:
-                sums[index::count] = _core.crc32c(padded)
+            sums[index::count] = _core.crc32c(padded)
             write_exactly(self.fds[shard], padded.reshape(-1), offset)
-        if self._sums_fd is not None:
-            write_exactly(self._sums_fd, sums.view(np.uint8), first * 4)
+        write_exactly(self._sums_fd, sums.view(np.uint8), first * 4)
         with self._lock:
             self._unsynced_bytes += len(pages) * layout.page_bytes
 
@@ -137,8 +140,8 @@ class PageSink(Closing):
         if slot and rows < self.layout.row_count:
             content = np.empty(self.layout.page_bytes, np.uint8)
             shard, offset = self.layout.page_location(page)
-            with opened(self._shards[shard]) as fd:
-                read_exactly(fd, content, offset, self._shards[shard])
+            with opened(self.shards[shard]) as fd:
+                read_exactly(fd, content, offset, self.shards[shard])
             self._partial[page] = content, self._rows_of(page) - slot
 
     def sync(self) -> None:
@@ -148,8 +151,13 @@ class PageSink(Closing):
                 rows = self._written.end
                 if (page := rows // self.layout.rows_per_page) in self._partial:
                     rows = page * self.layout.rows_per_page
-            sync_files(self.fds if self._sums_fd is None else (*self.fds, self._sums_fd))
+            sync_files((*self.fds, self._sums_fd))
             self._on_sync(rows)
+
+    def finish(self) -> int:
+        """Call sync() and return the CRC32C of the checksums."""
+        self.sync()
+        return file_crc32c(self._checksums)
 
     def first_gap(self) -> tuple[int, int] | None:
         """The first and last row of the first rows that were never written, or None."""
@@ -209,7 +217,7 @@ def write_rows(
     memory_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write and sync all rows from first_row on, the first of a page. Several threads read, cast and write.
+    """Write all rows from first_row on, the first of a page. Several threads read, cast and write.
 
     dtype: of the table's values. source_row_bytes: bytes of a row in the source, which takes memory while it
     is converted. on_bytes(n): progress in bytes of pages, from any thread. Raises the errors of the threads.
@@ -219,40 +227,26 @@ def write_rows(
     source_bytes = per_page * source_row_bytes
     held_bytes = 2 * layout.page_bytes + source_bytes + per_page * layout.row_bytes
     most = min(MAX_BLOCK_BYTES // max(layout.page_bytes, source_bytes), memory_bytes // workers // held_bytes)
-    block_rows = max(1, most) * per_page
-    starts = iter(range(first_row, layout.row_count, block_rows))
-    lock, stopped = threading.Lock(), threading.Event()
+    block_rows, is_stored = max(1, most) * per_page, rows.dtype == dtype
+    local = threading.local()
 
-    def work() -> None:
-        try:
-            stored = aligned_zeros(block_rows, layout.row_bytes)
+    def work(start: int) -> None:
+        if not hasattr(local, "stored"):
+            local.stored = aligned_zeros(block_rows, layout.row_bytes)
             width = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-            read = stored if rows.dtype == dtype else np.empty((block_rows, width), np.uint8)
-            while not stopped.is_set():
-                with lock:
-                    start = next(starts, None)
-                if start is None:
-                    return
-                count = min(block_rows, layout.row_count - start)
-                shape = (count, *rows.shape[1:])
-                values = _typed(read[:count], rows.dtype, shape)
-                rows.read_into(start, values)
-                if read is not stored:
-                    cast_exactly(values, _typed(stored[:count], dtype, shape))
-                sink.write(start, stored[:count])
-                on_bytes(div_ceil(count, per_page) * layout.page_bytes)
-        except BaseException:
-            stopped.set()
-            raise
+            local.read = local.stored if is_stored else np.empty((block_rows, width), np.uint8)
+        count = min(block_rows, layout.row_count - start)
+        shape = (count, *rows.shape[1:])
+        values = _typed(local.read[:count], rows.dtype, shape)
+        rows.read_into(start, values)
+        if not is_stored:
+            cast_exactly(values, _typed(local.stored[:count], dtype, shape))
+        sink.write(start, local.stored[:count])
+        on_bytes(div_ceil(count, per_page) * layout.page_bytes)
 
     with ThreadPoolExecutor(workers, "gids-convert") as pool:
-        futures = [pool.submit(work) for _ in range(workers)]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            stopped.set()  # stops the others after an error or Ctrl-C
-    sink.sync()
+        for _ in in_order(pool, work, range(first_row, layout.row_count, block_rows), 2 * workers):
+            pass
 
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -35,9 +34,9 @@ from typing import Any
 from gids.errors import FormatError, StorageError
 from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
-from gids.store.manifest import MANIFEST
+from gids.store.manifest import MANIFEST, Manifest, dump_manifest
 from gids.store.part import part_paths
-from gids.write.files import sync_directory, write_synced
+from gids.write.files import lock, sync_directory, write_synced
 
 _MARK = "gids-shards.json"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -255,38 +254,30 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 @contextlib.contextmanager
-def only_writer(root: Path) -> Iterator[None]:
-    """Lock the dataset against other writers. The end of the process also releases the lock."""
-    read_manifest(root)  # its errors are clearer than open()'s
-    with locked_directory(root):
-        yield
+def changing(root: Path, what: str) -> Iterator[Manifest]:
+    """Lock the dataset against other writers, and yield its manifest. The end of the process also unlocks it.
+
+    what: what fails if there is an OSError, see unchanged_on_error.
+    """
+    with unchanged_on_error(root, what):
+        read_manifest(root)  # its errors are clearer than open()'s
+        with locked_directory(root):
+            yield read_manifest(root)
 
 
 @contextlib.contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
     """Lock the directory at `path`, waiting for other holders. Raises OSError."""
-    while True:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):  # else it was replaced while we waited
-                yield
-                return
-        finally:
-            os.close(fd)
-
-
-def is_open_at(fd: int, path: Path) -> bool:
-    """Whether a path still leads to this open file or directory."""
+    fd = lock(path, lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+        yield
+    finally:
+        os.close(fd)
 
 
-def replace_manifest(root: Path, data: bytes) -> None:
-    """Replace the manifest, durably. The caller holds only_writer. Raises OSError."""
-    new = root / f"{MANIFEST}.new"
+def replace_manifest(root: Path, manifest: Manifest) -> None:
+    """Replace the manifest, durably. The caller is in changing(). Raises OSError, FormatError."""
+    new, data = root / f"{MANIFEST}.new", dump_manifest(manifest)
     write_synced(new, data)
     sync_directory(root)  # the names of new directories beside it
     os.rename(new, root / MANIFEST)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from gids.store.files import Locator, open_dataset, shard_files
 from gids.store.geometry import div_ceil
-from gids.store.manifest import TableEntry, dump_manifest
+from gids.store.manifest import TableEntry
 from gids.store.names import shard_paths
 from gids.store.scan import PageReader
 from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
-from gids.write.publish import dataset_path, only_writer, unchanged_on_error
-from gids.write.workplace import Workplace, finish_published, restore
+from gids.write.publish import changing, dataset_path
+from gids.write.workplace import Workplace, finish_published
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
@@ -50,34 +50,33 @@ def restripe(
     for directory in directories:
         if directories.count(directory) > 1:
             raise ValueError(f"stripe directory {directory} is given twice: give each directory once")
-    restore(root)
     finish_published(root, {})  # of a killed writer: what it left is removed even if there is nothing to move
-    with only_writer(root):
+    with changing(root, "restriping"):
         locate, manifest = open_dataset(root, [*allow_dirs, *directories])
         if all(_is_striped_over(t, directories) for t in manifest.tables):
             return
         workplace = Workplace(root, directories, None, overwrite=True)
         try:
-            with unchanged_on_error(root, "restriping"):
-                names = [Path(t.checksums.path).parent.name for t in manifest.tables]
-                tables = [
-                    dataclasses.replace(table, shards=shard_paths(name, workplace.folders, 1))
-                    for table, name in zip(manifest.tables, names, strict=True)
-                ]
-                data = dump_manifest(dataclasses.replace(manifest, tables=tuple(tables)))
-                targets = directories or [root.parent]
-                needed = (
-                    (target, table.geometry.shard_bytes(shard))
-                    for table in tables
-                    for shard, target in enumerate(targets)
+            tables = [
+                dataclasses.replace(
+                    t, shards=shard_paths(Path(t.checksums.path).parent.name, workplace.folders, 1)
                 )
-                on_total(check_space(needed))
-                for entry in manifest.arrays():
+                for t in manifest.tables
+            ]
+            needed = (
+                (target, table.geometry.shard_bytes(shard))
+                for table in tables
+                for shard, target in enumerate(directories or [root.parent])
+            )
+            on_total(check_space(needed))
+            copied = [table.checksums for table in tables]
+            for entry in manifest.arrays():
+                if entry not in copied:
                     link_file(root / entry.path, workplace.root / entry.path)
-                with ThreadPoolExecutor(workers, "gids-restripe") as pool:
-                    for old, new in zip(manifest.tables, tables, strict=True):
-                        _copy_pages(old, locate, new, workplace.root, pool, on_bytes)
-                workplace.publish({"": data}, is_locked=True)
+            with ThreadPoolExecutor(workers, "gids-restripe") as pool:
+                for old, new in zip(manifest.tables, tables, strict=True):
+                    _copy_pages(old, locate, new, workplace.root, pool, on_bytes)
+            workplace.publish({"": dataclasses.replace(manifest, tables=tuple(tables))}, is_locked=True)
         finally:
             workplace.close(discard=True)
 
@@ -96,12 +95,11 @@ def _copy_pages(
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
 ) -> None:
-    layout, shards = old.geometry, [root / shard for shard in new.shards]
-    sums = locate.map(old.checksums)
+    layout, sums = old.geometry, locate.map(old.checksums)
     step = max(1, _BLOCK_BYTES // layout.page_bytes) * layout.rows_per_page
     with (
         PageReader(layout, shard_files(old, locate), sums, old.name) as reader,
-        PageSink(new.geometry, shards, None, direct=False, sync_bytes=_SYNC_BYTES) as sink,
+        PageSink(root, new, direct=False, sync_bytes=_SYNC_BYTES) as sink,
     ):
 
         def copy(start: int) -> None:

@@ -20,19 +20,18 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
-from gids.store.array_checks import file_crc32c
 from gids.store.dtypes import byte_view, make_bools_proper
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
-from gids.store.manifest import Manifest, TableEntry, dump_manifest, table_entry
+from gids.store.manifest import Manifest, TableEntry, table_entry
 from gids.store.names import Relation, check_name, describe_type, shard_paths, table_name, table_path
 from gids.store.part import refuse_part
 from gids.store.table import Table
-from gids.write.files import check_space, sync_directory
+from gids.write.files import check_space, is_open_at, sync_directory
 from gids.write.narrow import cast_exactly, refuse_overflow
-from gids.write.page_sink import PageSink
-from gids.write.publish import is_open_at, only_writer, replace_manifest, unchanged_on_error
+from gids.write.page_sink import PageSink, table_files
+from gids.write.publish import changing, replace_manifest, unchanged_on_error
 
 _SYNC_BYTES = 256 << 20
 _TABLES = "tables"
@@ -126,16 +125,14 @@ class TableWriter:
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
         try:
-            with self._explaining("creating"), only_writer(store.path):
+            with changing(store.path, f"creating table {self.name!r}") as manifest:
                 store.locate.check_unchanged()
-                manifest = read_manifest(store.path)
                 if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(
                         f"{store.name} already has a table {self.name!r}: give another name, or replace=True"
                     )
                 self._folder = TableFolder(store.path, manifest, store.locate, table_path(type_, key))
                 self._resources.callback(self._folder.close)
-                self._resources.callback(self._folder.remove)
                 replaced = store.tables.get(self.name)
                 self.entry = table_entry(
                     "node" if isinstance(type_, str) else "edge",
@@ -148,19 +145,11 @@ class TableWriter:
                     checksums=self._folder.checksums,
                     extra=replaced is None or replaced.extra,
                 )
-                self._layout = self.entry.geometry
-                self.rows_per_page = self._layout.rows_per_page
-                self._check_space()
-            with self._explaining("creating"):
-                self._shards = [store.path / shard for shard in self._folder.shards]
-                checksums = store.path / self._folder.checksums
-                sink = PageSink(
-                    self._layout,
-                    self._shards,
-                    checksums,
-                    direct=False,  # blocks may be small
-                    sync_bytes=_SYNC_BYTES,
-                )
+                self.rows_per_page = self.entry.geometry.rows_per_page
+                files = table_files(store.path, self.entry)
+                check_space((path.parent.parent, size_bytes) for path, size_bytes in files.items())
+                # Not direct, because blocks may be small.
+                sink = PageSink(store.path, self.entry, direct=False, sync_bytes=_SYNC_BYTES)
                 self._sink = self._resources.enter_context(sink)
         except BaseException:
             self._resources.close()
@@ -180,9 +169,8 @@ class TableWriter:
         block = torch.as_tensor(rows).detach().cpu()
         stop = start + len(block) if block.dim() else start
         if not block.dim() or tuple(block.shape[1:]) != self.shape:
-            raise ValueError(
-                f"rows are {list(block.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
-            )
+            expected = ", ".join(["n", *map(str, self.shape)])
+            raise ValueError(f"rows are {list(block.shape)}; a block of {self.name!r} is [{expected}]")
         if start < 0 or stop > self.row_count:
             raise ValueError(
                 f"rows {start} to {stop - 1} are out of range for {self.name!r} ({self.row_count} rows)"
@@ -196,7 +184,7 @@ class TableWriter:
             values = make_bools_proper(values.clone())
         if self._state != "open":
             raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
-        data = byte_view(values).reshape(stop - start, self._layout.row_bytes)
+        data = byte_view(values).reshape(stop - start, self._sink.layout.row_bytes)
         try:
             with self._explaining("writing"):
                 self._sink.write(start, data)
@@ -225,13 +213,10 @@ class TableWriter:
         self._state = "finished"
         self._check_folder()
         with self._explaining("syncing"):
-            self._sink.sync()
-            crc = file_crc32c(self._store.path / self._folder.checksums)
+            self.entry = self.entry.with_crc(self._sink.finish())
             for directory in self._folder.directories:
                 sync_directory(directory)
                 sync_directory(directory.parent)
-        checksums = dataclasses.replace(self.entry.checksums, crc32c=crc)
-        self.entry = dataclasses.replace(self.entry, checksums=checksums)
         self._table = Table(self.entry, self._store.locate, self._store.name)
         return self._table
 
@@ -261,18 +246,12 @@ class TableWriter:
 
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
-        fds, paths = (self._folder.fd, *self._sink.fds), (self._folder.directories[0], *self._shards)
+        fds, paths = (self._folder.fd, *self._sink.fds), (self._folder.directories[-1], *self._sink.shards)
         if not all(map(is_open_at, fds, paths)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
             )
-
-    def _check_space(self) -> None:
-        files = {self._folder.checksums: self._layout.page_count * 4}
-        files |= {shard: self._layout.shard_bytes(i) for i, shard in enumerate(self._folder.shards)}
-        root = self._store.path
-        check_space([((root / file).parent.parent, size) for file, size in files.items()])
 
     def _explaining(self, what: str) -> contextlib.AbstractContextManager[None]:
         return unchanged_on_error(self._store.path, f"{what} table {self.name!r}")
@@ -285,8 +264,7 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         if writer.temporary:
             raise ValueError(f"{writer.name!r} is temporary and cannot be published")
         writer.finish()
-    with writers[0]._explaining("publishing"), only_writer(store.path):
-        manifest = read_manifest(store.path)
+    with changing(store.path, f"publishing table {writers[0].name!r}") as manifest:
         tables = {table.name: table for table in manifest.tables}
         replaced = [tables[w.name] for w in writers if w.name in tables]
         for writer in writers:
@@ -297,7 +275,7 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
                 )
             tables[writer.name] = writer.entry
         manifest = dataclasses.replace(manifest, tables=tuple(tables.values()))
-        replace_manifest(store.path, dump_manifest(manifest))
+        replace_manifest(store.path, manifest)
         for old in replaced:
             remove_replaced(old, store.locate, manifest)
     for writer in writers:
@@ -306,12 +284,8 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     return store.reopen()
 
 
-def _listed(shape: tuple[int, ...]) -> str:
-    return ", ".join(map(str, shape)) or "no further dimension"
-
-
 class TableFolder:
-    """A new folder for the files of a table, locked until close(). The caller holds only_writer.
+    """A new folder for the files of a table, locked until close(). The caller is in changing().
 
     It has a unique name, `tables/TABLE.XXXXXXXX` (and one with this name in every stripe directory), which no
     manifest names until it is published. A folder without a lock that no manifest names was left by a killed
@@ -338,19 +312,16 @@ class TableFolder:
             sync_directory(parent)
         self.fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
-        self.directories = [main, *dict.fromkeys(parent / self.name for parent in outside)]
+        self.directories = [*dict.fromkeys(parent / self.name for parent in outside), main]
         self.checksums = f"{_TABLES}/{self.name}/checksum.bin"
         self.shards = shard_paths(self.name, outside, max(1, len(like)))
 
-    def remove(self) -> None:
-        """Remove the files, unless the manifest names them."""
+    def close(self) -> None:
+        """Remove the files, unless the manifest names them, and release the lock."""
         with contextlib.suppress(FormatError, OSError):  # the dataset is gone
             if self.name in _named(read_manifest(self._root)):
-                return
+                self.directories = []
         _remove_folders(*self.directories)
-
-    def close(self) -> None:
-        """Release the lock."""
         os.close(self.fd)
 
 
@@ -360,7 +331,7 @@ def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> N
         main = locate.array(entry.checksums).path.parent
         outside = {locate.shard(shard).path.parent for shard in entry.shards} - {main}
         if not {folder.name for folder in (main, *outside)} & _named(manifest):
-            _remove_folders(main, *sorted(outside))
+            _remove_folders(*sorted(outside), main)
 
 
 def _named(manifest: Manifest) -> set[str]:
@@ -378,17 +349,17 @@ def _remove_leftovers(root: Path, manifest: Manifest, outside: Sequence[Path]) -
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_folders(folder, *(parent / folder.name for parent in outside))
+            _remove_folders(*(parent / folder.name for parent in outside), folder)
         except BlockingIOError:
             pass  # another writer uses it
         finally:
             os.close(fd)
 
 
-def _remove_folders(main: Path, *outside: Path) -> None:
+def _remove_folders(*folders: Path) -> None:
     """Remove the files of a table, and its folders if they are then empty. The last folder is the one in the
     dataset, by which leftovers are found."""
-    for folder in (*outside, main):
+    for folder in folders:
         with contextlib.suppress(OSError):
             for file in folder.iterdir():
                 if _OURS.fullmatch(file.name):

@@ -19,7 +19,7 @@ from typing import Any
 from gids.errors import FormatError, StorageError
 from gids.sizes import format_bytes
 from gids.store.files import Locator, faults
-from gids.store.manifest import MANIFEST, entry_json, load_manifest
+from gids.store.manifest import MANIFEST, Manifest, dump_manifest, entry_json
 from gids.store.part import part_paths
 from gids.write.files import sync_directory, sync_tree, write_synced
 from gids.write.journal import Journal
@@ -27,6 +27,7 @@ from gids.write.publish import (
     already_exists,
     check_replaceable,
     clean_up,
+    dataset_path,
     is_published,
     locked_directory,
     make_shard_folder,
@@ -73,22 +74,20 @@ class Workplace:
         self.aside = self.partial / "aside"
         self._overwrite = overwrite
         self._check_paths(stripe_dirs)
-        self._resumable = key is not None
-        self._is_published = False
+        self._resumable = self._is_published = False
         self.needed_bytes = 0  # of the whole dataset, if known
         self.folders: list[Path] = []
         try:
-            self._journal = _open_journal(self.partial, key)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free([self.path.parent])})"
+            with self._explaining(self.path.name):
+                self._journal = _open_journal(self.partial, key)
+        except StorageError:
             with contextlib.suppress(OSError):  # it has earlier work, or does not exist
                 self.partial.rmdir()
-            cure = "nothing was written; free space on this disk, or choose another, at"
-            raise StorageError(error.errno, f"{what}; {cure}", self.path) from error
+            raise
+        self._resumable = key is not None
         try:
-            self._settle()
+            if _settle(self._journal, self.partial, self.path):
+                self._journal.clear()
             self._check_name()
         except BaseException:
             if self._journal.is_empty and not self.root.exists():
@@ -101,15 +100,6 @@ class Workplace:
         except OSError:
             self.close(discard=not self.has_progress)
             raise
-
-    def _settle(self) -> None:
-        """Finish or undo the publication of a killed writer."""
-        record = self._journal.publication
-        if record is not None and is_published(self.partial, record):
-            clean_up(self.partial, self.path, record)
-            self._journal.clear()
-        else:
-            take_back(self.partial, self.path)
 
     def _prepare(self, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None) -> None:
         """Resume the work of the journal, or begin."""
@@ -209,7 +199,7 @@ class Workplace:
         for folder in sorted(changed):
             sync_directory(folder)
 
-    def publish(self, manifests: Mapping[str, bytes], *, is_locked: bool = False) -> None:
+    def publish(self, manifests: Mapping[str, Manifest], *, is_locked: bool = False) -> None:
         """Write the manifests, sync everything, rename the dataset to its path, and close the workplace.
 
         manifests: of the dataset (folder ""), or of each part, by its folder. Waits for other writers of the
@@ -218,8 +208,8 @@ class Workplace:
         """
         with self._explaining("the manifest"):
             for folder, manifest in manifests.items():
-                write_synced(self.root / folder / MANIFEST, manifest)
-                for fault in faults(load_manifest(manifest), Locator(self.root / folder, self.folders)):
+                write_synced(self.root / folder / MANIFEST, dump_manifest(manifest))
+                for fault in faults(manifest, Locator(self.root / folder, self.folders)):
                     raise FormatError(fault)
             self._sync_names()
             sync_directory(self.partial)
@@ -276,7 +266,7 @@ class Workplace:
 
 
 def finish_published(path: Path, key: Mapping[str, Any], *, but: Collection[str] = ()) -> bool:
-    """Clean up after a writer that was killed after it had published.
+    """Clean up after a writer that was killed after it had published; undo it if it was killed while it did.
 
     but: names in the key that do not matter, because publishing changed their values.
 
@@ -296,9 +286,8 @@ def finish_published(path: Path, key: Mapping[str, Any], *, but: Collection[str]
         return False  # the next writer reports that the disk is full
     with contextlib.closing(opened) as journal:
         record = journal.publication
-        if record is None or not is_published(partial, record):
+        if not _settle(journal, partial, path) or record is None:
             return False
-        clean_up(partial, path, record)
         keys = (journal.key or {}, json.loads(json.dumps(key)))
         before, now = ({n: v for n, v in k.items() if n not in but} for k in keys)
         is_equal = journal.resumed or before == now
@@ -311,10 +300,18 @@ def restore(path: str | os.PathLike[str]) -> None:
 
     Raises FileExistsError while another process writes there, OSError.
     """
-    partial = partial_path(path)
-    if (partial / "replaced").is_dir() and (partial / _JOURNAL).is_file() and not os.path.lexists(path):
-        with contextlib.closing(_open_journal(partial, None)):
-            take_back(partial, partial.with_suffix(""))
+    if not os.path.lexists(path):
+        finish_published(dataset_path(path), {})
+
+
+def _settle(journal: Journal, partial: Path, path: Path) -> bool:
+    """Finish the publication of a killed writer and return True, or undo it."""
+    record = journal.publication
+    if record is not None and is_published(partial, record):
+        clean_up(partial, path, record)
+        return True
+    take_back(partial, path)
+    return False
 
 
 def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:

@@ -700,8 +700,8 @@ def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, mon
     monkeypatch.setattr("gids.write.workplace.Journal" if begun else "os.mkdir", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
-    assert "No space left on device to begin x.gids (" in error
-    assert " free); nothing was written; free space on this disk, or choose another, at: " in error
+    assert "No space left on device while writing x.gids (" in error
+    assert " free); nothing was published; free space and try again, at: " in error
     assert str(tmp_path / "x.gids") in error
     assert sorted(tmp_path.rglob("*")) == before
 

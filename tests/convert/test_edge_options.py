@@ -38,20 +38,15 @@ def test_sorting_by_source_gives_the_same_result_with_any_memory(
     if shape == "one pair":
         sources = np.where(rng.random(count) < 0.9, 42, sources)
     edges = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
-    degrees, found, ids = [], [], []
-
-    def on_edges(some_sources, some_ids):
-        found.append(some_sources.copy())
-        ids.append(some_ids.copy())
-
+    emitted = [(np.empty(0, np.int64),) * 3]
     options = {"workers": workers, "num_src": num_src, "dedup": dedup}
-    sorter = EdgeSorter(tmp_path, memory_bytes, degrees.append, on_edges, **options)
+    sorter = EdgeSorter(tmp_path, memory_bytes, lambda *arrays: emitted.append(arrays), **options)
     sorter.sort(edges.pieces, edges.count, 0, num_dst)
-    join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
+    degrees, found, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
     expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
-    assert np.array_equal(np.concatenate([[0], np.cumsum(join(degrees))]), expected[0])
-    assert np.array_equal(join(found), expected[1])
-    assert np.array_equal(join(ids), expected[2])
+    assert np.array_equal(np.concatenate([[0], np.cumsum(degrees)]), expected[0])
+    assert np.array_equal(found, expected[1])
+    assert np.array_equal(ids, expected[2])
     assert list(tmp_path.iterdir()) == [], "scratch files are removed"
 
 
@@ -64,7 +59,7 @@ def test_failing_worker_ends_the_sort(tmp_path):
                 raise OSError("gone")
             yield piece
 
-    sorter = EdgeSorter(tmp_path, 3000, lambda d: None, lambda s, i: None, workers=3)
+    sorter = EdgeSorter(tmp_path, 3000, lambda *arrays: None, workers=3)
     with pytest.raises(OSError, match="gone"):
         sorter.sort(pieces, E, 0, N)
 

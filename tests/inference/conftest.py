@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from inference_model import COUNTS, RELATIONS, uneven_in_edges
@@ -37,5 +38,7 @@ def several_types(tmp_path: Path, rows: dict[str, torch.Tensor]) -> Path:
             writer.write_table("node", ntype, "feat", values)
         for seed, relation in enumerate(RELATIONS):
             src, dst = COUNTS[relation[0]], COUNTS[relation[2]]
-            writer.write_graph(relation, *uneven_in_edges(src, dst, seed), num_src=src)
+            indptr, indices = uneven_in_edges(src, dst, seed)
+            ids = np.random.default_rng(seed).permutation(len(indices)) if relation == RELATIONS[3] else None
+            writer.write_graph(relation, indptr, indices, num_src=src, edge_ids=ids)
     return tmp_path / "mag.gids"

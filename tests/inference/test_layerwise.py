@@ -34,7 +34,7 @@ def expected_of_one(path: Path, model: list[Any], rows: Rows) -> torch.Tensor:
     return in_memory(model, {RELATION: graph}, {"_N": rows["paper"]})["_N"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("window", [0, 23])
 @pytest.mark.parametrize("engine", ["auto", "threads"])
 def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window: int, engine: str) -> None:
     model = sage(100, 40, 16, 5)
@@ -194,17 +194,9 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("layer", "error", "message"),
     [
-        (
-            lambda i, b, h: h,
-            ValueError,
-            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one",
-        ),
+        (lambda i, b, h: h, ValueError, r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must"),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
-        (
-            lambda i, b, h: None,
-            TypeError,
-            "layer 0 returned NoneType for '_N' nodes; it must return a tensor",
-        ),
+        (lambda i, b, h: None, TypeError, "layer 0 returned NoneType for '_N' nodes; it must return a"),
         (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, but "),
         (
             lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
@@ -227,6 +219,7 @@ def test_layers_that_return_no_output_raise(
         ({"tables": ["none"]}, KeyError, r"no table 'none' in one\.gids"),
         ({"tables": "feat"}, TypeError, r"give a list, \['feat'\]"),
         ({"nodes": torch.tensor([1500])}, IndexError, "nodes of '_N' run from 1500 to 1500; ids"),
+        ({"nodes": torch.empty(0, dtype=torch.int64)}, ValueError, "nodes is empty"),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
         ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
         ({"nodes": torch.tensor([1]), "output": "h"}, ValueError, "output= needs all nodes, but"),
@@ -260,12 +253,7 @@ def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_p
         (several_types, torch.tensor([1]), TypeError, r"nodes must be a dictionary.*\(got Tensor\)"),
         (several_types, {"venue": None}, KeyError, "nodes of type 'venue': no relation has it"),
         (tmp_path / "bare.gids", None, FormatError, "topology"),
-        (
-            tmp_path / "two.gids",
-            None,
-            ValueError,
-            r"_N\.a and _N\.b are tables of the same '_N' nodes",
-        ),
+        (tmp_path / "two.gids", None, ValueError, r"_N\.a and _N\.b are tables of the same '_N' nodes"),
     ):
         with pytest.raises(error, match=said):
             layerwise([lambda b, h: h["paper"]], source, nodes=nodes)
@@ -294,14 +282,3 @@ def test_layers_get_rows_on_the_device(
         device="cuda",
     )
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
-
-
-def test_options_may_be_none_and_the_window_as_long_as_in_a_loader(one_type: Path, rows: Rows) -> None:
-    model = sage(100, 16, 5)
-    result = layerwise(
-        model,
-        gids.open(one_type, memory=MEMORY, window=23, tuning=gids.Tuning(cache=None)),
-    )
-    close(result.values, expected_of_one(one_type, model, rows))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nodes is empty"):
-        layerwise(model, gids.open(one_type, memory=MEMORY), nodes=torch.empty(0, dtype=torch.int64))

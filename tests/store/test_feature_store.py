@@ -13,6 +13,8 @@ import gids
 from gids import FeatureStore, FormatError, StorageError
 from gids.write import DatasetWriter
 
+SHARD = "tables/paper.feat/shard-00.bin"
+
 
 def test_store_lists_its_content(dataset):
     store = FeatureStore(dataset)
@@ -89,33 +91,21 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
     [
         (
             lambda s: s.table("venue.feat"),
-            "no table 'venue.feat' in mag.gids (has 'paper.feat', 'author.feat', 'paper.year', ",
+            "no table 'venue.feat' in mag.gids (has 'paper.feat', 'author",
         ),
-        (
-            lambda s: s.table("feat"),
-            "2 tables of mag.gids have key 'feat': say which ('paper.feat', 'author.feat')",
-        ),
-        (
-            lambda s: s.table(),
-            "mag.gids has 3 node tables ('paper.feat', 'author.feat', 'paper.year'): say which",
-        ),
+        (lambda s: s.table("feat"), "2 tables of mag.gids have key 'feat': say which ('paper.feat', "),
+        (lambda s: s.table(), "mag.gids has 3 node tables ('paper.feat', 'author.feat', "),
         (lambda s: s.read_rows([0]), "mag.gids has 4 tables"),
         (lambda s: s.graph(), "mag.gids has 2 relations"),
         (lambda s: s.graph(("a", "b", "c")), "no relation ('a', 'b', 'c') in mag.gids"),
         (lambda s: s.num_nodes("venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
         (lambda s: s.num_nodes(), "mag.gids has 2 node types ('paper', 'author'): say which"),
-        (
-            lambda s: s.labels["author"],
-            "mag.gids has no labels for node type 'author' (only for 'paper')",
-        ),
+        (lambda s: s.labels["author"], "mag.gids has no labels for node type 'author' (only for 'paper')"),
         (lambda s: s.splits["author"], "mag.gids has no splits for node type 'author'"),
-        (
-            lambda s: s.split("val"),
-            "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of 'paper')",
-        ),
+        (lambda s: s.split("val"), "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of 'paper')"),
         (
             lambda s: s.split("train", "author"),
-            "no split 'train' of 'author' nodes in mag.gids (has 'train' of 'paper', ",
+            "no split 'train' of 'author' nodes in mag.gids (has 'train'",
         ),
         (lambda s: s.split("train", "venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
     ],
@@ -171,7 +161,7 @@ def test_shards_outside_the_dataset_must_be_allowed(tmp_path):
     for name in ("ssd0", "ssd1"):
         (tmp_path / name).mkdir()
     path = write_dataset(tmp_path / "mag.gids", stripe=[tmp_path / "ssd0", tmp_path / "ssd1"])
-    assert not (path / "tables/paper.feat/shard-00.bin").exists()
+    assert not (path / SHARD).exists()
     with pytest.raises(FormatError, match=r"is outside the dataset mag\.gids; .* allow_dirs=\["):
         FeatureStore(path)
     with pytest.raises(FormatError, match="ssd1"):
@@ -187,7 +177,7 @@ def test_shards_outside_the_dataset_must_be_allowed(tmp_path):
 
 
 def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
-    shard = dataset / "tables/paper.feat/shard-00.bin"
+    shard = dataset / SHARD
     shard.rename(tmp_path / "elsewhere.bin")
     shard.symlink_to(tmp_path / "elsewhere.bin")
     with pytest.raises(FormatError, match=r"elsewhere\.bin is outside"):
@@ -206,16 +196,8 @@ def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
         (lambda d: d.rename(d.with_name("gone")), FileNotFoundError, "`gids generate SOURCE` makes data"),
         (lambda d: (d / "manifest.json").unlink(), FormatError, "has no manifest.json"),
         (lambda d: (d / "nodes/paper.label.npy").unlink(), FormatError, "paper.label.npy is missing"),
-        (
-            lambda d: os.truncate(d / "tables/paper.feat/shard-00.bin", 512),
-            FormatError,
-            "truncated: 512 bytes, expected 5120",
-        ),
-        (
-            lambda d: os.truncate(d / "tables/paper.feat/shard-00.bin", 9999),
-            FormatError,
-            "too long: 9999 bytes",
-        ),
+        (lambda d: os.truncate(d / SHARD, 512), FormatError, "truncated: 512 bytes, expected 5120"),
+        (lambda d: os.truncate(d / SHARD, 9999), FormatError, "too long: 9999 bytes"),
         (lambda d: os.truncate(d / "tables/paper.feat/checksum.bin", 0), FormatError, "truncated: 0 bytes"),
         (lambda d: os.truncate(d / "graph/paper.cites.paper/indices.npy", 100), FormatError, "truncated"),
     ],
@@ -234,7 +216,7 @@ def test_wrong_npy_header_is_refused(dataset):
 
 
 def test_shard_that_is_not_a_file_is_refused(dataset):
-    path = dataset / "tables/paper.feat/shard-00.bin"
+    path = dataset / SHARD
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(FormatError, match="not a regular file"):
@@ -243,7 +225,7 @@ def test_shard_that_is_not_a_file_is_refused(dataset):
 
 def test_truncation_after_opening_is_a_storage_error_not_a_crash(dataset):
     store = FeatureStore(dataset)
-    os.truncate(dataset / "tables/paper.feat/shard-00.bin", 512)
+    os.truncate(dataset / SHARD, 512)
     with pytest.raises(StorageError, match="truncated after the dataset was opened") as caught:
         store.read_rows([19], "paper.feat")
     assert caught.value.filename.endswith("shard-00.bin")

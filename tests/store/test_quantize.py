@@ -86,18 +86,8 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
         ([[1.0, 2.0], [torch.inf, 4.0]], torch.int8, "column", "'n.k': row 1, column 0 is inf, which int8"),
         ([[[1.0, 2.0], [3.0, -torch.inf]]], torch.int8, "row", "row 0, column 1, 1 is -inf"),
         ([1.0, torch.nan], torch.int8, "row", "row 1 is nan"),
-        (
-            [[1.0, 65520.0]],
-            torch.float16,
-            None,
-            "row 0, column 1: 65520.0 does not fit in torch.float16, whose",
-        ),
-        (
-            [[1.0]],
-            torch.float16,
-            "row",
-            "a scale is for floating values stored as int8, not for float32 stored",
-        ),
+        ([[1.0, 65520.0]], torch.float16, None, "row 0, column 1: 65520.0 does not fit in torch.float16"),
+        ([[1.0]], torch.float16, "row", "a scale is for floating values stored as int8, not for float32"),
         ([[1]], torch.int8, "row", "not for int64 stored as int8"),
         ([[1.0]], torch.int8, "page", "scale is 'page'; it must be 'row' or 'column'"),
     ],
@@ -159,20 +149,14 @@ def test_the_manifest_has_the_scale(tmp_path, scaled):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda f: f["tables"][0].update(scale={"per": []}),
-            "tables[0].scale.per is []; it must be 'row' or",
-        ),
+        (lambda f: f["tables"][0].update(scale={"per": []}), "tables[0].scale.per is []; it must be 'row'"),
         (lambda f: f["tables"][1]["scale"].pop("columns"), "tables[1].scale is per column; 'column' has"),
         (
             lambda f: f["tables"][0]["scale"].update(columns=f["tables"][0]["checksums"]),
             "tables[0].scale is per row; 'column' has columns, 'row' has none",
         ),
         (lambda f: f["tables"][0].update(dtype="uint8"), "(n.row) is uint8 with a scale; only int8 has one"),
-        (
-            lambda f: f["tables"][1]["scale"]["columns"].update(shape=[5]),
-            "float32[6] scales of columns",
-        ),
+        (lambda f: f["tables"][1]["scale"]["columns"].update(shape=[5]), "float32[6] scales of columns"),
         (lambda f: f["tables"][1]["scale"]["columns"].update(dtype="float64"), "expected float32[6]"),
     ],
 )

@@ -31,15 +31,12 @@ class Kind:
     nothing.
     """
 
+    repeatable = True
     resumes = goes_on = alone = one_epoch_at_a_time = False
 
     def __init__(self, s: Any, data: TortureData) -> None:
         self.s, self.data = s, data
         self.sampler: Any = None
-
-    @property
-    def repeatable(self) -> bool:
-        return self.s.foreign in (None, "wrapped")
 
     def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
         raise NotImplementedError
@@ -49,7 +46,7 @@ class Kind:
 
     def seeds(self) -> list[int]:
         """Of an epoch, in any order."""
-        raise NotImplementedError
+        return [n for t, ids in self.data.by_type(self.seed_nodes()).items() for n in self.number(t, ids)]
 
     def disturb(self) -> None:
         """Called between two minibatches."""
@@ -73,6 +70,10 @@ class Kind:
 class Nodes(Kind):
     resumes = True
 
+    def __init__(self, s: Any, data: TortureData) -> None:
+        super().__init__(s, data)
+        self.repeatable = s.foreign in (None, "wrapped")
+
     def sample_by(self, plain: bool) -> Any:
         s = self.s
         own = OWN[s.sampler](self.data)
@@ -83,29 +84,22 @@ class Nodes(Kind):
         self.sampler = own
         return own
 
-    def options(self) -> dict[str, Any]:
+    def options(self, plain: bool, place: dict[str, Any]) -> dict[str, Any]:
+        """Of the loader. place: arguments that name the rank, or other tables."""
         s = self.s
         found = {"batch_size": s.batch_size, "shuffle": s.shuffle, "drop_last": s.drop_last, "seed": s.seed}
-        return {**found, "dtype": s.dtype}
+        return {
+            "tables": s.tables,
+            "dtype": s.dtype,
+            "device": "cpu" if plain else s.device,
+            **found,
+            **place,
+        }
 
     def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
-        more = {} if plain else {"device": self.s.device}
-        if self.s.cooperative and not plain:
-            more["cooperative"] = True
-        tables = place.pop("tables", self.s.tables)
-        return gids.NodeLoader(
-            source,
-            self.seed_nodes(),
-            self.sample_by(plain),
-            tables=tables,
-            labels=self.s.labels,
-            **self.options(),
-            **more,
-            **place,
-        )
-
-    def seeds(self) -> list[int]:
-        return [n for t, ids in self.data.by_type(self.seed_nodes()).items() for n in self.number(t, ids)]
+        more = {"cooperative": True} if self.s.cooperative and not plain else {}
+        options = {"labels": self.s.labels, **self.options(plain, place), **more}
+        return gids.NodeLoader(source, self.seed_nodes(), self.sample_by(plain), **options)
 
     def look(self, batch: Any) -> Looked:
         s, data = self.s, self.data
@@ -153,8 +147,6 @@ class Edges(Nodes):
         return self.data.edges[self.relation()][:, :: 5 * self.s.stride]
 
     def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
-        more = {} if plain else {"device": self.s.device}
-        tables = place.pop("tables", self.s.tables)
         return gids.EdgeLoader(
             source,
             self.ends(),
@@ -163,10 +155,7 @@ class Edges(Nodes):
             negatives=self.s.negatives,
             exclude="self" if self.s.labels else None,
             time=False,
-            tables=tables,
-            **self.options(),
-            **more,
-            **place,
+            **self.options(plain, place),
         )
 
     def seeds(self) -> list[int]:
@@ -191,9 +180,9 @@ class Pyg(Nodes):
     """foreign: "random" gives a sampler with torch's random numbers, "wrapped" and "derived" a random
     transform_sampler_output=, "mutable" both."""
 
-    @property
-    def repeatable(self) -> bool:
-        return self.s.foreign is None
+    def __init__(self, s: Any, data: TortureData) -> None:
+        super().__init__(s, data)
+        self.repeatable = s.foreign is None
 
     def arguments(self, source: Any, plain: bool) -> dict[str, Any]:
         import gids.pyg
@@ -246,11 +235,8 @@ class Pyg(Nodes):
         nodes: Any = self.seed_nodes()
         if self.data.typed:
             nodes = ("paper", nodes["paper"])
-        more = {} if plain else {"device": self.s.device}
-        place.setdefault("tables", self.s.tables)
-        loader = gids.pyg.NeighborLoader(
-            source, input_nodes=nodes, **self.arguments(source, plain), **self.options(), **more, **place
-        )
+        options = self.arguments(source, plain) | self.options(plain, place)
+        loader = gids.pyg.NeighborLoader(source, input_nodes=nodes, **options)
         self.failing = self.s.fails < len(loader)
         return loader
 
@@ -291,19 +277,11 @@ class PygLinks(Pyg):
     def make(self, source: Any, *, plain: bool = False, **place: Any) -> Any:
         import gids.pyg
 
-        edges = self.ends()
-        more: dict[str, Any] = {} if plain else {"device": self.s.device}
+        edges: Any = (self.relation(), self.ends()) if self.data.typed else self.ends()
+        options = self.arguments(source, plain) | self.options(plain, place)
         if self.s.negatives:
-            more["neg_sampling"] = "binary"
-        place.setdefault("tables", self.s.tables)
-        loader = gids.pyg.LinkNeighborLoader(
-            source,
-            edge_label_index=(self.relation(), edges) if self.data.typed else edges,
-            **self.arguments(source, plain),
-            **self.options(),
-            **more,
-            **place,
-        )
+            options["neg_sampling"] = "binary"
+        loader = gids.pyg.LinkNeighborLoader(source, edge_label_index=edges, **options)
         self.failing = self.s.fails < len(loader)
         return loader
 
@@ -331,15 +309,18 @@ class Given(Kind):
 
     alone = True
 
-    @property
-    def repeatable(self) -> bool:
-        return True
-
     def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
         s = self.s
         device = "cpu" if plain else s.device
         features = gids.FeatureLoader(source, tables or s.tables, dtype=s.dtype, device=device)
-        return _Attached(self, features, plain)
+
+        def begin(epoch: int) -> Iterator[Any]:
+            more = {"count": s.count} if s.labels else {}
+            minibatches = self.batches(epoch, plain)
+            stream: Iterator[Any] = features.attach(minibatches, lambda minibatch: minibatch.ids, **more)
+            return stream
+
+        return _Epochs(features, s.count, begin)
 
     def seeds(self) -> list[int]:
         return list(range(self.s.count))
@@ -372,36 +353,26 @@ class Given(Kind):
         return [minibatch.number], digest(features[name] for name in sorted(features))
 
 
-class _Attached:
-    """Epochs of a FeatureLoader, like another loader's."""
+class _Epochs:
+    """A loader of numbered epochs, as others are. begin(epoch): its minibatches."""
 
-    def __init__(self, kind: Given, features: Any, plain: bool) -> None:
-        self._kind, self._features, self._plain, self.epoch = kind, features, plain, 0
-        self.stats, self.close = features.stats, features.close
+    def __init__(self, loader: Any, count: int, begin: Callable[[int], Iterator[Any]]) -> None:
+        self._count, self._begin, self.epoch = count, begin, 0
+        self.stats, self.close = loader.stats, loader.close
 
     def __len__(self) -> int:
-        return int(self._kind.s.count)
+        return self._count
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        s, more = self._kind.s, dict[str, Any]()
-        if s.labels:
-            more["count"] = len(self)
-        stream: Iterator[Any] = self._features.attach(
-            self._kind.batches(epoch, self._plain), lambda minibatch: minibatch.ids, **more
-        )
-        return stream
+        return self._begin(epoch)
 
 
 class Dgl(Kind):
     """foreign: a sampler class of the user's."""
 
     goes_on = True
-    resumes = False
-
-    @property
-    def repeatable(self) -> bool:
-        return False
+    repeatable = False
 
     def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
         import gids.dgl  # before dgl
@@ -445,9 +416,6 @@ class Dgl(Kind):
         loader.epoch = 0
         return loader
 
-    def seeds(self) -> list[int]:
-        return [n for t, ids in self.data.by_type(self.seed_nodes()).items() for n in self.number(t, ids)]
-
     def look(self, batch: Any) -> Looked:
         import dgl
 
@@ -484,10 +452,7 @@ class GraphBolt(Kind):
     """A pipe of minibatches that are drawn anew in each epoch."""
 
     alone = one_epoch_at_a_time = True
-
-    @property
-    def repeatable(self) -> bool:
-        return False
+    repeatable = False
 
     def make(self, source: Any, *, plain: bool = False, tables: Any = None, **place: Any) -> Any:
         import gids.graphbolt
@@ -505,7 +470,7 @@ class GraphBolt(Kind):
         loader = gids.graphbolt.LookaheadFetcher(
             pipe, source, keys["node"] or None, keys["edge"] or None, dtype=s.dtype
         )
-        return _Piped(loader, s.count)
+        return _Epochs(loader, s.count, lambda _: iter(loader))
 
     def seeds(self) -> list[int]:
         return list(range(self.s.count))
@@ -559,19 +524,6 @@ class _Pipe(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches()
-
-
-class _Piped:
-    def __init__(self, pipe: Any, count: int) -> None:
-        self._pipe, self._count, self.epoch = pipe, count, 0
-        self.stats, self.close = pipe.stats, pipe.close
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Any]:
-        self.epoch += 1
-        return iter(self._pipe)
 
 
 KINDS: dict[str, type[Kind]] = {

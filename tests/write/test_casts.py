@@ -11,8 +11,6 @@ from gids.write.narrow import cast_exactly
 
 WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
-UNSIGNED = ("uint16", "uint32", "uint64")  # which tables cannot have
-
 
 def limits(dtype):
     return (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
@@ -66,26 +64,14 @@ def test_values_of_any_two_types_are_compared_exactly():
 LOSSES = [
     (np.array([[200], [255]], np.uint8), "int8", "200 is not exact"),
     (np.array([[1], [-1]], np.int8), "uint8", "-1 is not exact"),
-    (
-        np.array([[7], [1 << 63]], np.uint64),
-        "int64",
-        "9223372036854775808 is not exact in torch.int64; tables",
-    ),
-    (
-        np.array([[1 << 31], [0]], np.uint32),
-        "int32",
-        "2147483648 is not exact in torch.int32; keep torch.int64",
-    ),
+    (np.array([[7], [1 << 63]], np.uint64), "int64", "9223372036854775808 is not exact in torch.int64;"),
+    (np.array([[1 << 31], [0]], np.uint32), "int32", "2147483648 is not exact in torch.int32; keep .*64"),
     (np.array([[(1 << 64) - 1], [0]], np.uint64), "float64", "18446744073709551615 is not exact"),
     (np.array([[np.iinfo(np.int64).max], [0]]), "float64", "9223372036854775807 is not exact"),
     (torch.tensor([[0], [(1 << 24) + 1]]), "float32", "16777217 is not exact"),
     (torch.tensor([[0.0], [1e6]]), "float16", r"row 1, column 0: 1000000\.0 does not fit in torch\.float16"),
     (torch.tensor([[1e300], [0]], dtype=torch.float64), "float32", r"row 0, column 0: 1e\+300 does not fit"),
-    (
-        torch.tensor([[1.5], [0]]),
-        "int8",
-        "casting torch.float32 features to torch.int8 would cut",
-    ),
+    (torch.tensor([[1.5], [0]]), "int8", "casting torch.float32 features to torch.int8 would cut"),
     (torch.tensor([[1.0], [0]]), "bool", "casting torch.float32 features to torch.bool would round them"),
     (torch.tensor([[1 + 2j], [0]]), "float32", "tables cannot hold torch.complex64: store"),
 ]
@@ -104,22 +90,6 @@ def test_both_writers_refuse_another_sign_or_range(tmp_path, values, dtype, said
     store = FeatureStore(tmp_path / "b.gids")
     with pytest.raises(FormatError, match=said), create_table(store, "n.new", 2, 1, wanted) as table:
         table.write(0, values)
-
-
-def test_unsigned_numbers_that_fit_are_stored(tmp_path):
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        for source in UNSIGNED:
-            for target in TABLE_DTYPES:
-                kept = np.array([v for v in numbers(source) if holds(target, v)], source)
-                padded = np.resize(kept, 80)
-                writer.write_table("node", "n", f"{source}-{target}", padded, dtype=TABLE_DTYPES[target])
-    store = FeatureStore(tmp_path / "a.gids")
-    for source in UNSIGNED:
-        for target in TABLE_DTYPES:
-            kept = [v for v in numbers(source) if holds(target, v)]
-            rows = store.table(f"{source}-{target}").read_rows(range(len(kept)))
-            assert rows.dtype == TABLE_DTYPES[target]
-            assert rows.tolist() == kept
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,11 @@ def model(sources, destinations, num_dst):
 
 
 def sort(edges, memory_bytes, scratch):
-    degrees, sources, ids = [], [], []
-
-    def on_edges(some_sources, some_ids):
-        sources.append(some_sources.copy())
-        ids.append(some_ids.copy())
-
-    EdgeSorter(scratch, memory_bytes, degrees.append, on_edges).sort(
-        edges.pieces, edges.count, 0, edges.num_dst
-    )
-    join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
-    return np.concatenate([[0], np.cumsum(join(degrees))]), join(sources), join(ids)
+    emitted = [(np.empty(0, np.int64),) * 3]
+    sorter = EdgeSorter(scratch, memory_bytes, lambda *arrays: emitted.append(arrays))
+    sorter.sort(edges.pieces, edges.count, 0, edges.num_dst)
+    degrees, sources, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
+    return np.concatenate([[0], np.cumsum(degrees)]), sources, ids
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 10_000, 2_000])

@@ -131,10 +131,7 @@ def test_correct_order_has_no_faults(disk):
         ([*MADE, ("write", "ssd/shard", "0", b"x"), *PUBLISHED], "the data of /work/ssd/shard"),
         ([*MADE, PUBLISHED[0], *REMOVED, PUBLISHED[1]], "before the new name /work/a.gids is synced"),
         ([*MADE, PUBLISHED[0]], "the name /work/a.gids was never synced"),
-        (
-            [("truncate", "a.gids/manifest.json", "0"), *MADE, *PUBLISHED],
-            "changes old data before the new is",
-        ),
+        ([("truncate", "a.gids/manifest.json", "0"), *MADE, *PUBLISHED], "changes old data before the new"),
         (MADE, "nothing was published"),
     ],
 )

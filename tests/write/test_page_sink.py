@@ -6,9 +6,11 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from gids import _core
-from gids.store.geometry import Geometry
+from gids.store.array_checks import file_crc32c
+from gids.store.manifest import table_entry
 from gids.write.files import aligned_zeros, write_directly, write_exactly
 from gids.write.page_sink import PageSink
 
@@ -75,58 +77,58 @@ def model(layout, rows):
     return pages
 
 
-def check(layout, folder, rows):
+def check(entry, folder, rows):
+    layout = entry.geometry
     pages = model(layout, rows)
     for shard in range(layout.shard_count):
         assert (folder / f"{shard}").read_bytes() == pages[shard :: layout.shard_count].tobytes()
     assert (folder / "sums").read_bytes() == _core.crc32c(pages).tobytes()
 
 
-def sink_of(layout, folder, **options):
-    shards = [folder / f"{shard}" for shard in range(layout.shard_count)]
-    return PageSink(layout, shards, folder / "sums", **options)
+def table(row_bytes, shards):
+    options = {"page_bytes": 512, "shards": [f"{shard}" for shard in range(shards)], "checksums": "sums"}
+    return table_entry("node", "n", "k", (ROWS, row_bytes), torch.uint8, **options)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("row_bytes", [512, 128, 100, 7])
 def test_ranges_in_any_order_make_the_pages(tmp_path, row_bytes, shards):
-    layout = Geometry(ROWS, row_bytes, 512, shards)
+    entry = table(row_bytes, shards)
     for seed in range(4):
         rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
         bounds = np.unique(np.append(RNG.integers(0, ROWS, 9), [0, ROWS]))
         synced = []
         options = {"direct": seed % 2 == 0, "sync_bytes": 5000, "on_sync": synced.append}
-        with sink_of(layout, tmp_path, **options) as sink:
+        with PageSink(tmp_path, entry, **options) as sink:
             for i in RNG.permutation(len(bounds) - 1):
                 assert sink.first_gap() is not None
                 sink.write(int(bounds[i]), rows[bounds[i] : bounds[i + 1]])
             assert sink.first_gap() is None
-            sink.sync()
-        check(layout, tmp_path, rows)
+            assert sink.finish() == file_crc32c(tmp_path / "sums")
+        check(entry, tmp_path, rows)
         assert synced == sorted(synced)
-        assert all(n == ROWS or n % layout.rows_per_page == 0 for n in synced), "they are on disk"
+        assert all(n == ROWS or n % entry.geometry.rows_per_page == 0 for n in synced), "they are on disk"
         assert synced[-1] == ROWS
 
 
 @pytest.mark.parametrize("row_bytes", [512, 100, 7])
 def test_rows_go_on_where_another_sink_was_flushed(tmp_path, row_bytes):
-    layout = Geometry(ROWS, row_bytes, 512, 2)
+    entry = table(row_bytes, 2)
     rows = RNG.integers(1, 256, (ROWS, row_bytes), np.uint8)
     done = 0
     for stop in (0, 3, 74, 75, 202, ROWS):
-        with sink_of(layout, tmp_path) as sink:
+        with PageSink(tmp_path, entry) as sink:
             sink.resume(done)
             sink.write(done, rows[done:stop])
             sink.write(stop, rows[stop : stop + 1])  # lost, or written again
             sink.flush()
             sink.sync()
         done = stop
-    check(layout, tmp_path, rows)
+    check(entry, tmp_path, rows)
 
 
 def test_a_row_is_written_once(tmp_path):
-    layout = Geometry(ROWS, 100, 512, 1)
-    with sink_of(layout, tmp_path) as sink:
+    with PageSink(tmp_path, table(100, 1)) as sink:
         sink.write(10, np.zeros((10, 100), np.uint8))
         with pytest.raises(ValueError, match="row 10 was written already"):
             sink.write(5, np.zeros((6, 100), np.uint8))

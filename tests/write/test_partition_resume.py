@@ -51,9 +51,12 @@ def test_a_stopped_partition_resumes_with_the_same_bytes(tmp_path, kind):
 
 def test_a_changed_dataset_or_option_starts_again(tmp_path):
     source = write_dataset(tmp_path / "mag.gids")
+    sizes = []
 
     def interrupt(size):
-        raise KeyboardInterrupt
+        sizes.append(size)
+        if len(sizes) % 2 == 0:  # one step is done
+            raise KeyboardInterrupt
 
     def interrupted(**options):
         with pytest.raises(KeyboardInterrupt):

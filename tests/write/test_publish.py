@@ -18,17 +18,9 @@ from datasets import read_source, write_dataset
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
 from gids.store import verify
-from gids.write import DatasetWriter, create_table, publish, restripe, workplace
+from gids.write import DatasetWriter, publish, workplace
 from gids.write.journal import Journal
-from gids.write.publish import only_writer
-
-
-@pytest.fixture
-def disks(tmp_path):
-    found = [tmp_path / "ssd0", tmp_path / "ssd1"]
-    for disk in found:
-        disk.mkdir()
-    return found
+from gids.write.publish import changing
 
 
 @pytest.fixture
@@ -37,20 +29,19 @@ def source(tmp_path):
     return tmp_path / "feat.npy"
 
 
-def converted(source, path, said=None, **options):
+def converted(source, path, said=None, stripe=(), **options):
     convert(
         [source],
         lambda scratch: read_source(source, scratch),
         path,
-        Options(**{"workers": 1, "memory_bytes": 1 << 20, **options}),
+        Options(workers=1, memory_bytes=1 << 20, stripe=tuple(map(str, stripe)), **options),
         say=(said if said is not None else []).append,
     )
 
 
 def killed_when_published(source, path, disks=(), **options):
-    stripe = tuple(map(str, disks))
     target, name = (publish, "_exchange") if path.exists() else (workplace, "put_in_place")
-    work = lambda: converted(source, path, stripe=stripe, **options)  # noqa: E731
+    work = lambda: converted(source, path, stripe=disks, **options)  # noqa: E731
     killed(work, target, name, after=True)
 
 
@@ -68,23 +59,23 @@ def folders(disks):
 def test_same_command_after_a_kill_keeps_the_published_dataset_and_its_shards(
     tmp_path, disks, source, replaces
 ):
-    path, said, options = tmp_path / "a.gids", [], {"stripe": tuple(map(str, disks)), "overwrite": replaces}
+    path, said, options = tmp_path / "a.gids", [], {"stripe": disks, "overwrite": replaces}
     if replaces:
-        converted(source, path, stripe=options["stripe"], page_bytes=512)
+        converted(source, path, stripe=disks, page_bytes=512)
     killed_when_published(source, path, disks, overwrite=replaces)
     check_rows(path, disks)
     converted(source, path, said, **options)
     check_rows(path, disks)
     assert said == ["the dataset is complete; removed the temporary files of an earlier run that was killed"]
-    assert len(folders(disks)) == 2, "the shards of the replaced dataset are gone"
+    assert len(folders(disks)) == 3, "the shards of the replaced dataset are gone"
     assert not (tmp_path / "a.gids.partial").exists()
     with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
-        converted(source, path, stripe=options["stripe"])
+        converted(source, path, stripe=disks)
 
 
 def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done(tmp_path, disks, source):
     path = tmp_path / "a.gids"
-    converted(source, path, stripe=tuple(map(str, disks)), page_bytes=512)
+    converted(source, path, stripe=disks, page_bytes=512)
     killed_when_published(source, path, disks, overwrite=True)
     with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"other": 1})
@@ -93,7 +84,7 @@ def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done
     check_rows(path, disks)
     assert not writer.resumed
     assert writer.restart_reason == ""
-    assert len(folders(disks)) == 2
+    assert len(folders(disks)) == 3
     writer.close(discard=True)
     check_rows(path, disks)
 
@@ -116,20 +107,20 @@ def test_a_writer_with_the_same_key_does_not_resume_what_it_replaced(tmp_path):
 
 @pytest.mark.parametrize("is_moved", [True, False])
 def test_a_published_dataset_that_was_moved_or_removed_is_made_again(tmp_path, disks, source, is_moved):
-    path, moved, stripe = tmp_path / "a.gids", tmp_path / "b.gids", tuple(map(str, disks))
+    path, moved = tmp_path / "a.gids", tmp_path / "b.gids"
     killed_when_published(source, path, disks)
     if is_moved:
         path.rename(moved)
     else:
         shutil.rmtree(path)
-    converted(source, path, stripe=stripe)
-    converted(source, path, stripe=stripe, page_bytes=512, overwrite=True)
+    converted(source, path, stripe=disks)
+    converted(source, path, stripe=disks, page_bytes=512, overwrite=True)
     for dataset in (path, moved)[: 1 + is_moved]:
         check_rows(dataset, disks)
 
 
 def test_replacing_a_copy_keeps_the_shards_of_the_original_dataset(tmp_path, disks, source):
-    converted(source, tmp_path / "a.gids", stripe=tuple(map(str, disks)))
+    converted(source, tmp_path / "a.gids", stripe=disks)
     shutil.copytree(tmp_path / "a.gids", tmp_path / "b.gids")
     converted(source, tmp_path / "b.gids", overwrite=True)
     check_rows(tmp_path / "a.gids", disks)
@@ -139,8 +130,8 @@ def test_replacing_a_copy_keeps_the_shards_of_the_original_dataset(tmp_path, dis
 
 @pytest.mark.parametrize("same_command", [True, False])
 def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypatch, same_command):
-    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
-    converted(source, path, stripe=stripe, page_bytes=512)
+    path = tmp_path / "a.gids"
+    converted(source, path, stripe=disks, page_bytes=512)
     monkeypatch.setattr(publish, "_exchange", lambda *_: False)
     renames = []
     rename = os.rename
@@ -152,7 +143,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
 
     def work():
         monkeypatch.setattr(publish.os, "rename", rename_once)
-        converted(source, path, stripe=stripe, page_bytes=4096, overwrite=True)
+        converted(source, path, stripe=disks, page_bytes=4096, overwrite=True)
 
     killed(work, publish, "clean_up", after=False)
     with pytest.raises(
@@ -160,7 +151,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
     ):
         FeatureStore(path)
     if same_command:
-        converted(source, path, stripe=stripe, page_bytes=4096, overwrite=True)
+        converted(source, path, stripe=disks, page_bytes=4096, overwrite=True)
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 4096
         assert not (tmp_path / "a.gids.partial").exists()
     else:
@@ -194,8 +185,8 @@ def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, sour
 
 
 def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disks, source, monkeypatch):
-    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
-    converted(source, path, stripe=stripe, page_bytes=512)
+    path = tmp_path / "a.gids"
+    converted(source, path, stripe=disks, page_bytes=512)
     with monkeypatch.context() as patch:
 
         def fail(*_, **__):
@@ -210,7 +201,7 @@ def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disk
     with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
         writer.write_table("node", "_N", "feat", -torch.arange(4000.0).reshape(500, 8))
     check_rows(path, disks, -torch.arange(4000.0).reshape(500, 8))
-    assert len(folders(disks)) == 2
+    assert len(folders(disks)) == 3
     assert not (tmp_path / "a.gids.partial").exists()
 
 
@@ -305,7 +296,7 @@ def test_a_dataset_is_not_replaced_while_another_writer_changes_it(tmp_path, sou
             writer.write_table("node", "n", "k", torch.ones(5))
 
     thread = threading.Thread(target=replace)
-    with only_writer(path):
+    with changing(path, "the change"):
         monkeypatch.setattr(fcntl, "flock", noted)
         thread.start()
         assert waiting.wait(60)
@@ -325,7 +316,7 @@ def test_waiting_writer_changes_the_new_dataset(tmp_path, source, monkeypatch):
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", replace_first)
-    with only_writer(path):
+    with changing(path, "the change"):
         fd = os.open(path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,21 +375,6 @@ def test_work_of_another_version_is_removed_without_other_data(tmp_path, source)
     assert not partial.exists()
 
 
-def test_a_table_whose_shards_were_moved_away_is_not_published(tmp_path, disks):
-    path = write_dataset(tmp_path / "mag.gids", stripe=disks)
-    store = FeatureStore(path, allow_dirs=disks)
-    with create_table(store, "paper.h", 20, 4) as writer:
-        writer.write(0, torch.ones(20, 4))
-        restripe(path, [], allow_dirs=disks)
-        with pytest.raises(
-            FormatError, match=r"mag\.gids was replaced or restriped while 'paper\.h' was written"
-        ):
-            writer.publish()
-        writer.discard()
-    assert list(verify(path)) == []
-    assert "paper.h" not in FeatureStore(path).tables
-
-
 def test_folder_without_a_mark_is_kept(tmp_path):
     folder = tmp_path / "a.gids.shards-00000000"
     folder.mkdir()
@@ -412,7 +388,7 @@ def test_folder_without_a_mark_is_kept(tmp_path):
 
 def test_folder_is_kept_if_a_dataset_that_may_use_it_cannot_be_read(tmp_path, disks, source):
     path = tmp_path / "a.gids"
-    converted(source, path, stripe=tuple(map(str, disks)))
+    converted(source, path, stripe=disks)
     data = (path / "manifest.json").read_bytes()
     (path / "manifest.json").write_bytes(data.replace(b'"version": 1', b'"version": 9'))
     for folder in folders(disks):

@@ -21,14 +21,6 @@ ORDER = np.random.default_rng(1).permutation(500)
 
 
 @pytest.fixture
-def disks(tmp_path):
-    directories = [tmp_path / f"ssd{i}" for i in range(3)]
-    for disk in directories:
-        disk.mkdir()
-    return directories
-
-
-@pytest.fixture
 def dataset(tmp_path, disks):
     path = tmp_path / "a.gids"
     with DatasetWriter(path, stripe=disks[:2], page_bytes=512) as writer:

@@ -10,8 +10,6 @@ from datasets import read_source
 from gids.convert import Options, convert, table_orders
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
-from gids.store.array_checks import checked_order
-from gids.store.rows import as_rows
 from gids.write import DatasetWriter
 from gids.write import row_order as row_order_module
 from gids.write.row_order import co_read_order, community_order, degree_order
@@ -86,14 +84,6 @@ def test_rows_read_together_are_stored_together(tmp_path, memory_bytes):
     before = [len(np.unique(rows // 16)) for rows in minibatches()]
     assert np.mean(pages) * 1.5 < np.mean(before)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_order_is_checked():
-    for order in ([0, 1, 1], [0, 1, 3], [-1, 0, 1]):
-        with pytest.raises(FormatError, match="must occur once"):
-            list(checked_order(as_rows(np.array(order, np.int32)), 8))
-    found = checked_order(as_rows(np.array([2, 0, 1], np.int32)), 8)
-    assert np.concatenate(list(found)).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("shape", [(1000, 64), (1000, 7), (999, 3, 5), (17,), (1,), (0, 4)])

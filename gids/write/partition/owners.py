@@ -274,20 +274,5 @@ def union_graph(
                     a, b = a[a != b], b[a != b]
                 yield *((a, b) if forward else (b, a)), np.zeros(len(a), np.int64)
 
-    count = 2 * sum(len(graph.indices) for graph in graphs)
-    if simple:
-        count -= 2 * sum(_loops(graph) for graph in graphs)
-    edges = EdgeSource(count, node_count, node_count, pieces)
+    edges = EdgeSource(2 * sum(len(graph.indices) for graph in graphs), node_count, node_count, pieces)
     return sorted_in_edges(edges, scratch, memory_bytes, workers=workers, dedup=simple)
-
-
-def _loops(graph: Graph) -> int:
-    """The number of edges from a node to itself."""
-    if graph.relation[0] != graph.relation[2]:
-        return 0
-    loops, step = 0, 1 << 18
-    for start in range(0, graph.num_dst, step):
-        bounds = graph.indptr[start : start + step + 1]
-        nodes = np.arange(start, start + len(bounds) - 1)
-        loops += int((np.repeat(nodes, np.diff(bounds)) == graph.indices[bounds[0] : bounds[-1]]).sum())
-    return loops

@@ -6,6 +6,7 @@ final directory and published together, by one rename.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,30 +18,11 @@ import numpy as np
 from gids.errors import FormatError
 from gids.store.feature_store import FeatureStore
 from gids.store.files import array_bytes
-from gids.store.manifest import (
-    MAX_PARTS,
-    OWNER,
-    ArrayEntry,
-    Manifest,
-    NodesEntry,
-    Part,
-    array_entry,
-    dump_manifest,
-    manifest_checksum,
-    owner_dtype,
-)
-from gids.store.names import Relation, describe_type, encode_path
+from gids.store.manifest import MAX_PARTS, Manifest, NodesEntry, Part, manifest_checksum
+from gids.store.names import Relation, describe_type
 from gids.store.part import part_name, refuse_part
-from gids.write.files import check_space, link_file, write_array
-from gids.write.partition.divide import (
-    Division,
-    count_parts,
-    divide_table,
-    divide_topology,
-    id_dtype,
-    table_groups,
-    topology_groups,
-)
+from gids.write.files import check_space
+from gids.write.partition.divide import Division
 from gids.write.partition.owners import METHODS, GraphMethod, hash_owners, range_owners
 from gids.write.publish import dataset_path
 from gids.write.workplace import Workplace, finish_published
@@ -126,8 +108,7 @@ def partition(
         raise ValueError(f"seed={seed}; it must be 0 to 2^64 - 1")
     if workers < 1 or memory_bytes < 1 << 20:
         raise ValueError(f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB")
-    store = FeatureStore(path, allow_dirs=allow_dirs)
-    try:
+    with contextlib.closing(FeatureStore(path, allow_dirs=allow_dirs)) as store:
         refuse_part(store, "gids partition", "partition the whole dataset")
         manifest = store.locate.read_manifest()
         for relation in manifest.relations:
@@ -136,19 +117,13 @@ def partition(
                     f"relation {describe_type(relation.type)} has no topology, so its edges have no owners: "
                     "convert the source with its edges, or without the features of these edges"
                 )
-        key = {
-            "the dataset": manifest_checksum(manifest),
-            "--parts": parts,
-            "--method": method,
-            "--seed": seed,
-        }
-        if finish_published(dataset_path(out), key):
+        whole, target = manifest_checksum(manifest), dataset_path(out)
+        key = {"the dataset": whole, "--parts": parts, "--method": method, "--seed": seed}
+        if finish_published(target, key):
             say("the parts are complete; removed the temporary files of an earlier run that was killed")
             return None
-        workplace = Workplace(
-            dataset_path(out), [], key, overwrite=overwrite, of_parts=True, on_bytes=on_bytes
-        )
-        first = Part(0, parts, manifest_checksum(manifest), method, manifest.topology_crc)
+        workplace = Workplace(target, [], key, overwrite=overwrite, of_parts=True, on_bytes=on_bytes)
+        first = Part(0, parts, whole, method, manifest.topology_crc)
         division = Division(store, manifest, workplace, first, workers, memory_bytes, sync_bytes, on_bytes)
         try:
             return _run(division, seed, say, on_total)
@@ -158,8 +133,6 @@ def partition(
             if explained is None:
                 raise
             raise explained from error
-    finally:
-        store.close()
 
 
 def _run(
@@ -173,25 +146,33 @@ def _run(
     by_graph = None
     if method in ("community", "metis"):
         by_graph = GraphMethod(method, division.store, manifest, division.memory_bytes)
-    needed_bytes = _needed_bytes(division) + (0 if by_graph is None else by_graph.scratch_bytes)
+    needed_bytes = division.needed_bytes() + (0 if by_graph is None else by_graph.scratch_bytes)
     # Before the first record, so that nothing is left.
     check_space([(workplace.path.parent, needed_bytes)], [workplace.partial])
-    on_total(sum(_work_bytes(division)))
+    on_total(division.work_bytes())
     workplace.needed_bytes = needed_bytes
     for root in division.roots:
         root.mkdir(exist_ok=True)
     if by_graph is not None:
         say(f"dividing the nodes by {method}")
+
+    def owners(nodes: NodesEntry) -> Iterator[np.ndarray]:
+        if by_graph is not None:
+            yield by_graph.owners(nodes.type, division.parts, workplace.scratch, division.workers)
+        elif method == "range":
+            yield from range_owners(nodes.count, division.parts)
+        else:
+            yield from hash_owners(nodes.type, nodes.count, division.parts, seed)
+
     for entry in manifest.nodes:
-        division.owner_entries[entry.type] = _write_owners(division, entry, seed, by_graph)
-    edge_bytes = 8 * sum(r.count for r in manifest.relations)
-    counts = division.once("counts", edge_bytes, partial(count_parts, division))
+        division.write_owners(entry, partial(owners, entry))
+    counts = division.once("counts", 8 * sum(r.count for r in manifest.relations), division.count)
     held: dict[str | Relation, list[int]] = {}  # the nodes and edges of each part, by type
     held |= {n.type: of_parts for n, of_parts in zip(manifest.nodes, counts["nodes"], strict=True)}
     held |= {r.type: of_parts for r, of_parts in zip(manifest.relations, counts["edges"], strict=True)}
-    nodes = {n.type: _copy_node_arrays(division, n) for n in manifest.nodes}
-    edges = {r.type: divide_topology(division, r, held[r.type]) for r in manifest.relations}
-    tables = [divide_table(division, t, held[t.type]) for t in manifest.tables]
+    nodes = {n.type: division.copy_node_arrays(n) for n in manifest.nodes}
+    edges = {r.type: division.divide_topology(r, held[r.type]) for r in manifest.relations}
+    tables = [division.divide_table(t, held[t.type]) for t in manifest.tables]
     manifests = [
         Manifest(
             tuple(replace(n, arrays=nodes[n.type], held=held[n.type][part]) for n in manifest.nodes),
@@ -203,88 +184,11 @@ def _run(
         )
         for part in range(division.parts)
     ]
-    workplace.publish({part_name(i): dump_manifest(m) for i, m in enumerate(manifests)})
-    return _report(manifest, manifests, counts)
-
-
-def _write_owners(
-    division: Division, nodes: NodesEntry, seed: int, by_graph: GraphMethod | None
-) -> ArrayEntry:
-    """Give every node of a type an owner. Writes them to the first part."""
-
-    def pieces() -> Iterator[np.ndarray]:
-        if by_graph is not None:
-            yield by_graph.owners(nodes.type, division.parts, division.workplace.scratch, division.workers)
-        elif division.first.method == "range":
-            yield from range_owners(nodes.count, division.parts)
-        else:
-            yield from hash_owners(nodes.type, nodes.count, division.parts, seed)
-
-    def write() -> ArrayEntry:
-        path = f"nodes/{encode_path(nodes.type)}.{OWNER}.npy"
-        return write_array(division.roots[0], path, owner_dtype(division.parts), (nodes.count,), pieces())
-
-    return array_entry(division.once(f"owners {nodes.type}", 0, write, "nodes", range(1)))
-
-
-def _copy_node_arrays(division: Division, nodes: NodesEntry) -> dict[str, ArrayEntry]:
-    """Copy every array of a node type, and the owners, to every part. Returns their entries."""
-    name = encode_path(nodes.type)
-    entries = {role: replace(a, path=f"nodes/{name}.{role}.npy") for role, a in nodes.arrays.items()}
-    for role, source in nodes.arrays.items():
-        division.copy(f"nodes {name}.{role}", source, entries[role], "nodes")
-    owners = entries[OWNER] = division.owner_entries[nodes.type]
-    first, *others = (root / owners.path for root in division.roots)
-
-    def link() -> None:
-        for other in others:
-            link_file(first, other)
-        division.on_bytes(array_bytes(owners))
-
-    division.once(f"nodes {name}.{OWNER}", array_bytes(owners), link, "nodes")
-    return entries
-
-
-def _work_bytes(division: Division) -> Iterator[int]:
-    """The bytes of progress."""
-    for nodes in division.manifest.nodes:
-        yield from map(array_bytes, _node_arrays(division, nodes))
-    for relation in division.manifest.relations:
-        yield 8 * relation.count * (1 + len(topology_groups(division.parts)))
-    for entry in division.manifest.tables:
-        if entry.scale is not None and entry.scale.columns is not None:
-            yield array_bytes(entry.scale.columns)
-        yield entry.row_count * entry.geometry.row_bytes * len(table_groups(division, entry))
-
-
-def _needed_bytes(division: Division) -> int:
-    """The bytes of all parts."""
-    total = 0
-    for nodes in division.manifest.nodes:
-        total += sum(map(array_bytes, _node_arrays(division, nodes)))  # parts share them
-    for relation in division.manifest.relations:
-        ids = ArrayEntry("edge_ids.npy", id_dtype(relation), (relation.count,), 0)
-        divided = [relation.arrays[role] for role in ("indices", "time") if role in relation.arrays]
-        total += division.parts * array_bytes(relation.arrays["indptr"])
-        total += sum(map(array_bytes, [*divided, ids]))
-    for entry in division.manifest.tables:
-        total += (entry.geometry.page_count + division.parts) * (entry.page_bytes + 4)
-    return total
-
-
-def _node_arrays(division: Division, nodes: NodesEntry) -> list[ArrayEntry]:
-    """The arrays of a node type that every part gets."""
-    owners = ArrayEntry("owner.npy", owner_dtype(division.parts), (nodes.count,), 0)
-    return [*nodes.arrays.values(), owners]
-
-
-def _report(whole: Manifest, manifests: Sequence[Manifest], counts: dict[str, Any]) -> Report:
+    workplace.publish({part_name(i): m for i, m in enumerate(manifests)})
     figures = []
-    for part, manifest in enumerate(manifests):
-        size_bytes = sum(map(array_bytes, manifest.arrays()))
-        size_bytes += sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
-        rows, in_edges = (sum(held[part] for held in counts[kind]) for kind in ("nodes", "edges"))
+    for part, of_part in enumerate(manifests):
+        size_bytes = sum(map(array_bytes, of_part.arrays()))
+        size_bytes += sum(t.geometry.page_count * t.page_bytes for t in of_part.tables)
+        rows, in_edges = (sum(of_parts[part] for of_parts in counts[kind]) for kind in ("nodes", "edges"))
         figures.append(PartFigures(rows, counts["seeds"][part], in_edges, size_bytes))
-    edges = sum(r.count for r in whole.relations)
-    assert manifests[0].part is not None
-    return Report(manifests[0].part.method, tuple(figures), edges, counts["cut"])
+    return Report(method, tuple(figures), sum(r.count for r in manifest.relations), counts["cut"])
