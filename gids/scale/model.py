@@ -178,9 +178,7 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
     seeds, layers = min(ranks * curves.setting.batch_size, curves.epoch_seeds), len(curves.setting.fanouts)
     cooperative = mode == "cooperative"
     parts = 1 if mode == "independent" else ranks if cooperative else ranks // copies
-    size, share = (
-        (seeds, 1 / ranks) if cooperative else (seeds / ranks, 1)
-    )  # of a minibatch; a rank's part
+    size, share = (seeds, 1 / ranks) if cooperative else (seeds / ranks, 1)  # of a minibatch; a rank's part
     column = seeds if cooperative else size * parts  # seeds of the ranks that exchange with each other
     pages, storage = _reads(curves, plan, column, parts)
     nodes, edges = ([share * x for x in values] for values in _layers(curves, size))
