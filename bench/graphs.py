@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.distributed.owners import HashOwners, RangeOwners
+from gids.distributed.owners import hash_owners, range_owners
 from gids.store import FeatureStore, Graph
 from gids.store.names import RELATION
 from gids.write.row_order import community_order
@@ -88,8 +88,8 @@ class OwnersOf:
     def __call__(self, method: str, parts: int) -> Owners:
         count = self._graph.num_dst
         if method in ("hash", "range"):
-            owners = HashOwners(parts) if method == "hash" else RangeOwners(parts, count)
-            return owners.of(np.arange(count)).astype(np.uint8)
+            owners = hash_owners(parts) if method == "hash" else range_owners(parts, count)
+            return owners(np.arange(count)).astype(np.uint8)
         # Communities are dealt out, the largest first, so that every part has as many hot ones.
         dealt = max(1, min(_COMMUNITY, count // parts))
         return (self.community // dealt % parts).astype(np.uint8)

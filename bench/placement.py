@@ -190,7 +190,7 @@ def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], se
             moved = count(placed, reads[seeds])
             total = sum(moved)
             assert total == sum(len(rows) for _, rows in reads[seeds])
-            cost = placed.cost(moved) / total
+            cost = (setting.peer_cost * moved.peer + setting.host_cost * moved.host) / total
             best = best or cost
             yield {
                 "P": setting.ranks,

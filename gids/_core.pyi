@@ -458,6 +458,7 @@ class HostSampler:
         trees: list[_Trees],
         times: list[tuple[NDArray[Any], bool] | None],
         last: bool,
+        newest: bool,
         induced: bool,
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
@@ -468,7 +469,8 @@ class HostSampler:
 
         trees: by minibatch (the tree of each seed by node type, tags, times), or empty; times: by relation
         (times of edges or of sources, whether of sources): later edges are left out; last: draw among the
-        last edges; induced: one layer, of all edges among the nodes.
+        last edges; newest: only nodes that the layer before found draw; induced: one layer, of all edges
+        among the nodes.
 
         Returns of each minibatch (nodes by type, by layer and relation (indptr, indices, positions, weights
         or None, number of sources), trees of the nodes by type or nothing)."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.distributed.group import Group
+from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.sampling import GroupSampling, LayeredSteps, edge_ids_at, ranges
 from gids.loader.ranks import Ranks, place_of
@@ -203,7 +203,7 @@ class _CooperativeSteps(LayeredSteps):
         every = self.checked(seeds).ids
         part = [ids[len(ids) * column // columns : len(ids) * (column + 1) // columns] for ids in every]
         own = [
-            ids[torch.from_numpy(owners.of(ids.numpy()) == self._group.rank)]
+            ids[torch.from_numpy(owners(ids.numpy()) == self._group.rank)]
             for ids, owners in zip(part, cooperation.owners, strict=True)
         ]
         self._column_seeds.append(per_type(whole, part))
@@ -230,9 +230,9 @@ class _CooperativeSteps(LayeredSteps):
         """By step and relation: the edges of this rank's nodes. Indices are node ids, positions edge ids."""
         if self._whole_layers:
             return [w.draw(layer, by_type) for w, by_type in zip(self._whole_layers, nodes, strict=True)]
-        divided = self._cooperation.divided
-        sampler = self._sampler if divided is None else divided.local_of(self._sampler)
-        topology = self._whole if divided is None else divided.local
+        divided, sampler, topology = self._cooperation.divided, self._sampler, self._whole
+        if divided is not None:
+            sampler, topology = divided.drawing_for(sampler)[self._group.rank], divided.local
         drawing = [Given([torch.from_numpy(ids) for ids in by_type]) for by_type in nodes]
         drawn = sampler.draw(topology, drawing, layer, self._numbers)
         for blocks in drawn:
@@ -242,19 +242,17 @@ class _CooperativeSteps(LayeredSteps):
                 block.graph = graph
         return drawn
 
-    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
+    def draw(self, layer: int) -> list[list[Block]]:
         """Draw one layer, and ask the owners of its sources to be ready with their rows."""
         group, types = self._group, range(len(self._whole.node_types))
         nodes: list[list[np.ndarray]] = []
         further: list[list[Dealt]] = []  # by step and type: sources that draw nothing here
         drawn: list[list[Block]] = []
 
-        def ask() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
+        def ask() -> Tensors:
             nodes.extend([owned.nodes(t) for t in types] for owned in self._nodes)
             drawn.extend(self._edges(layer, nodes))
-            messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
+            messages = []
             for blocks, destinations in zip(drawn, nodes, strict=True):
                 sources = _core.FoundNodes(self._sampler.threads, destinations)
                 for block, (src, _) in zip(blocks, self._ends, strict=True):
@@ -266,9 +264,8 @@ class _CooperativeSteps(LayeredSteps):
                 further.append([])
                 for t in types:
                     ids = sources.nodes(t)[len(destinations[t]) :]
-                    further[-1].append(Dealt(self._cooperation.owners[t].of(ids), group.size))
-                    for message, part in zip(messages, further[-1][t].parts(ids), strict=True):
-                        message.append(part)
+                    further[-1].append(Dealt(self._cooperation.owners[t](ids), group.size))
+                    messages.append(further[-1][t].parts(ids))
             return messages
 
         # The number of steps is the same on all ranks.
@@ -278,7 +275,7 @@ class _CooperativeSteps(LayeredSteps):
         for step, owned in enumerate(self._nodes):
             plans = []
             for t in types:
-                by_rank = [ids[step * len(types) + t].numpy() for ids in asked]
+                by_rank = [ids.numpy() for ids in asked[step * len(types) + t]]
                 wanted = np.concatenate(by_rank)
                 owned.relabel(t, wanted)
                 plans.append(
@@ -321,13 +318,13 @@ class _WholeLayers:
             degrees = indptr[rows + 1] - indptr[rows]
             edges = ranges(indptr[rows], degrees)
             taken.append(
-                Block(
-                    torch.from_numpy(np.concatenate([[0], degrees.cumsum()])),
-                    torch.from_numpy(self._nodes[src][block.indices.numpy()[edges]]),
-                    block.positions[edges],
+                Block.from_numpy(
+                    np.concatenate([[0], degrees.cumsum()]),
+                    self._nodes[src][block.indices.numpy()[edges]],
+                    block.positions.numpy()[edges],
+                    None if block.weights is None else block.weights.numpy()[edges],
                     0,
                     block.graph,
-                    None if block.weights is None else block.weights[edges],
                 )
             )
         return taken

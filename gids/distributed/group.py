@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ import torch.distributed as dist
 from gids.errors import RankError
 from gids.loader.store_group import Process, StoreGroup, different_places, next_number
 from gids.packs import ByReference
+
+Tensors = Sequence[Sequence[torch.Tensor]]
+"""What is exchanged with each rank: for each kind of tensor, one by rank."""
 
 _PAD = 8
 """Tensors in a message begin at multiples of this."""
@@ -88,15 +91,12 @@ class Group(ByReference):
         self._rows["cpu"] = self._run(lambda: self._new("gloo"))
 
     def exchange(
-        self,
-        make: Callable[[], Sequence[Sequence[torch.Tensor]]],
-        dtypes: Sequence[torch.dtype],
-        place: str,
+        self, make: Callable[[], Tensors], dtypes: Sequence[torch.dtype], place: str
     ) -> list[list[torch.Tensor]]:
         """Send each rank its tensors, and return those that each rank sent to this one.
 
-        make: returns, by rank of the group, one tensor of each of dtypes, in one dimension, on the CPU. The
-        result is by rank, too.
+        make: returns, for each of dtypes, a tensor for each rank of the group, in one dimension, on the CPU.
+        So does this, with the tensors from each rank.
 
         Raises the error of make(). The other ranks raise RankError then, which names this rank, and the group
         stays usable. RankError also if a rank ended, stalls or is at another place; then the group is not
@@ -104,31 +104,29 @@ class Group(ByReference):
         """
         made, error = self._made(make)
         lengths = torch.zeros(self.size, len(dtypes), dtype=torch.int64)
-        for to, tensors in enumerate(made):
-            for i, (tensor, dtype) in enumerate(zip(tensors, dtypes, strict=bool(tensors))):
-                assert tensor.dtype == dtype, (tensor.dtype, dtype)
-                lengths[to, i] = len(tensor)
+        for i, (by_rank, dtype) in enumerate(zip(made, dtypes, strict=error is None)):
+            assert all(tensor.dtype == dtype for tensor in by_rank), dtype
+            lengths[:, i] = torch.tensor([len(tensor) for tensor in by_rank])
         received = self._compare(place, lengths, error)
         if not dtypes:
-            return [[] for _ in range(self.size)]
+            return []
         sizes = torch.tensor([dtype.itemsize for dtype in dtypes])
         outgoing, incoming = (
             (counts * sizes + _PAD - 1) // _PAD * _PAD for counts in (lengths, received)
         )  # bytes
         sent = torch.empty(int(outgoing.sum()), dtype=torch.uint8)
         came = torch.empty(int(incoming.sum()), dtype=torch.uint8)
-        for tensor, space in zip(chain(*made), torch.split(sent, outgoing.flatten().tolist()), strict=True):
+        spaces = torch.split(sent, outgoing.flatten().tolist())
+        for tensor, space in zip(chain(*zip(*made, strict=True)), spaces, strict=True):
             if len(tensor):
                 space[: tensor.nbytes] = tensor.contiguous().view(torch.uint8)
         self._all_to_all(came, sent, incoming.sum(1).tolist(), outgoing.sum(1).tolist())
-        spaces = iter(torch.split(came, incoming.flatten().tolist()))
-        return [
-            [
-                next(spaces)[: count * dtype.itemsize].view(dtype)
-                for count, dtype in zip(counts, dtypes, strict=True)
-            ]
-            for counts in received.tolist()
+        counts, spaces = received.flatten().tolist(), torch.split(came, incoming.flatten().tolist())
+        tensors = [
+            space[: count * dtype.itemsize].view(dtype)
+            for space, count, dtype in zip(spaces, counts, cycle(dtypes), strict=False)
         ]
+        return [tensors[i :: len(dtypes)] for i in range(len(dtypes))]
 
     def start_rows(
         self, rows: torch.Tensor, counts: Sequence[int], expected: Sequence[int]
@@ -171,13 +169,7 @@ class Group(ByReference):
 
     def meet(self, place: str, error: Exception | None = None) -> None:
         """Check that all ranks are at this place. Raises this rank's error; RankError if another has one."""
-
-        def check() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            return [[] for _ in range(self.size)]
-
-        self.exchange(check, [], place)
+        self._compare(place, torch.empty(self.size, 0, dtype=torch.int64), error)
 
     def agree(self, say: Callable[[], Any], where: str, place: str) -> None:
         """Check that all ranks say the same plain value. Raises ValueError, on every rank.
@@ -213,11 +205,12 @@ class Group(ByReference):
     def gather(self, value: Any, place: str) -> list[Any]:
         """The values of all ranks, which must be plain values: they are sent as JSON."""
 
-        def say() -> list[list[torch.Tensor]]:
+        def say() -> Tensors:
             text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-            return [[text] for _ in range(self.size)]
+            return [[text] * self.size]
 
-        return [json.loads(text.numpy().tobytes()) for [text] in self.exchange(say, [torch.uint8], place)]
+        [texts] = self.exchange(say, [torch.uint8], place)
+        return [json.loads(text.numpy().tobytes()) for text in texts]
 
     def name_of(self, rank: int) -> str:
         """How errors call a rank of this group."""
@@ -247,9 +240,7 @@ class Group(ByReference):
             self._rows[device.type] = self._run(lambda: self._new("nccl"))
         return self._rows[device.type]
 
-    def _made(
-        self, make: Callable[[], Sequence[Sequence[torch.Tensor]]]
-    ) -> tuple[Sequence[Sequence[torch.Tensor]], Exception | None]:
+    def _made(self, make: Callable[[], Tensors]) -> tuple[Tensors, Exception | None]:
         if self._broken is not None:
             raise RankError(self._broken)
         try:
@@ -257,9 +248,9 @@ class Group(ByReference):
         except RankError:
             if self._broken is not None:
                 raise
-            return [[] for _ in range(self.size)], RankError("another rank failed")
+            return [], RankError("another rank failed")
         except Exception as error:
-            return [[] for _ in range(self.size)], error
+            return [], error
 
     def _compare(self, place: str, numbers: torch.Tensor, error: Exception | None = None) -> torch.Tensor:
         """Compare the place with the other ranks, and send each one its numbers, int64[size, n].

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,54 +10,35 @@ import torch
 _PRIME = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiplicative hashing
 
 
-class Owners(Protocol):
-    """The owner of every id, 0 to count - 1."""
-
-    @property
-    def count(self) -> int: ...
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        """The owners of ids, int64[n]: whole numbers[n]."""
-        ...
+Owners = Callable[[np.ndarray], np.ndarray]
+"""Returns the owners of ids, int64[n]: whole numbers[n]."""
 
 
-class GivenOwners:
-    """owners: uint8 or uint16[ids]."""
-
-    def __init__(self, owners: np.ndarray, count: int) -> None:
-        self._owners, self.count = owners, count
-
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        owners: np.ndarray = self._owners[ids]
-        return owners
-
-
-class HashOwners:
-    """Blocks of `block` successive ids are spread evenly: a page's rows have one owner.
+def hash_owners(count: int, block: int = 1, positions: np.ndarray | None = None) -> Owners:
+    """Blocks of `block` successive ids are spread evenly over the owners: a page's rows have one owner.
 
     positions: the position of each id, or None; blocks are of positions then.
     """
 
-    def __init__(self, count: int, block: int = 1, positions: np.ndarray | None = None) -> None:
-        self.count, self._block, self._positions = count, block, positions
+    def owners(ids: np.ndarray) -> np.ndarray:
+        mixed = (positions_of(ids, positions) // block).astype(np.uint64) * _PRIME
+        return ((mixed >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)).astype(np.int64)
 
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        mixed = (positions_of(ids, self._positions) // self._block).astype(np.uint64) * _PRIME
-        return ((mixed >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
+    return owners
 
 
-class RangeOwners:
+def range_owners(count: int, id_count: int, block: int = 1, positions: np.ndarray | None = None) -> Owners:
     """Each owner has successive ids, equally many but for blocks of `block` ids, which have one owner.
 
-    positions: as of HashOwners.
+    positions: as of hash_owners().
     """
+    blocks = max(1, -(-id_count // block))
 
-    def __init__(self, count: int, ids: int, block: int = 1, positions: np.ndarray | None = None) -> None:
-        self.count, self._block, self._positions = count, block, positions
-        self._blocks = max(1, -(-ids // block))
+    def owners(ids: np.ndarray) -> np.ndarray:
+        of_ids: np.ndarray = positions_of(ids, positions) // block * count // blocks
+        return of_ids
 
-    def of(self, ids: np.ndarray) -> np.ndarray:
-        owners: np.ndarray = positions_of(ids, self._positions) // self._block * self.count // self._blocks
-        return owners
+    return owners
 
 
 def positions_of(ids: np.ndarray, positions: np.ndarray | None) -> np.ndarray:

@@ -54,12 +54,12 @@ class Placement:
     host_cost: float
 
     def __post_init__(self) -> None:
-        _check_device_count(self.device_count)
+        dtype = _mask_dtype(self.device_count)
         assert self.costs.shape == (self.device_count, self.device_count)  # which checks them
-        if self.holders.dtype != _mask_dtype(self.device_count) or self.holders.ndim != 1:
+        if self.holders.dtype != dtype or self.holders.ndim != 1:
             raise ValueError(
-                f"holders of {self.device_count} devices must be {_mask_dtype(self.device_count)}[row_count] "
-                f"(got {self.holders.dtype}{list(self.holders.shape)})"
+                f"holders of {self.device_count} devices must be {dtype}[row_count] (got "
+                f"{self.holders.dtype}{list(self.holders.shape)})"
             )
 
     @classmethod
@@ -72,7 +72,6 @@ class Placement:
         host_cost: float,
     ) -> Placement:
         """The placement in which device d holds rows[d], int[n], each once."""
-        _check_device_count(len(rows))
         holders = np.zeros(row_count, _mask_dtype(len(rows)))
         for device, held in enumerate(rows):
             holders[held] |= holders.dtype.type(1 << device)
@@ -129,12 +128,6 @@ class Placement:
         own, host = int(np.count_nonzero(answering == device)), int(np.count_nonzero(answering == NOBODY))
         return Moved(own, len(answering) - own - host, host)
 
-    def cost(self, moved: Moved) -> float:
-        """The cost of reading these rows. Raises ValueError for a matrix: use row_costs()."""
-        if np.ndim(self.peer_cost):
-            raise ValueError("peer_cost is a matrix: sum row_costs(ids, device) instead")
-        return float(self.peer_cost) * moved.peer + self.host_cost * moved.host  # type: ignore[arg-type]
-
     def expected_cost(self, heat: NDArray[Any]) -> float:
         """The mean cost of reading a row, if every device reads rows in proportion to their heat."""
         cost = total = 0.0
@@ -190,7 +183,7 @@ def place(
     """
     heat = _checked(heat)
     count = len(capacities)
-    _check_device_count(count)
+    dtype = _mask_dtype(count)
     costs = _costs(peer_cost, host_cost, count)
     if rule not in ("total", "own"):
         raise ValueError(f"rule={rule!r}: it must be 'total' or 'own'")
@@ -201,7 +194,7 @@ def place(
     limits = [min(int(c), len(heat)) for c in capacities]
 
     def for_one_cost(peer: float, host: float) -> NDArray[Any]:
-        holders = np.empty(len(heat), _mask_dtype(count))
+        holders = np.empty(len(heat), dtype)
         _core.place(rows, heat, limits, worth(count, peer, host, rule), holders)
         return holders
 
@@ -289,45 +282,33 @@ def _checked(heat: NDArray[Any]) -> NDArray[Any]:
 def _costs(peer_cost: float | ArrayLike, host_cost: float, count: int) -> Costs:
     """What each device pays for a row of each device. Raises TypeError, ValueError."""
     try:
-        peers = np.asarray(peer_cost)
+        peers, host = np.asarray(peer_cost), np.asarray(host_cost)
     except ValueError:  # rows of different lengths
-        peers = np.empty(0, object)
-    if peers.dtype.kind not in "biuf":
-        raise TypeError(f"peer_cost must be a number, or a matrix of numbers (got {peer_cost!r})")
-    if np.ndim(host_cost) or np.asarray(host_cost).dtype.kind not in "biuf":
-        raise TypeError(f"host_cost must be a number (got {host_cost!r})")
-    if not 0 <= host_cost < np.inf:
-        raise ValueError(f"host_cost must be 0 or more, and finite (got {host_cost})")
-    if peers.ndim == 0:
-        if not 0 <= peers < np.inf:
-            raise ValueError(f"peer_cost must be 0 or more, and finite (got {peers})")
-        return np.where(np.eye(count, dtype=np.bool_), 0.0, float(peers))
-    if peers.shape != (count, count):
+        peers = host = np.empty(0, object)
+    if peers.dtype.kind not in "biuf" or host.dtype.kind not in "biuf" or host.ndim:
+        raise TypeError(
+            "peer_cost must be a number, or a matrix of numbers, and host_cost a number (got "
+            f"{peer_cost!r} and {host_cost!r})"
+        )
+    if peers.ndim and peers.shape != (count, count):
         raise ValueError(
             f"peer_cost must be a number, or a matrix [{count}, {count}] of the {count} devices (got "
             f"{list(peers.shape)})"
         )
-    costs = peers.astype(np.float64)
-    wrong = ~((costs >= 0) & (costs < np.inf))
-    if wrong.any():
-        i, j = np.argwhere(wrong)[0].tolist()
-        raise ValueError(f"peer_cost[{i}, {j}] must be 0 or more, and finite (got {costs[i, j]})")
-    own = costs.diagonal()
-    wrong = own > np.minimum(costs.min(1), host_cost)
-    if wrong.any():
-        i = int(np.argmax(wrong))
+    every = np.append(peers, host)
+    if not (np.isfinite(every) & (every >= 0)).all():
+        raise ValueError(f"costs must be 0 or more, and finite (got {peer_cost!r} and {host_cost!r})")
+    costs = peers.astype(np.float64) if peers.ndim else np.where(np.eye(count, dtype=np.bool_), 0.0, peers)
+    if (costs.diagonal() > np.minimum(costs.min(1), host_cost)).any():
         raise ValueError(
-            f"peer_cost[{i}, {i}], of a device's own memory, must be at most the other costs of its row and "
-            f"host_cost (got {own[i]}, {costs[i].min()} and {host_cost})"
+            "peer_cost[i, i], of a device's own memory, must be at most the other costs of its row and "
+            f"host_cost (got {peer_cost!r} and {host_cost!r})"
         )
     return costs
 
 
-def _check_device_count(count: int) -> None:
-    if not 1 <= count <= _core.MAX_DEVICES:
-        raise ValueError(f"a placement has 1 to {_core.MAX_DEVICES} devices (got {count})")
-
-
 def _mask_dtype(device_count: int) -> np.dtype[Any]:
-    bits = next(bits for bits in (8, 16, 32, 64) if device_count <= bits)
-    return np.dtype(f"uint{bits}")
+    """Raises ValueError for a number of devices that no mask has bits for."""
+    if not 1 <= device_count <= _core.MAX_DEVICES:
+        raise ValueError(f"a placement has 1 to {_core.MAX_DEVICES} devices (got {device_count})")
+    return np.dtype(f"uint{next(bits for bits in (8, 16, 32, 64) if device_count <= bits)}")

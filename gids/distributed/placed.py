@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from gids.distributed.group import Group
+from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Owners, positions_of
 from gids.distributed.place import NOBODY, Placement, place
 from gids.loader.options import Options
@@ -32,7 +32,6 @@ class PlacedOwners:
     ) -> None:
         self._placement, self._rank, self._rest = placement, rank, rest
         self._rows_per_page, self._positions = rows_per_page, positions
-        self.count = rest.count
         self.held = placement.holds(slice(None), rank)
         """bool[page_count]: the pages of which this rank holds a copy."""
 
@@ -40,11 +39,11 @@ class PlacedOwners:
         """The owners for another rank."""
         return PlacedOwners(self._placement, rank, self._rest, self._rows_per_page, self._positions)
 
-    def of(self, ids: np.ndarray) -> np.ndarray:
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
         at = positions_of(ids, self._positions)
         owners = self._placement.answering(at // self._rows_per_page, self._rank)
         free = np.flatnonzero(owners == NOBODY)
-        owners[free] = self._rest.of(ids[free])
+        owners[free] = self._rest(ids[free])
         return owners
 
 
@@ -72,7 +71,7 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
     """Seconds to get a page from another rank, and from the disk, while all ranks do the same. Collective."""
     disk_s = 0.0
 
-    def measure() -> list[list[torch.Tensor]]:
+    def measure() -> Tensors:
         nonlocal disk_s
         rates = measure_rates(
             table.shards,
@@ -84,7 +83,7 @@ def _seconds_per_page(group: Group, table: Table, options: Options) -> tuple[flo
             memory_bytes=options.memory,
         )
         disk_s = 1 / rates.random_reads_per_s
-        return [[] for _ in range(group.size)]
+        return []
 
     # If a rank cannot read, all of them hear of it.
     group.exchange(measure, [], f"measures the costs of pages of {table.name}")

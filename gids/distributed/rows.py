@@ -16,9 +16,9 @@ import torch
 from gids.cache.device.state import row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda import on_host
-from gids.distributed.group import Group
+from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.steps import Counts, Step, Steps
+from gids.distributed.steps import Due, Step, Steps
 from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Failed
 from gids.loader.learned import Learned
@@ -182,7 +182,7 @@ class RankRows:
 
     def ask(
         self, minibatch: T | Failed, ids_of: Callable[[T], Ids], bytes_of: Callable[[T], int], place: str
-    ) -> Step[T]:
+    ) -> tuple[Step[T], Due[T]]:
         """Send the ids of a minibatch to the owners of their rows. Collective.
 
         Raises the minibatch's error, or one that names the rank that has one.
@@ -191,26 +191,25 @@ class RankRows:
         expected: list[list[int]] = []
         own: list[torch.Tensor] = []
 
-        def ask() -> list[list[torch.Tensor]]:
+        def ask() -> Tensors:
             if isinstance(minibatch, Failed):  # the other ranks wait
                 raise minibatch.error
             ids = on_host(ids_of(minibatch))
-            messages: list[list[torch.Tensor]] = [[] for _ in range(self.group.size)]
             if not self.exchanged:
                 own.extend(ids[names[0]] for names in self.alike)
-                return messages
+                return []
+            messages = []
             for names in self.alike:
                 wanted = ids[names[0]].numpy()
                 dealt = Dealt(self._owners_of(minibatch, names[0], wanted), self.group.size)
                 inverses.append(dealt.inverse())
                 expected.append(dealt.counts.tolist())
-                for message, part in zip(messages, dealt.parts(wanted), strict=True):
-                    message.append(part)
+                messages.append(dealt.parts(wanted))
                 self.counts["rows asked"] += len(wanted) - int(dealt.counts[self.group.rank])
             return messages
 
         dtypes = [torch.int64] * (len(self.alike) if self.exchanged else 0)
-        received = list(zip(*self.group.exchange(ask, dtypes, place), strict=True))
+        received = self.group.exchange(ask, dtypes, place)
         assert not isinstance(minibatch, Failed)
         wanted = [[len(ids) for ids in by_rank] for by_rank in received]
         asked = [torch.cat(by_rank) for by_rank in received] if self.exchanged else own
@@ -221,12 +220,12 @@ class RankRows:
         nbytes = bytes_of(minibatch)
         if self.exchanged:
             nbytes += sum(values.nbytes for values in (*rows, *inverses))
-        return Step(minibatch, nbytes, Counts(wanted, expected), rows, inverses)
+        return Step(minibatch, nbytes, rows, inverses), Due(wanted, expected)
 
     def _owners_of(self, minibatch: Any, name: str, ids: np.ndarray) -> np.ndarray:
         """The owners of the rows of a table that a minibatch reads."""
         owners, type_ = self._owners[name], self.tables[name].type
         if owners is not None:
-            return owners.of(ids)
+            return owners(ids)
         assert not isinstance(type_, str)
         return self._owners_of_edges(minibatch, type_)

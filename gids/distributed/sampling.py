@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.distributed.group import Group
+from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.walks import Walks
 from gids.loader.ranks import Ranks, place_of
@@ -67,9 +67,7 @@ class GroupSampling:
     ) -> None:
         self.group, self.ranks, self.counts = group, ranks, counts
         self.local, self.whole, self.owners = local, whole, list(owners)
-        self._locals: weakref.WeakKeyDictionary[Any, Neighbor] = weakref.WeakKeyDictionary()
-        self._of_ranks: weakref.WeakKeyDictionary[Any, list[Neighbor]] = weakref.WeakKeyDictionary()
-        self._layers: weakref.WeakKeyDictionary[Any, dict[int, LayeredSampler]] = weakref.WeakKeyDictionary()
+        self._drawing: weakref.WeakKeyDictionary[Any, list[LayeredSampler]] = weakref.WeakKeyDictionary()
         whole.drawn_by = self
 
     def sample_steps(
@@ -84,69 +82,41 @@ class GroupSampling:
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
         assert topology is self.whole
-        if getattr(sampler, "by_layers", False):
-            return self._by_layers(sampler, seeds, (seed, epoch, first_step))
+        if getattr(sampler, "divisible", False):
+            return self._one_by_one(sampler, seeds, (seed, epoch, first_step))
         return _DividedSteps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
 
-    def _by_layers(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
-        """sample_steps() of a sampler that calls sample_layer() for every layer, and does more between, which
-        can fail on one rank: an exchange at the end reports it to the others, wherever they are."""
+    def _one_by_one(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
+        """The minibatches of a sampler that calls one of gids.sampler for each, and does more before and
+        after, which can fail on one rank: an exchange at the end reports it to the others."""
         (seed, epoch, first), made = numbers, list[Minibatch]()
         group, failures, error = self.group, self.group.failures, None
         try:
             for step, step_seeds in enumerate(seeds, first):
                 made.append(sampler.sample(self.whole, step_seeds, seed=seed, epoch=epoch, step=step))
         except Exception as raised:
-            if group.failures > failures:  # sample_layer() raised it, on all ranks
+            if group.failures > failures:  # all ranks know it
                 raise
             error = raised
         group.meet(place_of(self.ranks.loader, epoch, first, f"sampled {len(seeds)} steps"), error)
         return made
 
-    def sample_layer(
-        self, sampler: LayeredSampler, seeds: AnySeeds, layer: int, *, seed: int, epoch: int, step: int
-    ) -> Minibatch:
-        """As LayeredSampler.sample_layer. Collective."""
-        samplers = self._layers.setdefault(sampler, {})
-        if layer not in samplers:
-            samplers[layer] = sampler.only(layer)
-        [made] = self.sample_steps(
-            samplers[layer], self.whole, [seeds], seed=seed, epoch=epoch, first_step=step
-        )
-        return made
-
-    def of_copies(self, copies: Topology) -> GroupSampling:
-        """The same for a topology with the same relations between types of other names."""
-        pairs = list(zip(self.local.graphs, copies.graphs, strict=True))
-        owners = dict(zip(self.whole.node_types, self.owners, strict=True))
-        names = {c.relation[i]: g.relation[i] for g, c in pairs for i in (0, 2)}
-        local = Topology([replace(g, relation=c.relation) for g, c in pairs])
-        copied = [owners[names[t]] for t in copies.node_types]
-        return GroupSampling(self.group, self.ranks, local, copies, copied, self.counts)
-
-    def drawing_for(self, sampler: LayeredSampler) -> Sequence[LayeredSampler]:
-        """The samplers to draw with for each rank of the group: one alone, if it is the same for all."""
-        if not isinstance(sampler, Neighbor) or sampler.locality is None or not sampler.locality.rank_count:
-            return [sampler]
-        if sampler not in self._of_ranks:
-            count = sampler.locality.rank_count
-            self._of_ranks[sampler] = [sampler.of_rank(rank, count) for rank in self.group.ranks]
-        return self._of_ranks[sampler]
-
-    def local_of(self, sampler: LayeredSampler) -> LayeredSampler:
-        """The same sampler, with the weights of this part's edges."""
-        if not isinstance(sampler, Neighbor) or sampler.weights is None:
-            return sampler
-        local = self._locals.get(sampler)
-        if local is None:
-            weights: Any = sampler.weights
-            if not isinstance(weights, Mapping):
-                weights = {self.whole.relations[0]: weights}
-            held = [g for g in self.local.graphs if g.relation in weights]
-            self._locals[sampler] = local = sampler.with_weights(
-                {g.relation: weights[g.relation][g.edge_ids] for g in held}
-            )
-        return local
+    def drawing_for(self, sampler: LayeredSampler) -> list[LayeredSampler]:
+        """By rank of the group: what draws for it from this part's edges, by their weights and its masks."""
+        if not isinstance(sampler, Neighbor):
+            return [sampler] * self.group.size
+        weights: Any = sampler.weights
+        masks = 0 if sampler.locality is None else sampler.locality.rank_count
+        if weights is None and not masks:
+            return [sampler] * self.group.size
+        if sampler not in self._drawing:
+            local = sampler
+            if weights is not None:
+                weights = weights if isinstance(weights, Mapping) else {self.whole.relations[0]: weights}
+                held = [g for g in self.local.graphs if g.relation in weights]
+                local = sampler.with_weights({g.relation: weights[g.relation][g.edge_ids] for g in held})
+            self._drawing[sampler] = [local.of_rank(r, masks) if masks else local for r in self.group.ranks]
+        return self._drawing[sampler]
 
 
 class LayeredSteps(ABC):
@@ -166,15 +136,14 @@ class LayeredSteps(ABC):
 
     def sample(self, seeds: Sequence[AnySeeds]) -> list[Minibatch]:
         """The minibatches of these seeds. Collective."""
-        error: Exception | None = None  # the first exchange raises it, so that it reaches the other ranks
         try:
             for step_seeds in seeds:
                 self.begin(step_seeds)
-        except Exception as raised:
-            error = raised
+        except Exception as error:
+            self._group.meet(self.place(0, "begins"), error)  # the others hear of it where they are
         layers: list[list[list[Block]]] = [[] for _ in seeds]
-        for layer in range(getattr(self._sampler, "layer_count", 1)):
-            for step_layers, blocks in zip(layers, self.draw(layer, error), strict=True):
+        for layer in range(self._sampler.layer_count):
+            for step_layers, blocks in zip(layers, self.draw(layer), strict=True):
                 step_layers.append(blocks)
         return [self.finish(step, step_layers) for step, step_layers in enumerate(layers)]
 
@@ -183,8 +152,8 @@ class LayeredSteps(ABC):
         """Check the seeds of the next step."""
 
     @abstractmethod
-    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
-        """Draw one layer: by step, a block of each relation. Collective. The first exchange raises error."""
+    def draw(self, layer: int) -> list[list[Block]]:
+        """Draw one layer: by step, a block of each relation. Collective."""
 
     def finish(self, step: int, layers: list[list[Block]]) -> Minibatch:
         """The minibatch of a step."""
@@ -214,6 +183,7 @@ class _DividedSteps(LayeredSteps):
     def __init__(self, sampling: GroupSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
         super().__init__(sampling.group, sampling.ranks, sampling.whole, sampler, numbers, count)
         self._sampling = sampling
+        self._begins: list[list[int]] = []  # of the nodes that draw
 
     def begin(self, seeds: AnySeeds) -> None:
         check_sampler(self._sampler)
@@ -223,33 +193,106 @@ class _DividedSteps(LayeredSteps):
         self._seeds.append(checked)
         ids = [i.numpy() for i in checked.ids]
         self._nodes.append(_core.FoundNodes(self._sampler.threads, ids, trees))
+        self._begins.append([0] * len(ids))
 
-    def draw(self, layer: int, error: Exception | None) -> list[list[Block]]:
-        if not isinstance(self._sampler, RandomWalk):
-            return self._assembled(self._draw(layer, error))
-        place = partial(self.place, layer)
-        walks = Walks(self._sampling, self._sampler, layer, self._numbers, place)
-        return [[block] for block in walks.blocks(self._nodes, error)]
-
-    def _draw(self, layer: int, error: Exception | None) -> list[list[_Drawn]]:
-        """Ask the owners for the edges of all nodes found so far: by step and relation."""
+    def draw(self, layer: int) -> list[list[Block]]:
+        """Ask the owners for the edges of the nodes that draw."""
+        if isinstance(self._sampler, RandomWalk):
+            place = partial(self.place, layer)
+            walks = Walks(self._sampling, self._sampler, layer, self._numbers, place)
+            return [[block] for block in walks.blocks(self._nodes)]
         group, topology = self._group, self._whole
+        # By step and type: nodes; for trees what they draw by, and their times.
+        asks = [torch.int64] * 3 * len(topology.node_types) * self._count
+        asked = group.exchange(partial(self._requests, layer), asks, self.place(layer, "asks for edges"))
+        # By step and relation: the number of edges of each node, their sources and ids, and weights.
+        replies = [torch.int32, torch.int64, torch.int64, torch.float32]
+        answers = group.exchange(
+            partial(self._answer, layer, asked),
+            replies * len(topology.relations) * self._count,
+            self.place(layer, "draws edges"),
+        )
+        return [self._assembled(layer, step, answers) for step in range(self._count)]
 
-        def ask() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            return self._requests(layer)
+    def _requests(self, layer: int) -> Tensors:
+        group, topology, counts = self._group, self._whole, self._sampling.counts
+        messages = []
+        self._dealt: list[list[Dealt]] = []  # by step and type
+        drawing = {
+            dst for (_, dst), fanout in zip(topology.ends, self._fanouts[layer], strict=True) if fanout
+        }
+        none = np.empty(0, np.int64)
+        for seeds, nodes, begins in zip(self._seeds, self._nodes, self._begins, strict=True):
+            self._dealt.append([])
+            for t, begin in enumerate(begins):
+                ids, tags, times = nodes.nodes(t)[begin:] if t in drawing else none, none, none
+                if seeds.trees is not None and t in drawing:
+                    trees = nodes.trees(t)[begin:]
+                    tags = seeds.trees.tags[trees].astype(np.int64)
+                    times = none if seeds.trees.times is None else seeds.trees.times[trees]
+                dealt = Dealt(self._sampling.owners[t](ids), group.size)
+                self._dealt[-1].append(dealt)
+                away = len(ids) - int(dealt.counts[group.rank])
+                counts["nodes asked"] += away
+                for values in (ids, tags, times):
+                    messages.append(
+                        dealt.parts(values) if len(values) else [torch.from_numpy(none)] * group.size
+                    )
+                    counts["bytes sent"] += 8 * away if len(values) else 0
+        return messages
 
-        # By type: nodes, and the number of them in each step; for trees what they draw by, and their times.
-        asks = [torch.int64] * 4 * len(topology.node_types)
-        asked = group.exchange(ask, asks, self.place(layer, "asks for edges"))
-        # By relation: the number of edges of each node, their sources and ids, and weights.
-        replies = [torch.int32, torch.int64, torch.int64, torch.float32] * len(topology.relations)
-        answer = partial(self._answer, layer, asked)
-        drawn = self._sorted(group.exchange(answer, replies, self.place(layer, "draws edges")))
+    def _answer(self, layer: int, asked: Tensors) -> Tensors:
+        """Draw for all ranks that ask."""
+        sampling, samplers = self._sampling, self._sampling.drawing_for(self._sampler)
+        if samplers[0] is samplers[-1]:
+            messages = self._draw_for(layer, asked, samplers[0])
+        else:  # each rank has a mask of its own
+            drawn = [
+                self._draw_for(layer, [[by_rank[rank]] for by_rank in asked], sampler)
+                for rank, sampler in enumerate(samplers)
+            ]
+            messages = [[of_rank for [of_rank] in of_ranks] for of_ranks in zip(*drawn, strict=True)]
+        for i, by_rank in enumerate(messages):
+            away = [tensor for rank, tensor in enumerate(by_rank) if rank != sampling.group.rank]
+            sampling.counts["edges sent"] += sum(map(len, away)) if i % 4 == 1 else 0
+            sampling.counts["bytes sent"] += sum(tensor.nbytes for tensor in away)
+        return messages
+
+    def _draw_for(self, layer: int, asked: Tensors, sampler: LayeredSampler) -> Tensors:
+        """The answers to the ranks that asked for these nodes."""
+        topology, trees = self._sampling.local, self._seeds[0].trees
+        types, steps = len(topology.node_types), list[Given]()
+        for first in range(0, 3 * types * self._count, 3 * types):
+            ids, tags, times = (
+                [torch.cat(list(asked[first + 3 * t + value])) for t in range(types)] for value in range(3)
+            )
+            if trees is None:
+                steps.append(Given(ids))
+                continue
+            batch = [torch.arange(begin, end) for begin, end in pairwise(np.cumsum([0, *map(len, ids)]))]
+            drawn_by = torch.cat(tags).numpy().astype(np.uint32)
+            limits = None if trees.times is None else torch.cat(times).numpy()
+            steps.append(Given(ids, batch, Trees({}, {}, drawn_by, limits)))
         if self._sampler.draws_alone:
-            return drawn
-        return [self._draw_from(layer, step, lists) for step, lists in enumerate(drawn)]
+            drawn = sampler.draw(topology, steps, layer, self._numbers)
+        else:
+            drawn = self._whole_lists(layer).draw(topology, steps, 0, self._numbers)
+        self._weighted = [block.weights is not None for block in drawn[0]]
+        messages: list[Sequence[torch.Tensor]] = []
+        for step, blocks in enumerate(drawn):
+            for block, (_, dst) in zip(blocks, topology.ends, strict=True):
+                counts = [len(nodes) for nodes in asked[3 * (types * step + dst)]]
+                parts = [
+                    _part_of(block, *part) for part in zip(np.cumsum([0, *counts]), counts, strict=False)
+                ]
+                messages += zip(*parts, strict=True)
+        return messages
+
+    def _whole_lists(self, layer: int) -> Neighbor:
+        """Draws all in-edges, for a sampler that looks at all nodes of a layer together."""
+        relations, fanouts = self._sampling.local.relations, self._fanouts[layer]
+        every = {r: -1 if fanout else 0 for r, fanout in zip(relations, fanouts, strict=True)}
+        return Neighbor([every], threads=self._sampler.threads)
 
     def _draw_from(self, layer: int, step: int, lists: list[_Drawn]) -> list[_Drawn]:
         """Draw from the in-edges of all nodes of a layer."""
@@ -267,176 +310,48 @@ class _DividedSteps(LayeredSteps):
             for block, edges in zip(blocks, lists, strict=True)
         ]
 
-    def _requests(self, layer: int) -> list[list[torch.Tensor]]:
-        group, topology, counts = self._group, self._whole, self._sampling.counts
-        messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
-        self._orders: list[np.ndarray] = []  # by type
-        self._sizes: list[list[int]] = []  # by type: nodes of each step
-        drawing = {
-            dst for (_, dst), fanout in zip(topology.ends, self._fanouts[layer], strict=True) if fanout
-        }
-        for t in range(len(topology.node_types)):
-            nodes = [n.nodes(t) if t in drawing else np.empty(0, np.int64) for n in self._nodes]
-            sizes = [len(n) for n in nodes]
-            every = np.concatenate(nodes)
-            owners = self._sampling.owners[t].of(every)
-            dealt = Dealt(owners, group.size)
-            steps = np.repeat(np.arange(len(nodes)), sizes)
-            places = owners.astype(np.int64) * len(nodes) + steps
-            asked = np.bincount(places, minlength=group.size * len(nodes)).reshape(group.size, len(nodes))
-            self._orders.append(dealt.order)
-            self._sizes.append(sizes)
-            tags, times = self._tree_values(t) if t in drawing else (every, every)
-            none = [torch.empty(0, dtype=torch.int64)] * group.size
-            parts = [dealt.parts(v) if len(v) else none for v in (every, tags, times)]
-            for message, ids, counted, *tree_values in zip(
-                messages, parts[0], asked, *parts[1:], strict=True
-            ):
-                message += [ids, torch.from_numpy(counted), *tree_values]
-            away = len(every) - int(dealt.counts[group.rank])
-            counts["nodes asked"] += away
-            counts["bytes sent"] += away * 8 * sum(1 for v in (every, tags, times) if len(v))
-        return messages
-
-    def _tree_values(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the tree of each node draws by, and the tree's time; empty without."""
-        tags, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for seeds, nodes in zip(self._seeds, self._nodes, strict=True):
-            if seeds.trees is not None:
-                trees = nodes.trees(t)
-                tags.append(seeds.trees.tags[trees].astype(np.int64))
-                if seeds.trees.times is not None:
-                    times.append(seeds.trees.times[trees])
-        return np.concatenate(tags), np.concatenate(times)
-
-    def _answer(self, layer: int, asked: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Draw for all ranks that ask."""
-        sampling, samplers = self._sampling, self._sampling.drawing_for(self._sampler)
-        if len(samplers) == 1:
-            messages = self._draw_for(layer, asked, samplers[0])
-        else:  # each rank has a mask of its own
-            messages = []
-            for sampler, sent in zip(samplers, asked, strict=True):
-                messages += self._draw_for(layer, [sent], sampler)
-        for rank, message in enumerate(messages):
-            if rank != sampling.group.rank:
-                sampling.counts["edges sent"] += sum(len(v) for v in message[1::4])
-                sampling.counts["bytes sent"] += sum(v.nbytes for v in message)
-        return messages
-
-    def _draw_for(
-        self, layer: int, asked: list[list[torch.Tensor]], sampler: LayeredSampler
-    ) -> list[list[torch.Tensor]]:
-        """The answers to some ranks, in the order of `asked`."""
-        sampling, topology, trees = self._sampling, self._sampling.local, self._seeds[0].trees
-        types, count = range(len(topology.node_types)), self._count
-        by_type = [[[v.numpy() for v in sent[4 * t : 4 * t + 4]] for sent in asked] for t in types]
-        # By type: nodes[rank, step], and where those of a step begin in what a rank sent.
-        counts = [np.stack([sent[1] for sent in by_rank]) for by_rank in by_type]
-        begins = [np.concatenate([np.zeros((len(c), 1), np.int64), c.cumsum(1)], axis=1) for c in counts]
-
-        def asked_in(step: int, t: int, value: int) -> np.ndarray:
-            ends = zip(by_type[t], begins[t][:, step], begins[t][:, step + 1], strict=True)
-            return np.concatenate([sent[value][begin:end] for sent, begin, end in ends])
-
-        steps = []
-        for step in range(count):
-            ids = [torch.from_numpy(asked_in(step, t, 0)) for t in types]
-            if trees is None:
-                steps.append(Given(ids))
-                continue
-            batch = [torch.arange(begin, end) for begin, end in pairwise(np.cumsum([0, *map(len, ids)]))]
-            tags = np.concatenate([asked_in(step, t, 2) for t in types]).astype(np.uint32)
-            times = np.concatenate([asked_in(step, t, 3) for t in types])
-            steps.append(Given(ids, batch, Trees({}, {}, tags, None if trees.times is None else times)))
-        if self._sampler.draws_alone:
-            drawn = sampling.local_of(sampler).draw(topology, steps, layer, self._numbers)
-        else:
-            drawn = self._whole_lists(layer).draw(topology, steps, 0, self._numbers)
-        self._weighted = [block.weights is not None for block in drawn[0]]
-        messages: list[list[torch.Tensor]] = []
-        for rank in range(len(asked)):
-            message = []
-            for r, (_, dst) in enumerate(topology.ends):
-                firsts = counts[dst][:rank].sum(0)  # nodes of the ranks before, by step
-                pieces = [
-                    _part_of(drawn[step][r], int(firsts[step]), int(counts[dst][rank, step]))
-                    for step in range(count)
-                ]
-                message += [torch.cat(values) for values in zip(*pieces, strict=True)]
-            messages.append(message)
-        return messages
-
-    def _whole_lists(self, layer: int) -> Neighbor:
-        """Draws all in-edges, for a sampler that looks at all nodes of a layer together."""
-        relations, fanouts = self._sampling.local.relations, self._fanouts[layer]
-        every = {r: -1 if fanout else 0 for r, fanout in zip(relations, fanouts, strict=True)}
-        return Neighbor([every], threads=self._sampler.threads)
-
-    def _sorted(self, answers: list[list[torch.Tensor]]) -> list[list[_Drawn]]:
-        """The edges in the order of the nodes that asked."""
-        topology = self._whole
-        result: list[list[_Drawn]] = [[] for _ in self._seeds]
+    def _assembled(self, layer: int, step: int, answers: Tensors) -> list[Block]:
+        """The blocks of a step: the sources are numbered in the order in which one process does."""
+        topology, nodes, begins = self._whole, self._nodes[step], self._begins[step]
+        drawn: list[_Drawn] = []
         for r, (_, dst) in enumerate(topology.ends):
-            degrees, sources, ids, weights = (
-                torch.cat([answer[4 * r + i] for answer in answers]).numpy() for i in range(4)
-            )
-            order = self._orders[dst]
-            indptr = np.zeros(len(order) + 1, np.int64)
-            indptr[1 + order] = degrees
-            np.cumsum(indptr, out=indptr)
-            to = ranges(indptr[order], degrees)
-            arranged = []
-            for values in (sources, ids, weights):
-                out = np.empty(len(values), values.dtype)
-                if len(values):
-                    out[to] = values
-                arranged.append(out)
-            sources, ids, weights = arranged
-            ends = np.cumsum([0, *self._sizes[dst]])
-            for step, (begin, end) in enumerate(pairwise(ends)):
-                first, last = int(indptr[begin]), int(indptr[end])
-                result[step].append(
-                    _Drawn(
-                        indptr[begin : end + 1] - first,
-                        sources[first:last],
-                        ids[first:last],
-                        weights[first:last] if self._weighted[r] else None,
-                    )
-                )
-        return result
+            first = 4 * (len(topology.relations) * step + r)
+            values = [torch.cat(list(by_rank)).numpy() for by_rank in answers[first : first + 4]]
+            drawn.append(_in_order(self._dealt[step][dst].order, values, weighted=self._weighted[r]))
+        if not self._sampler.draws_alone:
+            drawn = self._draw_from(layer, step, drawn)
+        ends = [nodes.size(t) for t in range(len(topology.node_types))]
+        blocks = []
+        for (src, dst), graph, edges in zip(topology.ends, topology.graphs, drawn, strict=True):
+            indptr, count = edges.indptr, ends[dst] - begins[dst]
+            if len(indptr) <= count:  # no relation of this layer draws from these nodes
+                indptr = np.zeros(count + 1, np.int64)
+            trees = None
+            if self._seeds[step].trees is not None:
+                trees = np.repeat(nodes.trees(dst)[begins[dst] : ends[dst]], np.diff(indptr))
+            nodes.relabel(src, edges.sources, trees)
+            blocks.append(Block.from_numpy(indptr, edges.sources, edges.edge_ids, edges.weights, 0, graph))
+        for block, (src, _) in zip(blocks, topology.ends, strict=True):
+            block.num_src = nodes.size(src)
+        if getattr(self._sampler, "newest", False):
+            self._begins[step] = ends
+        return blocks
 
-    def _assembled(self, drawn: list[list[_Drawn]]) -> list[list[Block]]:
-        """Blocks by step and relation: the sources are numbered in the order in which one process does."""
-        topology, assembled = self._whole, []
-        for seeds, nodes, edges_by_relation in zip(self._seeds, self._nodes, drawn, strict=True):
-            blocks = []
-            known = [nodes.size(t) for t in range(len(topology.node_types))]
-            for (src, dst), graph, edges in zip(
-                topology.ends, topology.graphs, edges_by_relation, strict=True
-            ):
-                indptr, local = edges.indptr, edges.sources.copy()
-                if len(indptr) - 1 < known[dst]:  # no relation of this layer draws from these nodes
-                    indptr = np.zeros(known[dst] + 1, np.int64)
-                trees = None
-                if seeds.trees is not None:
-                    trees = np.repeat(nodes.trees(dst)[: known[dst]], np.diff(indptr))
-                nodes.relabel(src, local, trees)
-                weights = None if edges.weights is None else torch.from_numpy(edges.weights.copy())
-                blocks.append(
-                    Block(
-                        torch.from_numpy(indptr),
-                        torch.from_numpy(local),
-                        torch.from_numpy(edges.edge_ids.copy()),
-                        0,
-                        graph,
-                        weights,
-                    )
-                )
-            for block, (src, _) in zip(blocks, topology.ends, strict=True):
-                block.num_src = nodes.size(src)
-            assembled.append(blocks)
-        return assembled
+
+def _in_order(order: np.ndarray, values: list[np.ndarray], *, weighted: bool) -> _Drawn:
+    """Edges in the order of the nodes that asked. order: of the nodes as they are in values, which are the
+    number of edges of each node, and of all edges the sources, ids and weights."""
+    degrees, *of_edges = values
+    indptr = np.zeros(len(order) + 1, np.int64)
+    indptr[1 + order] = degrees
+    np.cumsum(indptr, out=indptr)
+    to = ranges(indptr[order], degrees)
+    arranged = []
+    for unordered in of_edges if weighted else of_edges[:2]:
+        arranged.append(np.empty_like(unordered))
+        arranged[-1][to] = unordered
+    sources, ids, *weights = arranged
+    return _Drawn(indptr, sources, ids, weights[0] if weighted else None)
 
 
 def whole_graphs(graphs: Sequence[Graph], counts: Mapping[Any, int]) -> list[Graph]:

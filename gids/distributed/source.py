@@ -17,7 +17,7 @@ from gids.cache.heat import page_weights
 from gids.cuda import open_device
 from gids.distributed.cooperative import Cooperation
 from gids.distributed.group import Group
-from gids.distributed.owners import GivenOwners, HashOwners, Owners, RangeOwners
+from gids.distributed.owners import Owners, hash_owners, range_owners
 from gids.distributed.placed import PlacedOwners, placed_owners
 from gids.distributed.rows import RankRows
 from gids.distributed.sampling import GroupSampling, whole_graphs
@@ -207,7 +207,7 @@ class GroupSource(RowSource):
             ids = np.arange(first, min(first + _BLOCK, stored.id_count))
             for rank, nodes in enumerate(own):
                 of_rank = owners.seen_by(rank) if isinstance(owners, PlacedOwners) else owners
-                nodes[first : first + _BLOCK] = torch.from_numpy(of_rank.of(ids) == rank)
+                nodes[first : first + _BLOCK] = torch.from_numpy(of_rank(ids) == rank)
         return [own[rank // columns] for rank in range(self._everyone.size)]
 
     def _dealt(self, tables: Sequence[Table], ids: int, order: np.ndarray | None) -> Owners:
@@ -218,12 +218,12 @@ class GroupSource(RowSource):
         """
         count, block = self.group.size, max((t.rows_per_page for t in tables), default=1)
         if self._owned_by == "range":
-            return RangeOwners(count, ids, block, order)
+            return range_owners(count, ids, block, order)
         if self.options.reads != "random" and tables:
             widest = max(tables, key=lambda t: t.row_bytes)
             rows = min(_SWEPT_BYTES // widest.row_bytes, ids // (count * _LEAST_BLOCKS))
             block = widest.rows_per_page * max(1, rows // widest.rows_per_page)
-        return HashOwners(count, block, order)
+        return hash_owners(count, block, order)
 
     def _placed(self, table: Table, ntype: str, rest: Owners, line_bytes: int) -> Owners:
         """Owners by heat, if the dataset has the heat of these nodes. Collective."""
@@ -243,14 +243,14 @@ class GroupSource(RowSource):
         nodes = minibatch.input_nodes
         src_ids, dst_ids = (nodes, nodes) if not isinstance(nodes, dict) else (nodes[src], nodes[dst])
         if hasattr(minibatch, "destinations_of"):  # of gids.pyg
-            return self._node_owners(dst).of(dst_ids[minibatch.destinations_of(relation)].numpy())
+            return self._node_owners(dst)(dst_ids[minibatch.destinations_of(relation)].numpy())
         blocks: list[Block] = [b[relation] if isinstance(b, dict) else b for b in minibatch.blocks]
         ends = []
         for block in blocks:
             sources, destinations = block.coo()
             added = block.positions < 0  # reverse edges of a bidirectional subgraph
             ends.append(torch.where(added, src_ids[sources], dst_ids[destinations]))
-        return self._node_owners(dst).of(torch.cat(ends).numpy())
+        return self._node_owners(dst)(torch.cat(ends).numpy())
 
     def close(self) -> None:
         self._local.close()
@@ -267,7 +267,7 @@ class GroupSource(RowSource):
         if key not in self._owners:
             owners = self.store.owners(ntype)
             if owners is not None:
-                self._owners[key] = GivenOwners(owners, self.group.size)
+                self._owners[key] = owners.__getitem__
             else:  # nodes of one page belong together, so that one rank reads it
                 tables = [t for t in self.store.tables.values() if t.type == ntype]
                 orders = {None if t.order is None else t.name for t in tables}

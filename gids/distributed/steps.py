@@ -11,8 +11,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ import torch
 from gids.loader.epoch_stream import Failed, Sampled
 from gids.loader.pack_chooser import EARLY
 from gids.loader.ranks import place_of
+from gids.loader.readers import Features
 from gids.loader.sampled_ahead import MOST_MINIBATCHES
 from gids.loader.sampling import EpochSampling
 
@@ -34,19 +35,9 @@ _LONGEST_WAIT_S = 10.0
 """A rank that prepares its packs tells the others at least this often that it still runs."""
 
 
-class Counts(NamedTuple):
-    """How many rows of a step are exchanged: by group of tables, then by rank.
-
-    wanted: rows that each rank asks of this one. expected: rows that come from each rank.
-    """
-
-    wanted: list[list[int]]
-    expected: list[list[int]]
-
-
 @dataclass
 class Step(Generic[T]):
-    """One step. Lists are by group of tables that are read alike.
+    """What this rank reads for a step. Lists are by group of tables that are read alike.
 
     ids: positions of the rows that all ranks ask of this one, int64[n], in the order of ranks. inverse: for
     each row of the minibatch, its place among the rows that come in; empty if no rows are exchanged.
@@ -54,7 +45,6 @@ class Step(Generic[T]):
 
     minibatch: T
     nbytes: int
-    counts: Counts
     ids: list[torch.Tensor]
     inverse: list[torch.Tensor]
 
@@ -68,6 +58,24 @@ class Step(Generic[T]):
         self.__dict__.update(state, ids=wide)
 
 
+@dataclass
+class Due(Generic[T]):
+    """A step that was sampled and is not returned. It waits in memory, unlike the Step.
+
+    wanted, expected: how many rows each rank asks of this one, and how many come from each, by group of
+    tables, then by rank. step, rows: what was read, by table, until it is sent; or error. coming: by table,
+    the rows that come, as of start_rows(). status: whether a rank failed, as of start_most().
+    """
+
+    wanted: list[list[int]]
+    expected: list[list[int]]
+    step: Step[T] | None = None
+    rows: Features = field(default_factory=dict)
+    error: Exception | None = None
+    coming: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
+    status: Any = None
+
+
 class Steps(Iterator[Step[T]], Generic[T]):
     """An iterator of the steps that this rank's stream of rows has not taken yet.
 
@@ -75,8 +83,8 @@ class Steps(Iterator[Step[T]], Generic[T]):
 
     Also what PackSwitch calls Together: superbatches do not overlap.
 
-    Attributes: minibatches: those that are sampled; known: the counts of the steps that were sampled and not
-    handed out; number: steps sampled.
+    Attributes: minibatches: those that are sampled; known: the steps that were sampled and not handed out;
+    number: steps sampled.
     """
 
     overlap = False
@@ -92,7 +100,7 @@ class Steps(Iterator[Step[T]], Generic[T]):
         self.minibatches = Sampled(cast("Iterable[T]", sampling))
         self._ids_of, self._bytes_of = ids_of, bytes_of
         self._waiting: deque[Step[T]] = deque()  # sampled, not taken
-        self.known: deque[Counts] = deque()
+        self.known: deque[Due[T]] = deque()
         self.number = 0
         self._ended = False
         self._failed: Exception | None = None
@@ -196,10 +204,10 @@ class Steps(Iterator[Step[T]], Generic[T]):
                 return
             place = self.place(self.number, "asks for rows")
             try:
-                step = self._rank_rows.ask(minibatch, self._ids_of, self._bytes_of, place)
+                step, due = self._rank_rows.ask(minibatch, self._ids_of, self._bytes_of, place)
             except Exception as raised:
                 self._failed = raised
                 raise
             self.number += 1
-            self.known.append(step.counts)
+            self.known.append(due)
             self._waiting.append(step)

@@ -5,13 +5,12 @@ Made by RankRows for each epoch. If rows are exchanged, those of the next step a
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from gids.distributed.steps import Step, Steps
+from gids.distributed.steps import Due, Step, Steps
 from gids.errors import RankError, StorageError
 from gids.loader.epoch_stream import EpochStream
 from gids.loader.learned import Learned
@@ -23,21 +22,6 @@ if TYPE_CHECKING:
     from gids.distributed.rows import RankRows
 
 T = TypeVar("T")
-
-
-@dataclass
-class _Due(Generic[T]):
-    """A step that this rank read rows for, or the error.
-
-    rows: those that it read, until they are sent. coming: by table, those that come, as of start_rows().
-    status: whether a rank failed, as of start_most().
-    """
-
-    step: Step[T] | None
-    rows: Features
-    error: Exception | None
-    coming: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
-    status: Any = None
 
 
 class LockstepStream(EpochStream[T]):
@@ -64,8 +48,6 @@ class LockstepStream(EpochStream[T]):
         self._steps, self._growth, self._learned = steps, growth, learned
         self._local: EpochStream[Step[T]] | None = None  # reads this rank's rows
         self._sampled_ahead: int | None = None  # steps, by random reads, the same on all ranks
-        self._first: _Due[T] | None = None
-        self._due: deque[_Due[T]] = deque()  # whose rows are on their way
         self._taken = 0  # steps
 
     def _take(self) -> tuple[T, Features, Exception | None]:
@@ -79,17 +61,14 @@ class LockstepStream(EpochStream[T]):
         if group.comparisons == comparisons:  # nothing was sampled
             group.meet(self._place("takes a minibatch"))
         self._send(2 if self._rank_rows.exchanged else 1)
-        due = self._due.popleft()
+        due = self._steps.known.popleft()
         features, error = self._receive(due)
-        self._steps.known.popleft()
         self._taken += 1
         return cast(T, due.step and due.step.minibatch), features, error
 
     def close(self) -> None:
         """Drop what was sampled ahead and let reads finish. Idempotent. Not collective."""
         with self._lock:
-            self._first = None
-            self._due.clear()
             self._steps.drop()
             if self._local is not None:
                 self._local.close()
@@ -120,7 +99,7 @@ class LockstepStream(EpochStream[T]):
                 together=steps,
             )
         )
-        self._first = self._read()  # the loader learns the size of a minibatch
+        self._read(steps.known[0])  # the loader learns the size of a minibatch
         if not (packs and steps.complete()):
             ahead = self._loader.window + MAX_PLANNED + 2
             [ahead] = self._group.most([ahead], self._place("chooses a window"))
@@ -136,27 +115,30 @@ class LockstepStream(EpochStream[T]):
         done = self._steps.number - len(self._steps.known)
         return None if self._count is None else self._count - done
 
-    def _read(self) -> _Due[T]:
-        """The next step, with the rows that this rank reads."""
+    def _read(self, due: Due[T]) -> None:
+        """Read this rank's rows for the step, unless that was done."""
         assert self._local is not None
+        if due.step is not None or due.error is not None:
+            return
         try:
-            step, rows = next(self._local)
+            due.step, due.rows = next(self._local)
         except StopIteration:
-            return _Due(None, {}, RuntimeError("there are no rows for a step that was sampled"))
+            due.error = RuntimeError("there are no rows for a step that was sampled")
         except Exception as error:  # the other ranks wait
-            return _Due(None, {}, error)
-        return _Due(step, rows, None)
+            due.error = error
 
     def _send(self, most: int) -> None:
         """Begin to send the rows of further steps, until those of so many are on their way."""
-        known, group, counters = self._steps.known, self._group, self._rank_rows.counts
-        while len(self._due) < min(most, len(known)):
-            counts, first = known[len(self._due)], self._first
-            self._first = None
-            due = self._read() if first is None else first
+        group, counters = self._group, self._rank_rows.counts
+        for due in list(islice(self._steps.known, most)):
+            if due.status is not None:
+                continue
+            self._read(due)
             if self._rank_rows.exchanged:
                 rows, due.rows = due.rows, {}  # they are with the exchange
-                for names, wanted, expected in zip(self._rank_rows.alike, *counts, strict=True):
+                for names, wanted, expected in zip(
+                    self._rank_rows.alike, due.wanted, due.expected, strict=True
+                ):
                     away = sum(wanted) - wanted[group.rank]
                     for name in names:
                         sent = rows.pop(name) if due.error is None else self._no_rows(name, sum(wanted))
@@ -165,14 +147,13 @@ class LockstepStream(EpochStream[T]):
                         counters["bytes sent"] += away * sent.shape[1]
                 counters["exchanges"] += 1
             due.status = group.start_most([int(due.error is not None)])
-            self._due.append(due)
 
     def _no_rows(self, name: str, count: int) -> torch.Tensor:
         """What is sent in place of rows that could not be read."""
         table = next(t for t in self._loader.tables if t.name == name)
         return torch.zeros(count, table.row_bytes, dtype=torch.uint8, device=self._loader.device)
 
-    def _receive(self, due: _Due[T]) -> tuple[Features, StorageError | None]:
+    def _receive(self, due: Due[T]) -> tuple[Features, StorageError | None]:
         """The features of a step; or why some rank could not read its rows."""
         group, received = self._group, {}
         for name, (rows, handle) in due.coming.items():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gids import _core
+from gids.distributed.group import Tensors
 from gids.distributed.owners import Dealt
 from gids.errors import FormatError
 from gids.sampler import Block, RandomWalk
@@ -35,14 +36,14 @@ class Walks:
         self._sampling, self._sampler, self._layer = sampling, sampler, layer
         self._numbers, self._place = numbers, place
 
-    def blocks(self, nodes: Sequence[_core.FoundNodes], error: Exception | None) -> list[Block]:
-        """Walk from all nodes that were found so far. Collective. error: the first exchange raises it."""
+    def blocks(self, nodes: Sequence[_core.FoundNodes]) -> list[Block]:
+        """Walk from all nodes that were found so far. Collective."""
         whole, sampler = self._sampling.whole, self._sampler
-        path = [] if error is not None else sampler.path_in(whole)
-        ntype = 0 if error is not None else whole.ends[path[0]][1]
+        path = sampler.path_in(whole)
+        ntype = whole.ends[path[0]][1]
         starts = [np.repeat(n.nodes(ntype), sampler.num_walks) for n in nodes]
-        visited = self._walk(starts, path, error)
-        fanout = 0 if error is not None else sampler.fanouts_of(whole)[self._layer][0]
+        visited = self._walk(starts, path)
+        fanout = sampler.fanouts_of(whole)[self._layer][0]
         blocks = []
         for step_nodes, flat in zip(nodes, visited, strict=True):
             indptr = np.empty(step_nodes.size(ntype) + 1, np.int64)
@@ -51,19 +52,11 @@ class Walks:
             count = _core.rank_walks(flat, each, fanout, indptr, sources, shares)
             local = sources[:count].copy()
             step_nodes.relabel(ntype, local)
-            blocks.append(
-                Block(
-                    torch.from_numpy(indptr),
-                    torch.from_numpy(local),
-                    torch.full((count,), -1),
-                    step_nodes.size(ntype),
-                    whole.graphs[path[0]],
-                    torch.from_numpy(shares[:count].copy()),
-                )
-            )
+            arrays = indptr, local, np.full(count, -1), shares[:count].copy()
+            blocks.append(Block.from_numpy(*arrays, step_nodes.size(ntype), whole.graphs[path[0]]))
         return blocks
 
-    def _walk(self, starts: list[np.ndarray], path: list[int], error: Exception | None) -> list[np.ndarray]:
+    def _walk(self, starts: list[np.ndarray], path: list[int]) -> list[np.ndarray]:
         """The nodes that were visited from each node, walk after walk; -1: the node itself."""
         sampler, (seed, epoch, first) = self._sampler, self._numbers
         num_walks, length, width = sampler.num_walks, sampler.walk_length, 1 + len(sampler.metapath or [0])
@@ -83,7 +76,7 @@ class Walks:
             alive = [np.arange(len(of_step)) for of_step in draws]
             for hop in range(width - 1):
                 walks = [(starts[i][a], draws[i][a] + 1 + hop, at[i][a]) for i, a in enumerate(alive)]
-                for i, moved in enumerate(self._hop(path, hop, walks, error)):
+                for i, moved in enumerate(self._hop(path[hop], hop, walks)):
                     at[i][alive[i]] = moved
                     alive[i] = alive[i][moved >= 0]
             for i, of_step in enumerate(at):
@@ -92,44 +85,35 @@ class Walks:
         return [of_step.ravel() for of_step in visited]
 
     def _hop(
-        self,
-        path: list[int],
-        hop: int,
-        walks: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
-        error: Exception | None,
+        self, relation: int, hop: int, walks: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     ) -> list[np.ndarray]:
         """Where walks go next; -1 in a dead end. walks: (starts, draws, nodes). Collective."""
         sampling, group, count = self._sampling, self._sampling.group, len(walks)
         orders: list[np.ndarray] = []
 
-        def ask() -> list[list[torch.Tensor]]:
-            if error is not None:
-                raise error
-            messages: list[list[torch.Tensor]] = [[] for _ in range(group.size)]
-            owners = sampling.owners[sampling.whole.ends[path[hop]][1]]
+        def ask() -> Tensors:
+            messages: list[list[torch.Tensor]] = []
+            owners = sampling.owners[sampling.whole.ends[relation][1]]
             for of_step in walks:
-                dealt = Dealt(owners.of(of_step[2]), group.size)
+                dealt = Dealt(owners(of_step[2]), group.size)
                 orders.append(dealt.order)
-                for message, parts in zip(
-                    messages, zip(*map(dealt.parts, of_step), strict=True), strict=True
-                ):
-                    message += parts
+                messages += map(dealt.parts, of_step)
                 away = len(dealt.order) - int(dealt.counts[group.rank])
                 sampling.counts["nodes asked"] += away
                 sampling.counts["bytes sent"] += 24 * away
             return messages
 
-        def answer() -> list[list[torch.Tensor]]:
+        def answer() -> Tensors:
             seed, epoch, first = self._numbers
             messages: list[list[torch.Tensor]] = []
-            for rank, of_rank in enumerate(asked):
+            for i in range(count):
                 messages.append([])
-                for i in range(count):
-                    starts, draws, at = (v.numpy() for v in of_rank[3 * i : 3 * i + 3])
+                for rank, of_rank in enumerate(zip(*asked[3 * i : 3 * i + 3], strict=True)):
+                    starts, draws, at = (v.numpy() for v in of_rank)
                     moved, numbers = np.empty(len(at), np.int64), (seed, epoch, first + i)
                     native = sampling.local.native
                     try:
-                        _core.hop_walks(native, path[hop], numbers, self._layer, starts, draws, at, moved)
+                        _core.hop_walks(native, relation, numbers, self._layer, starts, draws, at, moved)
                     except _core.BadTopology as bad:
                         raise FormatError(str(bad)) from None
                     messages[-1].append(torch.from_numpy(moved))
@@ -143,6 +127,6 @@ class Walks:
         moved = []
         for i, order in enumerate(orders):
             came = np.empty(len(order), np.int64)
-            came[order] = np.concatenate([of_rank[i].numpy() for of_rank in answers])
+            came[order] = torch.cat(answers[i]).numpy()
             moved.append(came)
         return moved

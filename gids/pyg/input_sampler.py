@@ -25,6 +25,8 @@ class InputSampler:
     own: the sampler was made for the loader. It samples from the loader's topology, and its random numbers
     depend on (seed, epoch, step). Others have their own topology and random numbers. negatives: for edges.
     transform: is called with each SamplerOutput.
+
+    Attributes: divisible: whether the edges of the topology may be divided among ranks.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class InputSampler:
         *,
         own: bool,
     ) -> None:
-        self.sampler, self.negatives, self.transform, self._own = sampler, negatives, transform, own
+        self.sampler, self.negatives, self.transform = sampler, negatives, transform
+        self._own = self.divisible = own
 
     def sample(
         self, topology: Any, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
@@ -75,11 +78,6 @@ class InputSampler:
             negatives.src_weight is not None or negatives.dst_weight is not None
         )
         return self._own and self.transform is None and not weighted and self.sampler.hops.weights is None
-
-    @property
-    def by_layers(self) -> bool:
-        """As HopSampler's."""
-        return self._own and self.sampler.hops.by_layers
 
     @property
     def without_repr(self) -> list[str]:

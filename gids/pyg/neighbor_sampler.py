@@ -7,6 +7,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch_geometric.sampler import (
     BaseSampler,
@@ -24,7 +25,7 @@ from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
 from gids.pyg.outputs import Output, output_of
-from gids.pyg.sampling_attributes import node_times, weights_of, with_times
+from gids.pyg.sampling_attributes import weights_of, with_times
 from gids.pyg.stores import graphs_on_disk, is_homogeneous, is_on_disk, store_of, table_of
 from gids.sampler import TimedSeeds, Topology
 from gids.sampler.minibatch import PerType
@@ -112,44 +113,47 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         by: By | None = None
         if time_attr is not None:
             self.graphs, by = with_times(self.graphs, time_attr, find, name)
-        self._node_times = node_times(self.graphs) if by == "nodes" else {}
+        self._node_times: dict[str, torch.Tensor] = {}
+        if by == "nodes":
+            topology = Topology(self.graphs)
+            times = ((ntype, topology.node_times(ntype)) for ntype in topology.node_types)
+            self._node_times = {t: torch.from_numpy(np.array(v, np.int64)) for t, v in times if v is not None}
         relations = [g.relation for g in self.graphs]
         by_relation = self._typed or (self._typed is None and isinstance(self.num_neighbors.values, dict))
         counts = counts_of(num_neighbors, relations if by_relation else None) or []
         weights = None
         if weight_attr is not None:
             weights = weights_of(self.graphs, weight_attr, find, name)
-        # the last one was made in this process
-        self._samplers = [
-            HopSampler(
-                counts,
-                replace=replace,
-                weights=weights,
-                disjoint=disjoint,
-                temporal=by,
-                strategy=temporal_strategy,  # type: ignore[arg-type]  # was checked
-                induced=self.subgraph_type.value == "induced",
-                threads=threads,
-            )
-        ]
+        self._make_hops = partial(
+            HopSampler,
+            counts,
+            replace=replace,
+            weights=weights,
+            disjoint=disjoint,
+            temporal=by,
+            strategy=temporal_strategy,  # type: ignore[arg-type]  # was checked
+            induced=self.subgraph_type.value == "induced",
+            threads=threads,
+        )
+        self._hops, self._process = self._make_hops(), os.getpid()
         self._topologies: dict[bool, Topology] = {}
-        self._process = os.getpid()
 
     @property
     def hops(self) -> HopSampler:
-        """The sampler of this process."""
-        self._renew()
-        return self._samplers[-1]
+        """The sampler. A forked worker makes one, because its number of threads is another one."""
+        if self._process != os.getpid():
+            self._hops, self._process = self._make_hops(), os.getpid()
+        return self._hops
 
     @property
     def disjoint(self) -> bool:
         """Whether each seed has a tree of its own."""
-        return self._samplers[-1].disjoint
+        return self.hops.disjoint
 
     @property
     def is_temporal(self) -> bool:
         """Whether seeds have times."""
-        return self._samplers[-1].temporal is not None
+        return self.hops.temporal is not None
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> Output:
         """PyG's entry for NodeLoader."""
@@ -163,7 +167,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     def topology(self, typed: bool) -> Topology:
         """The graphs for seeds with or without a type."""
-        self._renew()
         if typed not in self._topologies:
             self._topologies[typed] = Topology(self.graphs if typed else self.graphs[0])
         return self._topologies[typed]
@@ -191,9 +194,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
                 "the seeds have times (input_time= or edge_label_time=), and the sampler does not sample by "
                 "time: give it time_attr=, or leave them out"
             )
-        if inputs.time is None and (
-            self._samplers[-1].temporal == "edges" or (self._node_times and negatives)
-        ):
+        if inputs.time is None and (self.hops.temporal == "edges" or (self._node_times and negatives)):
             raise ValueError(
                 "the seeds need times, because time_attr= names times of edges, or there are negatives: give "
                 "input_time= or edge_label_time="
@@ -230,13 +231,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     def finished(self, output: Output) -> Output:
         """The output with the subgraph's type."""
         return output.to_bidirectional() if self.subgraph_type.value == "bidirectional" else output
-
-    def _renew(self) -> None:
-        """In a forked worker: make a sampler and topologies of its own, because threads stay behind."""
-        if self._process != os.getpid():
-            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
-            self._topologies = {}
-            self._process = os.getpid()
 
     def _is_alone(
         self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None

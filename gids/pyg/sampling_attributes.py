@@ -67,16 +67,6 @@ def with_times(
     return [_sorted(graph, by) for graph in timed], by
 
 
-def node_times(graphs: Sequence[Graph]) -> dict[str, torch.Tensor]:
-    """The times of nodes, by type, if the graphs have them: int64[num_nodes]."""
-    by_type: dict[str, torch.Tensor] = {}
-    for graph in graphs:
-        for ntype, times in ((graph.relation[0], graph.src_times), (graph.relation[2], graph.dst_times)):
-            if times is not None and ntype not in by_type:
-                by_type[ntype] = torch.from_numpy(np.array(times, np.int64))
-    return by_type
-
-
 def weights_of(
     graphs: Sequence[Graph], attribute: str, find: Callable[[str | Relation, str], Any], name: str
 ) -> Weights:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +90,14 @@ class LayeredSampler(ABC):
         and ValueError for wrong arguments.
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
-        return self._one(topology, seeds, fanouts, (seed, epoch, step))
+        numbers, checked = (seed, epoch, step), self.prepare(topology, seeds)
+        with self._lock:
+            if topology.device is None:
+                [layers] = self._on_host(topology, [checked], fanouts, numbers)
+            else:
+                started = self._start_on(topology.device, (topology, checked, fanouts, numbers))
+                checked, layers = replace(checked, ids=started.seeds), started.finish()
+        return self.finish(topology, checked, layers, epoch, step)
 
     def start(
         self, graphs: Graphs | Topology, seeds: AnySeeds, *, seed: int = 0, epoch: int = 0, step: int = 0
@@ -115,27 +122,6 @@ class LayeredSampler(ABC):
             return self.finish(topology, replace(checked, ids=started.seeds), layers, epoch, step)
 
         return finish
-
-    def sample_layer(
-        self,
-        graphs: Graphs | Topology,
-        seeds: AnySeeds,
-        layer: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        step: int = 0,
-    ) -> Minibatch:
-        """Sample one layer only (0: the seeds'), like a sampler with just that layer's number.
-
-        Uses this sampler's threads and memory. Arguments, device and errors: as in sample().
-        """
-        topology, fanouts = self._checked(graphs, seed, epoch, step)
-        if topology.drawn_by is not None:
-            numbers = {"seed": seed, "epoch": epoch, "step": step}
-            drawn: Minibatch = topology.drawn_by.sample_layer(self, seeds, layer, **numbers)
-            return drawn
-        return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
 
     def sample_bulk(
         self,
@@ -250,11 +236,6 @@ class LayeredSampler(ABC):
     def layer_count(self) -> int:
         return len(self._per_layer)
 
-    def only(self, layer: int) -> Self:
-        """A sampler that draws one layer (0: the seeds'), as sample_layer() does."""
-        arguments = self._arguments()
-        return type(self)(**arguments | {self._numbers_are: [arguments[self._numbers_are][-1 - layer]]})
-
     def fanouts_of(self, topology: Topology) -> list[list[int]]:
         """By layer, the seeds' first, and by relation."""
         result = []
@@ -341,18 +322,6 @@ class LayeredSampler(ABC):
     ) -> list[_core._Sampled]:
         """Call the native sampler. checked: the seeds of drawn_for, with their trees."""
 
-    def _one(
-        self, topology: Topology, seeds: AnySeeds, fanouts: list[list[int]], numbers: Numbers
-    ) -> Minibatch:
-        checked = self.prepare(topology, seeds)
-        with self._lock:
-            if topology.device is None:
-                [layers] = self._on_host(topology, [checked], fanouts, numbers)
-            else:
-                started = self._start_on(topology.device, (topology, checked, fanouts, numbers))
-                checked, layers = replace(checked, ids=started.seeds), started.finish()
-        return self.finish(topology, checked, layers, *numbers[1:])
-
     def _checked(
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
     ) -> tuple[Topology, list[list[int]]]:
@@ -392,15 +361,13 @@ class LayeredSampler(ABC):
         seeds: list[Given],
         fanouts: list[list[int]],
         numbers: Numbers,
-        call: Callable[..., list[_core._Sampled]] | None = None,
         only: int | None = None,
     ) -> list[Layers]:
-        """The layers by minibatch. call: instead of _call. only: as in DrawnFor."""
+        """The layers by minibatch. only: as in DrawnFor."""
         host = self._host_sampler()
         arrays = [[ids.numpy() for ids in checked.ids] for checked in seeds]
         try:
-            call = call or self._call
-            sampled = call(host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
+            sampled = self._call(host, topology, (topology.native, arrays, fanouts, numbers, only), seeds)
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
         return [
@@ -426,18 +393,7 @@ def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
 
 def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
     """A block for each relation of the layer."""
-    tensor = torch.from_numpy
-    return [
-        Block(
-            tensor(indptr),
-            tensor(indices),
-            tensor(positions),
-            num_src,
-            graph,
-            None if weights is None else tensor(weights),
-        )
-        for (indptr, indices, positions, weights, num_src), graph in zip(layer, topology.graphs, strict=False)
-    ]
+    return [Block.from_numpy(*arrays, graph) for arrays, graph in zip(layer, topology.graphs, strict=False)]
 
 
 def check_dependency(batch_dependency: float, nested: bool) -> Dependency:

@@ -45,6 +45,21 @@ class Block:
     reverse: Graph | None = None
     """The graph whose reverse edges a bidirectional subgraph has: those with the positions -1 - p."""
 
+    @classmethod
+    def from_numpy(
+        cls,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        positions: np.ndarray,
+        weights: np.ndarray | None,
+        num_src: int,
+        graph: Graph,
+    ) -> Block:
+        """A block that shares the memory of these arrays."""
+        indptr_, indices_, positions_ = map(torch.from_numpy, (indptr, indices, positions))
+        weights_ = None if weights is None else torch.from_numpy(weights)
+        return cls(indptr_, indices_, positions_, num_src, graph, weights_)
+
     def __repr__(self) -> str:
         weights = ", weights" if self.weights is not None else ""
         return f"Block({self.num_src} -> {self.num_dst} nodes, {self.num_edges} edges{weights})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,7 +23,7 @@ from gids.sampler.layered import (
     check_dependency,
 )
 from gids.sampler.locality import LocalityBias
-from gids.sampler.minibatch import Block, Minibatch
+from gids.sampler.minibatch import Minibatch
 from gids.sampler.subgraph import bidirectional_layer, check_reverses
 from gids.sampler.time_order import By
 from gids.sampler.topology import Graphs, Topology
@@ -76,8 +75,10 @@ class Neighbor(LayeredSampler):
     fit the graph.
     """
 
+    newest = False
+    """Whether only the nodes that the layer before has found draw, as in PyG."""
     _repeatable = True
-    _options = (
+    _options: tuple[str, ...] = (
         "replace",
         "weights",
         "locality",
@@ -121,7 +122,7 @@ class Neighbor(LayeredSampler):
         if locality is not None and not isinstance(locality, LocalityBias):
             raise TypeError(f"locality must be a gids.sampler.LocalityBias (got {type(locality).__name__})")
         self.locality = locality
-        self._digest: tuple[Any, str | dict[Relation, str] | None] | None = None
+        self._digest: tuple[Any, str | dict[Relation, str] | None] = None, None
         self.weights: np.ndarray | dict[Relation, np.ndarray] | None = None
         if isinstance(weights, Mapping):
             self.weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
@@ -161,28 +162,18 @@ class Neighbor(LayeredSampler):
         return super().repeatable and self.weights is None and self.locality is None
 
     def _printed(self) -> dict[str, Any]:
-        return self._arguments() | {"weights": self._weights_digest}
-
-    @property
-    def _weights_digest(self) -> str | dict[Relation, str] | None:
-        """Computed once for each object that `weights` is set to."""
-        if self._digest is None or self._digest[0] is not self.weights:
-            self._digest = self.weights, self._digest_of_weights()
-        return self._digest[1]
-
-    def _digest_of_weights(self) -> str | dict[Relation, str] | None:
-        if isinstance(self.weights, dict):
-            return {relation: array_digest(weights) for relation, weights in self.weights.items()}
-        return None if self.weights is None else array_digest(self.weights)
+        weights, digest = self._digest
+        if weights is not self.weights:  # computed once for each object that `weights` is set to
+            weights = self.weights
+            if isinstance(weights, dict):
+                digest = {relation: array_digest(array) for relation, array in weights.items()}
+            else:
+                digest = None if weights is None else array_digest(weights)
+            self._digest = weights, digest
+        return self._arguments() | {"weights": digest}
 
     def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        drawn_for: DrawnFor,
-        checked: list[Given],
-        *,
-        induced: bool = False,
+        self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor, checked: list[Given]
     ) -> list[_core._Sampled]:
         weights, masks = self._weights_of(topology), self._masks_of(topology)
         return host.neighbor(
@@ -194,26 +185,16 @@ class Neighbor(LayeredSampler):
             [trees for seeds in checked if (trees := seeds.native()) is not None],
             [] if self.temporal is None else topology.times(self.temporal),
             self.strategy == "last",
-            induced or self.subgraph == "induced",
+            self.newest,
+            self.subgraph == "induced",
         )
 
     def trees(self, graphs: Graphs | Topology, seeds: AnySeeds) -> Trees:
-        """The trees of the seeds, as sample() makes them, for sample_layer(). Raises as sample()."""
+        """The trees of the seeds, as sample() makes them, for PlantedNodes. Raises as sample()."""
         trees = self.prepare(Topology.of(graphs), seeds).trees
         if trees is None:
             raise ValueError("the sampler is not disjoint: it makes no trees")
         return trees
-
-    def induced(self, graphs: Graphs | Topology, nodes: AnySeeds) -> dict[Relation, Block]:
-        """All edges among the nodes, by relation, as with subgraph="induced". On the CPU.
-
-        nodes: int64[n], or by type; PlantedNodes if the sampler is disjoint. Raises as sample().
-        """
-        topology = Topology.of(graphs)
-        checked, call = self.prepare(topology, nodes), partial(self._call, induced=True)
-        with self._lock:
-            [(_, [layer], _)] = self._on_host(topology, [checked], [], (0, 0, 0), call)
-        return dict(zip(topology.relations, layer, strict=True))
 
     def prepare(self, topology: Topology, seeds: AnySeeds) -> Given:
         if self.subgraph == "bidirectional":
@@ -274,7 +255,8 @@ class Neighbor(LayeredSampler):
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         last = self.strategy == "last"
-        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates, last=last)
+        kind = "replaced" if self.replace else kind
+        choice = Choice(kind, self._dependency, rates=rates, last=last, newest=self.newest)
         return sampler.start(topology, checked.ids, fanouts, numbers, choice, forest)
 
 

@@ -44,8 +44,8 @@ class Topology:
     node type.
 
     Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
-    and node_counts, in order of first mention; drawn_by: gids.distributed.sampling, which
-    draws layers with other processes, if the edges are not here; else None.
+    and node_counts, in order of first mention; drawn_by: what samples with other processes, by
+    sample_steps(), if the edges are not here (gids.distributed); else None.
 
     Raises TypeError and ValueError for inconsistent graphs.
     """

@@ -143,11 +143,7 @@ def measure(
             break
         on_point(size)
         start = time.monotonic()
-        # Layers of LADIES grow with the minibatch.
-        sampler = make_sampler(
-            setting.sampler, setting.fanouts, size, threads=setting.threads, kappa=setting.kappa
-        )
-        points.append(_Measurement(setting, topology, sampler, tables, ranks, seeds, size).point())
+        points.append(_point(setting, topology, tables, ranks, seeds, size))
         before = time.monotonic() - start
     return Curves(
         setting,
@@ -180,72 +176,65 @@ class _Counts(NamedTuple):
     pages: dict[str, int]
 
 
-class _Measurement:
-    """The minibatches of one size."""
+def _point(
+    setting: Setting,
+    topology: Topology,
+    tables: Mapping[str, Table],
+    ranks: Mapping[str, npt.NDArray[np.int64]],
+    seeds: SeedOrder,
+    size: int,
+) -> Point:
+    """Sample minibatches of one size. ranks: of the tables whose caches are static; see rank_of_pages()."""
+    # Layers of LADIES grow with the minibatch.
+    sampler: Sampler = make_sampler(
+        setting.sampler, setting.fanouts, size, threads=setting.threads, kappa=setting.kappa
+    )
+    caches: dict[str, Static | LeastRecent] = {
+        name: Static(ranks[name]) if name in ranks else LeastRecent(table.page_count)
+        for name, table in tables.items()
+    }
 
-    def __init__(
-        self,
-        setting: Setting,
-        topology: Topology,
-        sampler: Sampler,
-        tables: Mapping[str, Table],
-        ranks: Mapping[str, npt.NDArray[np.int64]],
-        seeds: SeedOrder,
-        size: int,
-    ) -> None:
-        self._topology, self._sampler, self._tables = topology, sampler, tables
-        self._setting, self._seeds, self._size = setting, seeds, size
-        self._caches: dict[str, Static | LeastRecent] = {
-            name: Static(ranks[name]) if name in ranks else LeastRecent(table.page_count)
-            for name, table in tables.items()
-        }
-
-    def point(self) -> Point:
-        size, count = self._size, 1
-        if size < len(self._seeds):
-            count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(self._seeds) // size)
-        minibatches = [self._sample(number) for number in range(count)]
-        for cache in self._caches.values():
-            # Caches that keep the rows used last need minibatches to begin with.
-            number = count
-            while cache.needs_more(number):
-                self._sample(number)
-                number += 1
-        layers, types = len(minibatches[0].edges), self._topology.node_types
-        return Point(
-            size,
-            count,
-            np.mean([m.nodes for m in minibatches], axis=0),
-            np.mean([m.edges for m in minibatches], axis=0),
-            {t: float(np.mean([m.rows[t] for m in minibatches])) for t in types},
-            [{t: _mean_users([m.users[i][t] for m in minibatches]) for t in types} for i in range(layers)],
-            {name: float(np.mean([m.pages[name] for m in minibatches])) for name in self._tables},
-            {name: cache.misses() for name, cache in self._caches.items()},
-        )
-
-    def _sample(self, number: int) -> _Counts:
+    def sample(number: int) -> _Counts:
         """The counts of a minibatch. Gives its pages to the caches."""
-        first = number * self._size
-        minibatch = self._sampler.sample(
-            self._topology,
-            self._seeds.take(first, self._size),
-            seed=self._setting.seed,
-            epoch=first // len(self._seeds),
+        first = number * size
+        minibatch = sampler.sample(
+            topology,
+            seeds.take(first, size),
+            seed=setting.seed,
+            epoch=first // len(seeds),
             step=number,
         )
-        rows = {t: len(input_nodes(minibatch, t)) for t in self._topology.node_types}
+        rows = {t: len(input_nodes(minibatch, t)) for t in topology.node_types}
         page_counts = {}
-        for name, table in self._tables.items():
+        for name, table in tables.items():
             pages = pages_in(table, input_nodes(minibatch, str(table.type)).numpy())
-            self._caches[name].add(pages)
+            caches[name].add(pages)
             page_counts[name] = len(pages)
         nodes, edges, users = layers_of(minibatch)
-        users = [self._padded(by_type) for by_type in users]
         return _Counts([*nodes, sum(rows.values())], edges, rows, users, page_counts)
 
-    def _padded(self, users: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.int64]]:
-        none = np.zeros(0, np.int64)
-        return {t: users.get(t, none) for t in self._topology.node_types}
+    count = 1
+    if size < len(seeds):
+        count = min(_MOST_MINIBATCHES, -(-_LEAST_SEEDS // size), len(seeds) // size)
+    minibatches = [sample(number) for number in range(count)]
+    number = count
+    while any(cache.needs_more for cache in caches.values()):
+        sample(number)
+        number += 1
+    layers, types, none = len(minibatches[0].edges), topology.node_types, np.zeros(0, np.int64)
+    return Point(
+        size,
+        count,
+        np.mean([m.nodes for m in minibatches], axis=0),
+        np.mean([m.edges for m in minibatches], axis=0),
+        {t: float(np.mean([m.rows[t] for m in minibatches])) for t in types},
+        [
+            {t: _mean_users([m.users[i].get(t, none) for m in minibatches]) for t in types}
+            for i in range(layers)
+        ],
+        {name: float(np.mean([m.pages[name] for m in minibatches])) for name in tables},
+        {name: cache.misses() for name, cache in caches.items()},
+    )
 
 
 def layers_of(

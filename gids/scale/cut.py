@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from gids.distributed.owners import HashOwners, RangeOwners
+from gids.distributed.owners import hash_owners, range_owners
 from gids.distributed.source import OwnedBy
 from gids.store import FeatureStore, Graph
 from gids.write.row_order import community_order
@@ -32,11 +32,9 @@ def cut_shares(
     positions = _communities(store, graphs) if method == "community" else None
 
     def owners(ntype: str, ids: np.ndarray, count: int) -> np.ndarray:
-        ranges = method in ("range", "community")
-        of_rank = (
-            RangeOwners(count, store.num_nodes(ntype), positions=positions) if ranges else HashOwners(count)
-        )
-        return of_rank.of(ids)
+        if method in ("range", "community"):
+            return range_owners(count, store.num_nodes(ntype), positions=positions)(ids)
+        return hash_owners(count)(ids)
 
     def share(count: int) -> float:
         cut = [

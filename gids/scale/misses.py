@@ -45,6 +45,8 @@ def pages_in(table: Table, ids: Ids) -> Ids:
 class Static:
     """A cache that holds the pages whose rows have the most heat: the best that is stored, or out-degrees."""
 
+    needs_more = False
+
     def __init__(self, rank: Ids) -> None:
         """rank: of rank_of_pages()."""
         self._rank = rank
@@ -56,9 +58,6 @@ class Static:
         lines = np.round(_STATIC * len(self._rank)).astype(np.int64)
         self._total += len(ranks) - np.searchsorted(ranks, lines)
         self._minibatches += 1
-
-    def needs_more(self, minibatches: int) -> bool:
-        return minibatches < 1
 
     def misses(self) -> Misses:
         return Misses(_STATIC, self._total / self._minibatches)
@@ -83,8 +82,9 @@ class LeastRecent:
         self._missed.append(missed)
         self._asked.append(len(pages))
 
-    def needs_more(self, minibatches: int) -> bool:
-        del minibatches
+    @property
+    def needs_more(self) -> bool:
+        """Whether more minibatches must be added: the first ones only fill the caches."""
         done = len(self._missed)
         return done < _LRU_LEAST or (done < _LRU_MINIBATCHES and sum(self._asked) < _LRU_PAGES)
 

@@ -170,36 +170,48 @@ def predict(
 
 
 def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, copies: int = 1) -> Work:
-    """The counts of one rank in one step."""
-    seeds = min(ranks * curves.setting.batch_size, curves.epoch_seeds)
-    if mode == "cooperative":
-        return _cooperative(curves, plan, model, seeds, ranks)
-    parts = 1 if mode == "independent" else ranks // copies
-    return _apart(curves, plan, model, seeds, ranks, parts)
+    """The counts of one rank in one step.
 
-
-def _apart(curves: Curves, plan: Plan, model: Model, seeds: float, ranks: int, parts: int) -> Work:
-    """Each rank samples its own seeds. Of `parts` ranks, each reads its part of the rows for all."""
-    size, layers = seeds / ranks, len(curves.setting.fanouts)
-    column = size * parts  # seeds of the ranks that exchange with each other
-    away = 1 - 1 / parts
+    In cooperative training all ranks work on one minibatch; each node belongs to one of them. Else each rank
+    samples its own seeds, and of `parts` ranks, each reads its part of the rows for all.
+    """
+    seeds, layers = min(ranks * curves.setting.batch_size, curves.epoch_seeds), len(curves.setting.fanouts)
+    cooperative = mode == "cooperative"
+    parts = 1 if mode == "independent" else ranks if cooperative else ranks // copies
+    size, share = (seeds, 1 / ranks) if cooperative else (seeds / ranks, 1)  # of a minibatch; a rank's part
+    column = seeds if cooperative else size * parts  # seeds of the ranks that exchange with each other
     pages, storage = _reads(curves, plan, column, parts)
-    nodes, edges = _layers(curves, size)
-    rows = {t: _input_nodes(curves, size, t) for t in curves.node_counts}
-    asked, drawn = sum(nodes[:-1]) * away, sum(edges) * away
-    received = {t: n * away for t, n in rows.items()}
-    feature_bytes = _row_bytes(curves, rows)
-    answered = _DEGREE * asked + (_EDGE + (_WEIGHT if _weighted(curves) else 0)) * drawn
-    network = rounds = 0.0
-    if parts > 1:
+    nodes, edges = ([share * x for x in values] for values in _layers(curves, size))
+    rows = {t: share * _input_nodes(curves, size, t) for t in curves.node_counts}
+    asked = drawn = activations = 0.0  # nodes and edges of others; bytes of hidden layers
+    sampling = exchanges = 0.0  # rounds
+    if cooperative:
+        by_layer = [received(curves, seeds, ranks, layer, plan) for layer in range(layers)]
+        came, ids = by_layer[-1], sum(sum(of_layer.values()) for of_layer in by_layer)
+        widths = model.widths(_input_width(curves), layers)[::-1]
+        # Rows of the layer next to the seeds come last. Forward and backward; features need no gradient.
+        activations = sum(
+            2 * _FLOAT * widths[layer + 1] * sum(by_layer[layer].values()) for layer in range(layers - 1)
+        )
+        network = _ID * ids
+        if ranks > 1:
+            sampling, exchanges = layers / BULK, 2 * layers - 1
+    else:
+        away = 1 - 1 / parts
+        came = {t: n * away for t, n in rows.items()}
+        ids, asked, drawn = sum(came.values()), sum(nodes[:-1]) * away, sum(edges) * away
         # A rank receives as many bytes as it sends: others' ids, and the answers to its own.
-        tables = sum(received[str(t.type)] * (_ID + t.row_bytes) for t in curves.tables.values())
-        network, rounds = _ID * asked + answered + tables, 2 * layers / BULK + 2
+        network = _ID * asked + _DEGREE * asked + (_EDGE + (_WEIGHT if _weighted(curves) else 0)) * drawn
+        network += _ID * sum(came[str(t.type)] for t in curves.tables.values())
+        if parts > 1:
+            sampling = 2 * layers / BULK + 2
+    features = _row_bytes(curves, came)
     gradients, gradient_messages = _gradients(curves, model, ranks)
-    moved = 2 * feature_bytes * (1 + (away if parts > 1 else 0)) + _LINE * (sum(nodes) + sum(edges))
+    in_training = (features if cooperative else 0) + activations + gradients
     inner, operations = _training(curves, model, nodes, edges)
+    moved = 2 * (_row_bytes(curves, rows) + features + activations) + _LINE * (sum(nodes) + sum(edges))
     return Work(
-        seeds=size,
+        seeds=share * size,
         nodes=sum(nodes),
         edges=sum(edges),
         rows=sum(_input_nodes(curves, column, t) for t in curves.node_counts) / parts,
@@ -207,52 +219,14 @@ def _apart(curves: Curves, plan: Plan, model: Model, seeds: float, ranks: int, p
         storage_bytes=storage,
         nodes_asked=asked,
         edges_received=drawn,
-        ids_received=sum(received.values()),
-        rows_received=sum(received.values()),
-        network_bytes=network + gradients,
-        activation_bytes=gradients,
-        rounds=rounds + (1 if ranks > 1 else 0),
-        activation_rounds=1 if ranks > 1 else 0,
-        messages=rounds * (parts - 1) + gradient_messages,
-        memory_bytes=moved + inner,
-        operations=operations,
-    )
-
-
-def _cooperative(curves: Curves, plan: Plan, model: Model, seeds: float, ranks: int) -> Work:
-    """All ranks work on one minibatch; each node belongs to one of them."""
-    layers = len(curves.setting.fanouts)
-    pages, storage = _reads(curves, plan, seeds, ranks)
-    nodes, edges = ([x / ranks for x in values] for values in _layers(curves, seeds))
-    rows = {t: _input_nodes(curves, seeds, t) / ranks for t in curves.node_counts}
-    by_layer = [received(curves, seeds, ranks, layer, plan) for layer in range(layers)]
-    asked = sum(sum(of_layer.values()) for of_layer in by_layer)
-    features = _row_bytes(curves, by_layer[-1])
-    widths = model.widths(_input_width(curves), layers)[::-1]
-    # Rows of the layer next to the seeds come last. Forward and backward; features need no gradient.
-    activations = sum(
-        2 * _FLOAT * widths[layer + 1] * sum(by_layer[layer].values()) for layer in range(layers - 1)
-    )
-    gradients, gradient_messages = _gradients(curves, model, ranks)
-    exchanges = 0 if ranks == 1 else 2 * layers - 1
-    sampling = 0 if ranks == 1 else layers / BULK
-    moved = 2 * (_row_bytes(curves, rows) + features) + _LINE * (sum(nodes) + sum(edges))
-    inner, operations = _training(curves, model, nodes, edges)
-    return Work(
-        seeds=seeds / ranks,
-        nodes=sum(nodes),
-        edges=sum(edges),
-        rows=sum(rows.values()),
-        pages=pages,
-        storage_bytes=storage,
-        ids_received=asked,
-        rows_received=sum(by_layer[-1].values()),
-        network_bytes=_ID * asked + features + activations + gradients,
-        activation_bytes=features + activations + gradients,
-        rounds=exchanges + sampling + (ranks > 1),
+        ids_received=ids,
+        rows_received=sum(came.values()),
+        network_bytes=network + features + activations + gradients,
+        activation_bytes=in_training,
+        rounds=sampling + exchanges + (ranks > 1),
         activation_rounds=exchanges + (ranks > 1),
-        messages=(exchanges + sampling) * (ranks - 1) + gradient_messages,
-        memory_bytes=moved + inner + 2 * activations,
+        messages=(sampling + exchanges) * (parts - 1) + gradient_messages,
+        memory_bytes=moved + inner,
         operations=operations,
     )
 

@@ -207,9 +207,9 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
                            const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
                            const std::vector<std::optional<Bits>>& near, float factor,
                            const std::vector<Trees>& trees, const std::vector<TimesOf>& times, bool last,
-                           bool induced) {
+                           bool newest, bool induced) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
-  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor, {}, last, induced};
+  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor, {}, last, newest, induced};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights must have at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
@@ -410,15 +410,16 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a, "only"_a,
-           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "induced"_a,
+           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a, "trees"_a, "times"_a, "last"_a, "newest"_a,
+           "induced"_a,
            "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the "
            "seeds' first, by relation; numbers: (seed, epoch, first step); only: draw this layer alone, for the seeds "
            "as its nodes, and leave node ids in indices, or None; weights: by relation, float32[num_edges] or None; "
            "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source "
            "whose edges count factor times, or None; trees: by minibatch (the tree of each seed by node type, tags, "
            "times or None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: "
-           "later edges are left out; last: draw among the last edges; induced: one layer, of all edges among the "
-           "nodes. Returns of each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "later edges are left out; last: draw among the last edges; newest: only nodes that the layer before found "
+           "draw; induced: one layer, of all edges among the nodes. Returns of each minibatch (int64[n] nodes by node type, by layer and relation (indptr, indices, "
            "positions, weights or None, number of sources), the trees of the nodes by node type or nothing).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,

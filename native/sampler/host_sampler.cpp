@@ -25,14 +25,15 @@ void raise_bad_edge(const Relation& relation, const Frontier& frontier) {
 
 }  // namespace
 
-Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest) {
-  return forest ? run_in(tree_sets_, graph, seeds, layers, expand, forest)
-                : run_in(sets_, graph, seeds, layers, expand, nullptr);
+Minibatch HostSampler::run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest,
+                           bool newest) {
+  return forest ? run_in(tree_sets_, graph, seeds, layers, expand, forest, newest)
+                : run_in(sets_, graph, seeds, layers, expand, nullptr, newest);
 }
 
 template <class Set>
 Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, Seeds seeds, u32 layers,
-                              const Expand& expand, const Forest* forest) {
+                              const Expand& expand, const Forest* forest, bool newest) {
   sets.resize(graph.node_types.size());
   for (u32 type = 0; type < sets.size(); ++type) {
     const auto& [count, name] = graph.node_types[type];
@@ -43,15 +44,17 @@ Minibatch HostSampler::run_in(std::vector<Set>& sets, const Topology& graph, See
     sets[type].start(seeds[type], forest ? forest->of_seeds[type].data() : nullptr);
   }
   Minibatch minibatch;
-  std::vector<size_t> known(sets.size());
+  std::vector<size_t> begins(sets.size()), ends(sets.size());  // of the nodes that draw
   const u32 first = only_.value_or(0);
   for (u32 layer = first; layer < (only_ ? first + 1 : layers); ++layer) {
-    for (u32 type = 0; type < sets.size(); ++type) known[type] = sets[type].size();
+    if (newest) begins = ends;
+    for (u32 type = 0; type < sets.size(); ++type) ends[type] = sets[type].size();
     auto& blocks = minibatch.layers.emplace_back();
     for (u32 r = 0; r < graph.relations.size(); ++r) {
       const Relation& relation = graph.relations[r];
       FirstFault bad_edge;
-      const Frontier frontier = frontier_of(sets, graph, relation, known[relation.dst], forest, bad_edge);
+      const u32 dst = relation.dst;
+      const Frontier frontier = frontier_of(sets, graph, relation, begins[dst], ends[dst], forest, bad_edge);
       blocks.push_back(expand(layer, r, frontier));
       raise_bad_edge(relation, frontier);
       if (only_) continue;
@@ -86,7 +89,7 @@ std::vector<Block> HostSampler::induced_in(std::vector<Set>& sets, const Topolog
     const Relation& relation = graph.relations[r];
     FirstFault bad_edge;
     const Set& sources = sets[relation.src];
-    const Frontier frontier = frontier_of(sets, graph, relation, sets[relation.dst].size(), forest, bad_edge);
+    const Frontier frontier = frontier_of(sets, graph, relation, 0, sets[relation.dst].size(), forest, bad_edge);
     restrict(r, frontier);
     blocks.push_back(collect(
         frontier,
@@ -108,13 +111,13 @@ std::vector<Block> HostSampler::induced_in(std::vector<Set>& sets, const Topolog
 }
 
 template <class Set>
-Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t count,
-                                  const Forest* forest, FirstFault& bad_edge) {
+Frontier HostSampler::frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t begin,
+                                  size_t end, const Forest* forest, FirstFault& bad_edge) {
   const Set& set = sets[relation.dst];
-  const auto nodes = set.nodes().first(count);
+  const auto nodes = set.nodes().subspan(begin, end - begin);
   read_ranges(relation, nodes);
   Frontier frontier{relation, graph.node_types[relation.src].count, nodes, begins_.data(), degrees_.data(), bad_edge};
-  if (forest) frontier.trees = set.trees(), frontier.tags = forest->tags.data();
+  if (forest) frontier.trees = set.trees() + begin, frontier.tags = forest->tags.data();
   return frontier;
 }
 

@@ -67,9 +67,11 @@ class HostSampler {
   // Makes a block whose indices are node ids; they become local ids afterwards.
   using Expand = std::function<Block(u32 layer, u32 relation, const Frontier&)>;
 
-  // Every relation draws from the nodes that the layers before have found. Throws std::out_of_range for a seed that
-  // is no node, BadTopology. One caller at a time. forest: the trees of the seeds, or null.
-  Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest = nullptr);
+  // Every relation draws from the nodes that the layers before have found; with `newest` only from those that the last
+  // one has. Throws std::out_of_range for a seed that is no node, BadTopology. One caller at a time. forest: the trees
+  // of the seeds, or null.
+  Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand, const Forest* forest = nullptr,
+                bool newest = false);
 
   // Instead of a layer's blocks: all edges among the nodes of the minibatch that run() has made. With trees, those
   // within a tree. restrict(relation, frontier) leaves in-edges out, with bound().
@@ -94,13 +96,13 @@ class HostSampler {
  private:
   template <class Set>
   Minibatch run_in(std::vector<Set>& sets, const Topology& graph, Seeds seeds, u32 layers, const Expand& expand,
-                   const Forest* forest);
+                   const Forest* forest, bool newest);
   template <class Set>
   std::vector<Block> induced_in(std::vector<Set>& sets, const Topology& graph, const Forest* forest,
                                 const Restrict& restrict);
   template <class Set>
-  Frontier frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t count,
-                       const Forest* forest, FirstFault& bad_edge);
+  Frontier frontier_of(std::vector<Set>& sets, const Topology& graph, const Relation& relation, size_t begin,
+                       size_t end, const Forest* forest, FirstFault& bad_edge);
   const u32* trees_of_edges(const Block& block, const u32* trees);
   void read_ranges(const Relation& relation, std::span<const i64> nodes);
 

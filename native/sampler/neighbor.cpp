@@ -169,9 +169,9 @@ Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds
       const bool all = fanout == neighbor::all_neighbors || !options.last;
       leave_out_later(host, frontier, times, forest->times, all ? no_limit : static_cast<u64>(fanout));
     }
-    return draw(host, frontier, r, fanout, options, Variates(moment, layer, r));
+    return draw(host, frontier, r, fanout, options, Variates(moment, options.newest ? 0 : layer, r));
   };
-  Minibatch minibatch = host.run(graph, seeds, static_cast<u32>(fanouts.size()), expand, forest);
+  Minibatch minibatch = host.run(graph, seeds, static_cast<u32>(fanouts.size()), expand, forest, options.newest);
   if (options.induced) {
     minibatch.layers.clear();
     minibatch.layers.push_back(host.induced(graph, forest, [&](u32 r, const Frontier& frontier) {

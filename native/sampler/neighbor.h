@@ -19,6 +19,7 @@ struct NeighborOptions {
   float factor = 1;
   std::vector<Times> times;  // by relation, or empty: edges later than their tree are not drawn. Needs trees with times
   bool last = false;         // draw among the last edges, as many as the fanout
+  bool newest = false;       // only the nodes that the layer before has found draw, by the same numbers in all layers
   bool induced = false;      // instead of blocks, one layer of all edges among the nodes
 };
 

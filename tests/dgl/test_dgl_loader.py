@@ -81,21 +81,6 @@ def test_leaving_an_epoch_and_starting_another(homogeneous, sampler, num_workers
     loader.close()
 
 
-def test_an_exception_in_the_body_frees_the_epoch(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8)
-
-    def train():
-        for _ in loader:
-            raise RuntimeError("training failed")
-
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="training failed"):
-            train()
-    gc.collect()
-    check(loader, homogeneous)
-    loader.close()
-
-
 def test_two_iterators_at_once(homogeneous, sampler):
     loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8)
     count = 0
@@ -104,44 +89,6 @@ def test_two_iterators_at_once(homogeneous, sampler):
         count += 1
     assert count == len(loader)
     loader.close()
-
-
-CACHE_BYTES = {"no cache": 0, "tiny cache": 64 << 10, "large cache": 16 << 20}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(
-    ("window", "policy", "engine", "cache"),
-    [
-        (0, "lookahead", "auto", "tiny cache"),
-        (1, "window-pin", "threads", "tiny cache"),
-        (8, "random", "mmap", "tiny cache"),
-        (16, "lookahead", "threads", "no cache"),
-        (16, "lru", "auto", "large cache"),
-        (22, "static", "mmap", "large cache"),
-        (22, "lookahead", "auto", "tiny cache"),
-    ],
-)
-def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, policy, engine, cache):
-    def epochs(make, **options):
-        sampler = model.node_sampler("neighbor", heterogeneous)
-        loader = make(heterogeneous, heterogeneous.seeds, sampler, batch_size=8, shuffle=True, **options)
-        kept = model.epochs(loader, 3)
-        return [batch for epoch in kept for batch in epoch]
-
-    ours = epochs(
-        model.gids_loader,
-        num_workers=num_workers,
-        window=window,
-        policy=policy,
-        engine=engine,
-        cache=CACHE_BYTES[cache],
-    )
-    stock = epochs(model.stock_loader, num_workers=num_workers)
-    for batch, stock_batch in zip(ours, stock, strict=True):
-        assert model.assert_rows_equal_source(batch, heterogeneous) == 6
-        model.assert_same(batch, stock_batch)
 
 
 def test_one_process_of_distributed_training(homogeneous, sampler, tmp_path):
@@ -440,23 +387,6 @@ def test_the_cache_may_lie_on_a_device(heterogeneous, cuda_is):
     with model.gids_loader(heterogeneous, heterogeneous.seeds, sampler, **options) as loader:
         check(loader, heterogeneous)
         assert "staging" in loader.stats()["memory"]
-
-
-def test_an_error_of_the_sampler_with_the_cache_on_a_device(homogeneous, cuda_is):
-    cuda_is(EmulatedDevice())
-    sampler = Failing([3], prefetch_node_feats=["feat"])
-    sampler.fails = (20, 30, 90)
-    loader = gids.dgl.DataLoader(
-        homogeneous.graph,
-        torch.arange(100),
-        sampler,
-        gids=gids.open(homogeneous.path, tuning=gids.Tuning(staging="1MiB")),
-        batch_size=10,
-        gids_device="cuda",
-    )
-    expected = [0, 10, "no sample of 20", "no sample of 30", *range(40, 90, 10), "no sample of 90"]
-    assert outcomes(iter(loader)) == [*expected, "end", "end"]
-    loader.close()
 
 
 # enable()

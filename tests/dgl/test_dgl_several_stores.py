@@ -150,14 +150,6 @@ def test_the_same_dataset_twice_is_one(homogeneous):
     assert model.assert_rows_equal_source(next(iter(loader)), homogeneous) == 1
 
 
-def test_a_dataset_of_other_nodes(homogeneous, tmp_path):
-    path = tmp_path / "other.gids"
-    other = write_columns(path, dgl.rand_graph(299, 1), {("node", "_N", "added"): torch.ones(299, 2)})
-    sampler = NeighborSampler([3], prefetch_node_feats=["feat", "added"])
-    with pytest.raises(ValueError, match=r"'_N.added' of other.gids has 299 rows, but the graph has 300"):
-        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=[homogeneous.path, other])
-
-
 def test_a_feature_missing_from_every_store_is_an_error(homogeneous, twin):
     both = [homogeneous.path, twin]
     where = r"in small.gids and twin.gids \(has '_N.feat', '_N._E._N.weight', '_N.feat'\)"
@@ -168,8 +160,3 @@ def test_a_feature_missing_from_every_store_is_an_error(homogeneous, twin):
         gids.dgl.DataLoader(
             homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=both, gids_feats=["colour"]
         )
-
-
-def test_an_empty_list_of_datasets_is_refused(homogeneous):
-    with pytest.raises(ValueError, match="an empty list"):
-        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=[])

@@ -263,12 +263,12 @@ def exchange_kinds(counts: list[int]) -> None:
         dtypes = [DTYPES[kind % 3] for kind in range(count)]
 
         def make(count: int = count) -> list[list[torch.Tensor]]:
-            return [[sent(group.rank, to, kind) for kind in range(count)] for to in range(group.size)]
+            return [[sent(group.rank, to, kind) for to in range(group.size)] for kind in range(count)]
 
         came = group.exchange(make, dtypes, f"exchange {count}")
-        assert [len(of_rank) for of_rank in came] == [count] * group.size
-        for rank, of_rank in enumerate(came):
-            for kind, tensor in enumerate(of_rank):
+        assert [len(by_rank) for by_rank in came] == [group.size] * count
+        for kind, by_rank in enumerate(came):
+            for rank, tensor in enumerate(by_rank):
                 expected = sent(rank, group.rank, kind)
                 assert tensor.dtype == expected.dtype
                 assert torch.equal(tensor, expected)
@@ -283,7 +283,7 @@ def exchange_differently(failing: bool) -> tuple[str, int]:
     def make() -> list[list[torch.Tensor]]:
         if failing and group.rank == 1:
             raise ArithmeticError("no such number")
-        return [[torch.zeros(1, dtype=torch.int64)] * kinds for _ in range(group.size)]
+        return [[torch.zeros(1, dtype=torch.int64)] * group.size] * kinds
 
     told = ""
     try:

@@ -22,7 +22,6 @@ from open_options import tuned
 
 import gids.distributed
 from gids.distributed.group import Group
-from gids.distributed.owners import GivenOwners
 from gids.distributed.placed import PlacedOwners
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.loader.observer import Observer
@@ -174,7 +173,7 @@ def sample_together(
     local = [part_of(g, owners[g.relation[2]], rank) for g in graphs]
     wholes = whole_graphs(local, {g.relation: g.num_edges for g in graphs})
     whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
-    owned = [GivenOwners(owners[t].astype(np.uint8), size) for t in topology.node_types]
+    owned = [owners[t].astype(np.uint8).__getitem__ for t in topology.node_types]
     counts = dict.fromkeys(("nodes asked", "edges sent", "bytes sent"), 0)
     sampling = GroupSampling(group, Ranks(rank, size), topology, whole, owned, counts)
     mine = sampling.sample_steps(weights_of_ids or sampler, whole, seeds[rank], seed=5, epoch=2, first_step=7)

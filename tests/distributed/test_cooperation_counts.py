@@ -67,41 +67,6 @@ def test_union_of_the_ranks_minibatches_is_the_global_minibatch(
     assert bench.pages_of(np.array([0, 1, 3, 9]), 4, 3) == 2
 
 
-def test_rows_received_are_the_sources_of_own_destinations_that_others_own(
-    bench: ModuleType, topology: Topology
-) -> None:
-    owners = owned_by(3)
-    (minibatch,) = drawn(bench, topology, 1)
-    found = bench.received(minibatch, owners, 3)
-    for block, counts in zip(minibatch.blocks, found, strict=True):
-        needed: list[set[int]] = [set(), set(), set()]
-        nodes = minibatch.nodes.tolist()
-        for v in range(block.num_dst):
-            for e in range(int(block.indptr[v]), int(block.indptr[v + 1])):
-                source = nodes[int(block.indices[e])]
-                if owners[source] != owners[nodes[v]]:
-                    needed[owners[nodes[v]]].add(source)
-        assert counts.tolist() == [len(n) for n in needed]
-        assert sum(counts) > 0
-
-
-def test_ids_are_asked_of_other_owners_and_at_most_fanout_come_back(
-    bench: ModuleType, topology: Topology
-) -> None:
-    owners, degrees = owned_by(3), np.diff(topology.graphs[0].indptr)
-    for rank, minibatch in enumerate(drawn(bench, topology, 3)):
-        asked = bench.ask(minibatch, owners[minibatch.nodes] != rank, degrees, FANOUTS)
-        requests = sampled = adjacent = 0
-        for layer, fanout in enumerate(reversed(FANOUTS)):
-            for v in frontier_of(minibatch, layer):
-                if owners[v] != rank:
-                    requests += 1
-                    sampled += min(int(degrees[v]), fanout)
-                    adjacent += int(degrees[v])
-        assert asked.tolist() == [requests, sampled, adjacent]
-        assert sampled < adjacent
-
-
 def test_adjacency_rows_of_the_published_algorithm(bench: ModuleType, topology: Topology) -> None:
     """Rank (i, j) of the grid: what it sends in each stage, receives, and receives in the reduction."""
     degrees = np.diff(topology.graphs[0].indptr)

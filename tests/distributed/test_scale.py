@@ -16,7 +16,7 @@ from programs import count_epoch
 from rank_pool import RankPool
 
 from gids.bench.minibatches import make_sampler
-from gids.distributed.owners import HashOwners
+from gids.distributed.owners import hash_owners
 from gids.sampler import Topology
 from gids.scale import Curves, Setting, Work, measure
 from gids.scale.model import Model, Plan, received, step_work
@@ -162,7 +162,7 @@ def test_counts_in_one_process_to_64_ranks(
             ]
             *_, union = counting.unite(of_ranks, NODES)
             together = counting.sample(made, topology, mine, 100 + repeat, keep_blocks=True)
-            owners = HashOwners(ranks, table.rows_per_page).of(np.arange(NODES)).astype(np.uint8)
+            owners = hash_owners(ranks, table.rows_per_page)(np.arange(NODES)).astype(np.uint8)
             by_layer = counting.received(together, owners, ranks)
             foreign = [owners[m.nodes] != r for r, m in enumerate(of_ranks)]
             asked = [

@@ -20,7 +20,7 @@ from programs import (
 from rank_pool import RankPool
 
 import gids
-from gids.distributed.owners import HashOwners, RangeOwners
+from gids.distributed.owners import hash_owners, range_owners
 from gids.distributed.place import place
 from gids.distributed.placed import PlacedOwners
 from gids.store.names import Relation
@@ -123,8 +123,8 @@ def test_the_rows_of_a_page_have_one_owner(ordered: bool) -> None:
     order = np.random.default_rng(2).permutation(NODES).astype(np.uint32) if ordered else None
     ids = np.arange(NODES)
     pages = (ids if order is None else order.astype(np.int64)) // 10
-    for owners in (HashOwners(3, 10, order), RangeOwners(3, NODES, 10, order)):
-        found = owners.of(ids)
+    for owners in (hash_owners(3, 10, order), range_owners(3, NODES, 10, order)):
+        found = owners(ids)
         assert set(found) == {0, 1, 2}
         assert len(set(zip(pages, found, strict=True))) == NODES // 10
 
@@ -134,13 +134,13 @@ def test_a_placed_page_has_the_owners_that_hold_a_copy() -> None:
     order = rng.permutation(NODES)
     placement = place(rng.random(150), [30, 40, 0], peer_cost=1.0, host_cost=4.0)
     ids = rng.integers(0, NODES, 400)
-    rest = HashOwners(3, 10, order)
+    rest = hash_owners(3, 10, order)
     pages = order[ids] // 10
     held = np.stack([placement.holds(pages, rank) for rank in range(3)])
     assert held.any(0).sum() > held.all(0).sum()
     for rank in range(3):
-        found = PlacedOwners(placement, rank, rest, 10, order).of(ids)
+        found = PlacedOwners(placement, rank, rest, 10, order)(ids)
         placed = held.any(0)
         assert (held[found[placed], np.flatnonzero(placed)]).all()
         assert (found[held[rank]] == rank).all()
-        assert np.array_equal(found[~placed], rest.of(ids[~placed]))
+        assert np.array_equal(found[~placed], rest(ids[~placed]))

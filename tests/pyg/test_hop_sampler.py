@@ -1,8 +1,7 @@
-"""HopSampler alone: names, zeros, faults. What it yields is compared through the loaders."""
+"""HopSampler alone: zeros, faults. What it yields is compared through the loaders."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,6 @@ def graph(relation: Relation, num_src: int, num_dst: int, seed: int) -> Graph:
     rng = np.random.default_rng(seed)
     indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 5, num_dst))])
     return Graph(relation, num_src, num_dst, indptr, rng.integers(0, num_src, indptr[-1]), None)
-
-
-def test_types_may_have_any_name() -> None:
-    """The sampler makes types of its own from those that there are."""
-    names = ["a", "newest a", "newest newest a"]
-    graphs = [graph((s, "to", d), 20, 20, i) for i, (s, d) in enumerate((s, d) for s in names for d in names)]
-    seeds = {name: torch.tensor([3, 5]) for name in names}
-    found = HopSampler([-1, -1]).sample(graphs, seeds)
-    other = ["x", "y", "z"]
-    as_other = dict(zip(names, other, strict=True))
-    renamed = [
-        Graph((as_other[g.relation[0]], "to", as_other[g.relation[2]]), 20, 20, g.indptr, g.indices, None)
-        for g in graphs
-    ]
-    expected = HopSampler([-1, -1]).sample(renamed, {as_other[t]: ids for t, ids in seeds.items()})
-    for a, b in zip(found.tensors(), expected.tensors(), strict=True):
-        assert torch.equal(a, b)
-    assert found.nodes_per_hop == dict(zip(names, expected.nodes_per_hop.values(), strict=True))
 
 
 def test_a_type_that_is_never_a_source() -> None:
@@ -78,20 +59,6 @@ def test_every_hop_draws_as_a_sampler_of_its_own(weighted: bool, replace: bool) 
                 assert torch.equal(edges.ids[here], block.edge_ids)
                 assert torch.equal(nodes[edges.index[0, here]], expected.input_nodes["a"][src])  # type: ignore[index]
                 assert torch.equal(edges.index[1, here], dst + begins[hop])
-
-
-def test_hops_share_threads_and_memory() -> None:
-    whole = graph(("a", "to", "a"), 30_000, 30_000, 0)
-
-    def threads_and_bytes(hops: list[int]) -> tuple[int, int]:
-        before = set(os.listdir("/proc/self/task"))
-        sampler = HopSampler(hops, threads=4)
-        sampler.sample(whole, torch.arange(30_000))
-        return len(set(os.listdir("/proc/self/task")) - before), sampler.nbytes
-
-    threads, nbytes = threads_and_bytes([4, 3, 2, 1])
-    assert threads == threads_and_bytes([4])[0] > 0
-    assert 0 < nbytes < 2 * threads_and_bytes([4, 4, 4, 4])[1]
 
 
 def test_graphs_may_change() -> None:

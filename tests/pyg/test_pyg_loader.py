@@ -258,23 +258,6 @@ def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
     assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
 
 
-def test_an_epoch_goes_on_where_it_was_saved(one: Data, one_path: Path) -> None:
-    nodes = torch.arange(0, PAPERS, 2)
-    with open_loader(one_path, [3, 2], nodes, shuffle=True) as loader:
-        for _ in loader:
-            pass
-        epoch = iter(loader)
-        next(epoch), next(epoch)
-        state = loader.state_dict()
-        expected = list(epoch) + list(loader)
-    with open_loader(one_path, [3, 2], nodes, shuffle=True) as loader:
-        loader.load_state_dict(state)
-        assert loader.epoch == 1
-        found = list(loader) + list(loader)
-        assert loader.epoch == 3
-    assert_all_same(found, expected)
-
-
 def test_minibatches_are_made_on_the_device(
     one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:

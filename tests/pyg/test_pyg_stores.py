@@ -184,7 +184,7 @@ def test_stores_and_samplers_can_be_sent_to_processes(several_path: Path) -> Non
     assert len(features.get_tensor("author", "x", index=None)) == AUTHORS
     assert len(graphs.get_all_edge_attrs()) == 3
     sampler = pickle.loads(pickle.dumps(gids.pyg.NeighborSampler((features, graphs), [2])))
-    assert repr(sampler._samplers[-1]).startswith("HopSampler")
+    assert repr(sampler.hops).startswith("HopSampler")
 
 
 SPAWN = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from datasets import make_graph
 from sampling_graphs import mixed_degrees
@@ -109,6 +111,13 @@ def assert_same_tensors(one: Minibatch, other: Minibatch) -> None:
     for mine, yours in zip(one.tensors(), other.tensors(), strict=True):
         assert mine.dtype == yours.dtype
         assert torch.equal(mine.cpu(), yours.cpu())
+
+
+def assert_refused(*cases: tuple[type[Exception], str, Callable[[], object]]) -> None:
+    """Each call raises its error with its text."""
+    for error, said, call in cases:
+        with pytest.raises(error, match=said):
+            call()
 
 
 def spoiled(

@@ -5,7 +5,6 @@ minibatch. Seeds are fixed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -106,57 +105,6 @@ def test_full_neighborhoods_do_not_depend_on_kappa(kind: str) -> None:
         one = plain(fanouts).sample(graph, seeds, step=3)
         for kappa in (8, math.inf):
             assert_same_tensors(one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3))
-
-
-def lru_miss_rate(
-    sampler: Sampler, graph: Graph, seeds: Sequence[torch.Tensor], *, lines: int, warm: int = 10
-) -> float:
-    """Miss rate of an LRU cache with one page per node, after the first `warm` minibatches."""
-    planner = _core.Planner(graph.num_src, lines, policy="lru")
-    missed = nodes = 0
-    for step, ids in enumerate(seeds):
-        minibatch = sampler.sample(graph, ids, seed=2, step=step)
-        planner.enter(step, minibatch.input_nodes.numpy())  # type: ignore[union-attr]
-        hits, loads, bypasses = planner.plan(step)
-        planner.retire(step)
-        if step >= warm:
-            missed, nodes = missed + loads + bypasses, nodes + hits + loads + bypasses
-    return missed / nodes
-
-
-def fresh_seeds(graph: Graph, size: int, steps: int) -> list[torch.Tensor]:
-    """The seeds of one epoch, without repeats."""
-    order = torch.from_numpy(np.random.default_rng(1).permutation(graph.num_dst))
-    return list(order[: steps * size].split(size))
-
-
-def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
-    """The claim of "Cooperative Minibatching" (there 64 % to 16 % on Reddit, of degree 490): degree 300,
-    fanout 10, a cache of one and a half minibatches; the seeds are an epoch's, never the same.
-    """
-    graph = dense(20_000, 300)
-    seeds = fresh_seeds(graph, 16, 60)
-    samplers = [Labor([10, 10, 10], batch_dependency=kappa, threads=1) for kappa in (1, 4, 16, 64, 256)]
-    lines = 3 * len(samplers[0].sample(graph, seeds[0]).input_nodes) // 2
-    rates = [lru_miss_rate(sampler, graph, seeds, lines=lines) for sampler in samplers]
-    print(rates)
-    assert (np.diff(rates) < 0).all()
-    assert rates[0] > 0.6
-    assert rates[-1] < rates[0] / 4
-
-
-def test_neighbor_gains_if_destinations_repeat() -> None:
-    """Numbers belong to a destination's edges, so draws of other seeds do not help."""
-    graph = dense(20_000, 300)
-    fresh = fresh_seeds(graph, 16, 60)
-    rates = {}
-    for name, seeds in (("fresh", fresh), ("same", fresh[:1] * len(fresh))):
-        for kappa in (1, 64):
-            sampler = Neighbor([10, 10], batch_dependency=kappa, threads=1)
-            rates[name, kappa] = lru_miss_rate(sampler, graph, seeds, lines=2700)
-    print(rates)
-    assert rates["fresh", 64] > 0.9 * rates["fresh", 1]
-    assert rates["same", 64] < 0.1 * rates["same", 1]
 
 
 # --- nested ---

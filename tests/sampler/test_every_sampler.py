@@ -150,16 +150,6 @@ def test_a_device_samples_in_bulk_one_after_the_other(device: Device) -> None:
             sampler.sample_bulk(pinned, [steps[0], torch.tensor([NODES])], first_step=5)
 
 
-@pytest.mark.parametrize("sampler", [Neighbor, Labor, Ladies])
-def test_sample_layer_equals_a_sampler_with_that_layer_only(sampler: type[LayeredSampler]) -> None:
-    seeds, numbers = torch.arange(0, 300, 7), {"seed": 7, "epoch": 1, "step": 4}
-    both = sampler([3, 5])  # type: ignore[call-arg]
-    for layer, number in enumerate((5, 3)):
-        found = both.sample_layer(GRAPH, seeds, layer, **numbers)
-        expected = sampler([number]).sample(GRAPH, seeds, **numbers)  # type: ignore[call-arg]
-        assert_same(found, expected)
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("samplers") / "one.gids"

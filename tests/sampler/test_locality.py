@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
-from every_sampler import assert_same
+from every_sampler import assert_refused, assert_same
 from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 from scipy import stats
@@ -252,27 +252,31 @@ def test_bad_masks_and_factors() -> None:
     for wrong in (HELD.astype(float), HELD.astype(np.uint8), HELD[:, None], torch.ones(5)):
         with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
             LocalityBias(wrong, 2)
-    with pytest.raises(TypeError, match=r"mask of 'a' must be .*got float64"):
-        LocalityBias({"a": HELD.astype(float)}, 2)
-    with pytest.raises(ValueError, match="nodes is an empty list"):
-        LocalityBias([], 2)
-    with pytest.raises(ValueError, match=r"masks of rank 1 must be of the same nodes .*got 4, and 5"):
-        LocalityBias([HELD, HELD[:4]], 2)
-    with pytest.raises(ValueError, match=r"masks of rank 1 .*got {'b': 5}, and {'a': 5}"):
-        LocalityBias([{"a": HELD}, {"b": HELD}], 2)
-    with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
-        LocalityBias([HELD, HELD.astype(int)], 2)
-    with pytest.raises(TypeError, match=r"locality must be a gids\.sampler\.LocalityBias \(got ndarray\)"):
-        Neighbor([2], locality=HELD)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"exceed float32: scale them down"):
-        Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
-    graph = make_graph([3, 4, 0, 2, 9, 1])
-    for factor in (1, 2):
-        with pytest.raises(ValueError, match=r"must have 6 entries \(got 5\)"):
-            Neighbor([2], locality=LocalityBias(HELD, factor)).sample(graph, torch.arange(2))
-    with pytest.raises(ValueError, match="for 'venues', but the graphs have 'paper', 'author', 'venue'"):
-        Neighbor([2], locality=LocalityBias({"venues": HELD}, 2)).sample(
-            citations(), {"paper": torch.arange(2)}
-        )
-    with pytest.raises(ValueError, match="give a dictionary by node type"):
-        Neighbor([2], locality=LocalityBias(HELD, 2)).sample(citations(), {"paper": torch.arange(2)})
+    graph, seeds, papers = make_graph([3, 4, 0, 2, 9, 1]), torch.arange(2), {"paper": torch.arange(2)}
+    floats, wide = HELD.astype(float), np.full(9, 1e38)
+
+    def sample(mask: Any, factor: float, given: Any, nodes: Any) -> None:
+        Neighbor([2], locality=LocalityBias(mask, factor)).sample(given, nodes)
+
+    make: Any = Neighbor
+    assert_refused(
+        (TypeError, r"mask of 'a' must be .*got float64", lambda: LocalityBias({"a": floats}, 2)),
+        (ValueError, "nodes is an empty list", lambda: LocalityBias([], 2)),
+        (ValueError, r"rank 1 must be of .*got 4, and 5", lambda: LocalityBias([HELD, HELD[:4]], 2)),
+        (ValueError, r"got {'b': 5}, and {'a': 5}", lambda: LocalityBias([{"a": HELD}, {"b": HELD}], 2)),
+        (TypeError, r"must be bool\[num_nodes\]", lambda: LocalityBias([HELD, HELD.astype(int)], 2)),
+        (TypeError, r"must be a gids\.sampler\.LocalityBias \(got ndarray", lambda: make([2], locality=HELD)),
+        (
+            ValueError,
+            r"exceed float32: scale them down",
+            lambda: make([2], weights=wide, locality=LocalityBias(HELD, 4)),
+        ),
+        (ValueError, r"must have 6 entries \(got 5\)", lambda: sample(HELD, 1, graph, seeds)),
+        (ValueError, r"must have 6 entries \(got 5\)", lambda: sample(HELD, 2, graph, seeds)),
+        (
+            ValueError,
+            "for 'venues', but the graphs have 'paper', 'author', 'venue'",
+            lambda: sample({"venues": HELD}, 2, citations(), papers),
+        ),
+        (ValueError, "give a dictionary by node type", lambda: sample(HELD, 2, citations(), papers)),
+    )

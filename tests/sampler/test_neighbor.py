@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from datasets import make_graph
 from emulator import EmulatedDevice
-from every_sampler import assert_same, spoiled
+from every_sampler import assert_refused, assert_same, spoiled
 from labor_model import philox2
 from sampling_graphs import citations, mixed_degrees
 from sampling_model import philox, sample, uniform
@@ -42,26 +43,17 @@ def assert_homogeneous(minibatch: Minibatch, graph: Graph, seeds: torch.Tensor, 
 FANOUTS = [[10], [1, 2], [3, 5, 10], [-1, 4], [2, -1], [48], [49, 1], [100, 3], [300]]
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
-def test_minibatches_of_the_cpu_equal_the_model(fanouts: list[int], dtype: type) -> None:
-    graph = make_graph(mixed_degrees(600), dtype=dtype)
-    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:70])
-    for epoch, step in [(0, 0), (3, 1 << 40)]:
-        minibatch = Neighbor(fanouts, threads=1).sample(graph, seeds, seed=7, epoch=epoch, step=step)
-        assert_homogeneous(minibatch, graph, seeds, fanouts)
-
-
 @pytest.mark.few(9)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
-def test_minibatches_of_a_device_equal_the_model(device: Device, fanouts: list[int], dtype: type) -> None:
+def test_minibatches_equal_the_model(device: Device, fanouts: list[int], dtype: type) -> None:
     graph = make_graph(mixed_degrees(600), dtype=dtype)
-    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    topology_on = "indptr" if dtype == np.int32 else "host"
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:50])
+    topology_on, sampler = "indptr" if dtype == np.int32 else "host", Neighbor(fanouts, threads=1)
     with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
-        minibatch = Neighbor(fanouts).sample(pinned, seeds, seed=7, epoch=2, step=5)
-        assert_homogeneous(minibatch, graph, seeds, fanouts)
+        for given, epoch, step in ((graph, 0, 0), (graph, 3, 1 << 40), (pinned, 2, 5)):
+            minibatch = sampler.sample(given, seeds, seed=7, epoch=epoch, step=step)
+            assert_homogeneous(minibatch, graph, seeds, fanouts)
         for tensor in (minibatch.seeds, minibatch.input_nodes, minibatch.blocks[0].indices):  # type: ignore[union-attr]
             assert tensor.device == device.torch_device  # type: ignore[union-attr]
 
@@ -228,66 +220,55 @@ def test_bad_fanouts(fanouts: list[int]) -> None:
         Neighbor(fanouts)
 
 
-def test_bad_fanouts_by_relation() -> None:
-    graphs = citations()
-    numbers = {g.relation: 2 for g in graphs}
-    with pytest.raises(ValueError, match=r"lacks 'venue\.prints\.paper'"):
-        Neighbor([dict(list(numbers.items())[:3])]).sample(graphs, {"paper": torch.arange(2)})
-    with pytest.raises(ValueError, match="no graph has that relation"):
-        Neighbor([{**numbers, ("a", "b", "c"): 1}]).sample(graphs, {"paper": torch.arange(2)})
-
-
 def test_bad_seeds(device: Device) -> None:
-    graph = make_graph(mixed_degrees(50))
-    sampler = Neighbor([2])
+    graph, sampler = make_graph(mixed_degrees(50)), Neighbor([2])
+    numbers: Any = {g.relation: 2 for g in citations()}
     with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
             for bad in (50, -1, 1 << 40):
                 with pytest.raises(IndexError, match=f"seed {bad} is not a '_N' node: ids run from 0 to 49"):
                     sampler.sample(given, torch.tensor([3, bad, 51]))
             sampler.sample(given, torch.tensor([3]))  # as good as before
-            for ids in (torch.arange(3, dtype=torch.int32), torch.zeros((2, 2), dtype=torch.int64)):
-                with pytest.raises(TypeError, match="give int64"):
-                    sampler.sample(given, ids)
-            with pytest.raises(TypeError, match="give a tensor"):
-                sampler.sample(given, [1, 2])  # type: ignore[arg-type]
-            with pytest.raises(TypeError, match="dictionary"):
-                sampler.sample(given, {"_N": torch.arange(3)})
-    with pytest.raises(TypeError, match="must be a dictionary"):
-        sampler.sample([graph], torch.arange(3))
-    with pytest.raises(KeyError, match="no relation has it"):
-        sampler.sample([graph], {"paper": torch.arange(3)})
-    with pytest.raises(ValueError, match=r"must be 0 to .*step=-1"):
-        sampler.sample(graph, torch.arange(3), step=-1)
+            refused: Any = partial(sampler.sample, given)
+            assert_refused(
+                (TypeError, "give int64", lambda: refused(torch.arange(3, dtype=torch.int32))),  # noqa: B023
+                (TypeError, "give int64", lambda: refused(torch.zeros((2, 2), dtype=torch.int64))),  # noqa: B023
+                (TypeError, "give a tensor", lambda: refused([1, 2])),  # noqa: B023
+                (TypeError, "dictionary", lambda: refused({"_N": torch.arange(3)})),  # noqa: B023
+            )
+    seeds, papers = torch.arange(3), {"paper": torch.arange(3)}
+    some, more = Neighbor([dict(list(numbers.items())[:3])]), Neighbor([{**numbers, ("a", "b", "c"): 1}])
+    assert_refused(
+        (TypeError, "must be a dictionary", lambda: sampler.sample([graph], seeds)),
+        (KeyError, "no relation has it", lambda: sampler.sample([graph], papers)),
+        (ValueError, r"must be 0 to .*step=-1", lambda: sampler.sample(graph, seeds, step=-1)),
+        (ValueError, r"lacks 'venue\.prints\.paper'", lambda: some.sample(citations(), papers)),
+        (ValueError, "no graph has that relation", lambda: more.sample(citations(), papers)),
+    )
 
 
 def test_bad_sets_of_graphs(device: Device) -> None:
-    graph, bipartite = make_graph([1, 2]), citations()[1]
-    seeds = torch.arange(2)
-    with pytest.raises(ValueError, match="pass \\[graph\\]"):
-        Neighbor([2]).sample(bipartite, seeds)
-    with pytest.raises(TypeError, match="one or more"):
-        Neighbor([2]).sample([], seeds)
-    with pytest.raises(ValueError, match="given twice"):
-        Topology([graph, graph])
-    with pytest.raises(ValueError, match="another relation has 400"):
-        Topology([citations()[0], make_graph([1], relation=("paper", "x", "paper"))])
+    graph, bipartite, seeds = make_graph([1, 2]), citations()[1], torch.arange(2)
+    papers = make_graph([1], relation=("paper", "x", "paper"))
     short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
-    with pytest.raises(ValueError, match=r"2 destinations; it needs indptr\[3\]"):
-        Topology(short)
-    with PinnedGraph(short, device) as of_short, pytest.raises(ValueError, match="2 destinations"):
-        Topology(of_short)
-    with pytest.raises(TypeError, match="indices float64"):
-        Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
+    floats = Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None)
+    huge = Graph(("a", "b", "c"), 1 << 33, 0, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
     pinned = PinnedGraph(graph, device)
-    with pytest.raises(ValueError, match="pin all for one device, or none"):
-        Topology([pinned, bipartite])
+    with PinnedGraph(short, device) as of_short:
+        assert_refused(
+            (ValueError, r"pass \[graph\]", lambda: Neighbor([2]).sample(bipartite, seeds)),
+            (TypeError, "one or more", lambda: Neighbor([2]).sample([], seeds)),
+            (ValueError, "given twice", lambda: Topology([graph, graph])),
+            (ValueError, "another relation has 400", lambda: Topology([citations()[0], papers])),
+            (ValueError, r"2 destinations; it needs indptr\[3\]", lambda: Topology(short)),
+            (ValueError, "2 destinations", lambda: Topology(of_short)),
+            (TypeError, "indices float64", lambda: Topology(floats)),
+            (ValueError, "pin all for one device, or none", lambda: Topology([pinned, bipartite])),
+            (ValueError, "at most 4294967295", lambda: Topology([huge])),
+        )
     pinned.close()
     with pytest.raises(ValueError, match="closed"):
         Neighbor([2]).sample(pinned, seeds)
-    huge = Graph(("a", "b", "c"), 1 << 33, 0, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
-    with pytest.raises(ValueError, match="at most 4294967295"):
-        Topology([huge])
 
 
 @pytest.mark.parametrize("fanout", [3, -1])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from every_sampler import assert_refused
 from sampling_graphs import citations, mixed_degrees
 from sampling_model import halves, layer_key, philox, words
 from scipy import stats
@@ -132,24 +134,20 @@ def test_isolated_nodes_and_no_seeds() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
+    graphs, seeds, make = citations(), {"paper": torch.arange(3)}, partial(RandomWalk, [3])
     for bad in ([], [0], [-1], [{("a", "b", "a"): 1}]):
         with pytest.raises(ValueError, match="num_neighbors="):
             RandomWalk(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"num_walks must be 1 or more \(got 0\)"):
-        RandomWalk([3], num_walks=0)
-    with pytest.raises(ValueError, match=r"walk_length must be 1 or more \(got 2\.5\)"):
-        RandomWalk([3], walk_length=2.5)  # type: ignore[arg-type]
     for restart in (1, -0.1, float("nan")):
         with pytest.raises(ValueError, match="0 or more and below 1"):
-            RandomWalk([3], restart=restart)
-    with pytest.raises(ValueError, match="fewer than 2\\^31"):
-        RandomWalk([3], num_walks=1 << 20, walk_length=1 << 10)
-    with pytest.raises(ValueError, match="metapath=\\[\\]"):
-        RandomWalk([3], metapath=[])
-    graphs, seeds = citations(), {"paper": torch.arange(3)}
-    with pytest.raises(ValueError, match="there are several relations"):
-        RandomWalk([3]).sample(graphs, seeds)
-    with pytest.raises(ValueError, match="no graph has that relation"):
-        RandomWalk([3], metapath=[("a", "b", "c")]).sample(graphs, seeds)
-    with pytest.raises(ValueError, match="must lead back"):
-        RandomWalk([3], metapath=[("author", "writes", "paper")]).sample(graphs, seeds)
+            make(restart=restart)
+    unknown, one_way = [("a", "b", "c")], [("author", "writes", "paper")]
+    assert_refused(
+        (ValueError, r"num_walks must be 1 or more \(got 0\)", lambda: make(num_walks=0)),
+        (ValueError, r"walk_length must be 1 or more \(got 2\.5\)", lambda: make(walk_length=2.5)),
+        (ValueError, r"fewer than 2\^31", lambda: make(num_walks=1 << 20, walk_length=1 << 10)),
+        (ValueError, r"metapath=\[\]", lambda: make(metapath=[])),
+        (ValueError, "there are several relations", lambda: make().sample(graphs, seeds)),
+        (ValueError, "no graph has that relation", lambda: make(metapath=unknown).sample(graphs, seeds)),
+        (ValueError, "must lead back", lambda: make(metapath=one_way).sample(graphs, seeds)),
+    )

@@ -308,9 +308,9 @@ def test_trees_continue_on_a_device(device: Device) -> None:
         found = []
         for topology in (Topology(pinned), Topology(graph)):
             trees = sampler.trees(topology, seeds)
-            first = sampler.sample_layer(topology, trees.seeds, 0, seed=1)
+            first = Neighbor([4], temporal="edges").sample(topology, trees.seeds, seed=1)
             kept = replace(trees.seeds, ids=first.input_nodes, batch=first.batch)
-            found.append(sampler.sample_layer(topology, kept, 1, seed=1))
+            found.append(Neighbor([3], temporal="edges").sample(topology, kept, seed=1))
         assert_same(*found)
         started = [sampler.start(pinned, seeds, step=step) for step in range(3)]
         for step, finish in enumerate(started):  # the next one is started before this one is finished

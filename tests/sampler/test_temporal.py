@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
-from every_sampler import assert_same, assert_same_tensors
+from every_sampler import assert_refused, assert_same, assert_same_tensors
 from sampling_graphs import citations, mixed_degrees
 from temporal_model import candidates, sample_trees, some_seeds, time_at, with_times
 
@@ -310,21 +310,19 @@ def test_induced_subgraphs_without_trees_have_all_edges_among_the_nodes() -> Non
             list(zip(block.positions.tolist(), sources.tolist(), destinations.tolist(), strict=True))
             == expected
         )
-    again = sampler.induced(graphs, nodes)
-    assert all(torch.equal(again[r].positions, layer[r].positions) for r in layer)
 
 
 def test_trees_continue_layer_by_layer() -> None:
     rng = np.random.default_rng(9)
     graph = with_times(make_graph(mixed_degrees(200)), "edges", rng)
     seeds = some_seeds(rng, 200, 20)
-    sampler = Neighbor([3, 4], temporal="edges")
+    sampler, last = Neighbor([3, 4], temporal="edges"), Neighbor([4], temporal="edges")
     whole = sampler.sample(graph, seeds, seed=1)
     trees = sampler.trees(graph, seeds)
-    first = sampler.sample_layer(graph, trees.seeds, 0, seed=1)
+    first = last.sample(graph, trees.seeds, seed=1)
     assert torch.equal(first.blocks[0].positions, whole.blocks[1].positions)  # type: ignore[union-attr]
     kept = replace(trees.seeds, ids=first.input_nodes, batch=first.batch)
-    second = sampler.sample_layer(graph, kept, 0, seed=1)
+    second = last.sample(graph, kept, seed=1)
     assert second.batch is not None
     assert second.batch[: len(first.batch)].tolist() == first.batch.tolist()  # type: ignore[arg-type,index]
     assert torch.equal(sampler.sample(graph, trees.seeds, seed=1).input_nodes, whole.input_nodes)  # type: ignore[arg-type]
@@ -369,33 +367,24 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
 
 
 def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
-    graph = make_graph(mixed_degrees(50))
-    dated = with_times(graph, "edges", np.random.default_rng(0))
-    ids = torch.arange(5)
-    seeds = TimedSeeds(ids, ids)
-    for kwargs, message in (
-        ({"temporal": "time"}, "temporal='time' must be one of None, 'edges', 'nodes'"),
-        ({"strategy": "last"}, "strategy='last' needs times"),
-        ({"temporal": "edges", "strategy": "first"}, "strategy='first' must be one of 'uniform', 'last'"),
-        ({"subgraph": "both"}, "subgraph='both' must be one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Neighbor([3], **kwargs)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no relation of the dataset has times of edges"):
-        Neighbor([3], temporal="edges").sample(graph, seeds)
-    with pytest.raises(ValueError, match="'_N' nodes have no times, so the seeds need some"):
-        Neighbor([3], temporal="edges").sample(dated, ids)
-    with pytest.raises(ValueError, match="times has 4 values for 5 '_N' seeds"):
-        Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids[:4]))
-    with pytest.raises(TypeError, match=r"times of '_N' are torch\.int32"):
-        Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids.int()))
-    with pytest.raises(ValueError, match="the sampler is not temporal"):
-        Neighbor([3], disjoint=True).sample(dated, seeds)
-    with pytest.raises(TypeError, match="makes no trees, so it takes no TimedSeeds"):
-        Labor([3]).sample(dated, seeds)
-    with pytest.raises(IndexError, match="seed 99 is not a '_N' node"):
-        Neighbor([3], disjoint=True).sample(graph, torch.tensor([99]))
-    with pytest.raises(TypeError, match=r"times of edges of .* must be int32 or int64\[\d+\] \(got float64"):
-        Neighbor([3], temporal="edges").sample(replace(graph, edge_times=np.zeros(graph.num_edges)), seeds)
-    with pytest.raises(ValueError, match=r"needs a relation for the reverses of .*--reverse-edges"):
-        Neighbor([3], subgraph="bidirectional").sample(citations()[1:2], {"paper": ids})
+    graph, ids = make_graph(mixed_degrees(50)), torch.arange(5)
+    dated, seeds = with_times(graph, "edges", np.random.default_rng(0)), TimedSeeds(ids, ids)
+    floats = replace(graph, edge_times=np.zeros(graph.num_edges))
+    by_edges, trees = Neighbor([3], temporal="edges"), Neighbor([3], disjoint=True)
+    both_ways: Any = Neighbor([3], subgraph="bidirectional")
+    make: Any = partial(Neighbor, [3])
+    assert_refused(
+        (ValueError, "temporal='time' must be one of None, 'edges', 'nodes'", lambda: make(temporal="time")),
+        (ValueError, "strategy='last' needs times", lambda: make(strategy="last")),
+        (ValueError, "must be one of 'uniform', 'last'", lambda: make(temporal="edges", strategy="first")),
+        (ValueError, "subgraph='both' must be one of", lambda: make(subgraph="both")),
+        (ValueError, "no relation of the dataset has times of edges", lambda: by_edges.sample(graph, seeds)),
+        (ValueError, "'_N' nodes have no times, so the seeds need", lambda: by_edges.sample(dated, ids)),
+        (ValueError, "has 4 values for 5 '_N'", lambda: by_edges.sample(dated, TimedSeeds(ids, ids[:4]))),
+        (TypeError, r"are torch\.int32", lambda: by_edges.sample(dated, TimedSeeds(ids, ids.int()))),
+        (ValueError, "the sampler is not temporal", lambda: trees.sample(dated, seeds)),
+        (TypeError, "makes no trees, so it takes no TimedSeeds", lambda: Labor([3]).sample(dated, seeds)),
+        (IndexError, "seed 99 is not a '_N' node", lambda: trees.sample(graph, torch.tensor([99]))),
+        (TypeError, r"int32 or int64\[\d+\] \(got float64", lambda: by_edges.sample(floats, seeds)),
+        (ValueError, "--reverse-edges", lambda: both_ways.sample(citations()[1:2], {"paper": ids})),
+    )

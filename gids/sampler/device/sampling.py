@@ -71,6 +71,7 @@ class Choice:
     numbers; "labor": the edges whose sources' numbers are below fanout / degree. dependency: not gradual for
     "uniform". layer_dependency: sources have the same numbers in all layers. rates: by relation, or empty;
     edges are drawn in proportion to them. last: of the edges that have times, only the last `fanout` ones.
+    newest: only the nodes that the layer before has found draw, by the same numbers in all layers.
     """
 
     kind: Kind
@@ -78,6 +79,7 @@ class Choice:
     layer_dependency: bool = False
     rates: Sequence[Rates | None] = ()
     last: bool = False
+    newest: bool = False
 
     @property
     def by_source(self) -> bool:
@@ -102,9 +104,10 @@ class Forest(NamedTuple):
 class _Draw:
     """One relation in one layer.
 
-    nodes: the destinations. begins, degrees: of each in the graph. indptr: of the sampled edges. keys: of the
-    random numbers, for kernels. size: where the report has the number of edges. capacity: its upper bound.
-    base: the first place (see gids/sampled_edges.h) among the edges from the source type.
+    nodes: the destinations, from number `begin` of their type on. begins, degrees: of each in the graph.
+    indptr: of the sampled edges. keys: of the random numbers, for kernels. size: where the report has the
+    number of edges. capacity: its upper bound. base: the first place (see gids/sampled_edges.h) among the
+    edges from the source type.
     """
 
     pinned: PinnedGraph
@@ -112,6 +115,7 @@ class _Draw:
     src: int
     dst: int
     fanout: int
+    begin: int
     nodes: torch.Tensor
     begins: torch.Tensor
     degrees: torch.Tensor
@@ -190,6 +194,7 @@ class Started:
             self._nodes = [tree << 32 | ids & _IDS for tree, ids in zip(batch, self.seeds, strict=True)]
         self._in_trees = np.uint32(forest is not None)
         self._types = len(self._nodes)
+        self._begins = [0] * self._types  # of the nodes that draw
         self._sizes = self._types + 2 * len(topology.relations)  # taken in the report, after the faults
         self._layers: list[list[Block]] = []
         self._waiting: list[_Drawn] = []
@@ -213,7 +218,8 @@ class Started:
                 drawn = self._draw_layer(sizes, layer, hop, numbers)
             self._waiting.append(drawn)
             sizes = drawn.after
-            may_wait = not choice.rates and not choice.by_source  # their weights need scratch of the layer
+            # Weights need scratch of the layer; the newest nodes begin after those that are known.
+            may_wait = not choice.rates and not choice.by_source and not choice.newest
             if hop + 1 == len(fanouts):
                 break
             if may_wait and max(drawn.places) <= _LARGEST_UNCOUNTED:
@@ -221,6 +227,8 @@ class Started:
                     self._relabel_ahead(drawn)
             else:
                 self._settle_layers()
+            if choice.newest:
+                self._begins = drawn.known
         self._sampler.ask(self._report)
 
     def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
@@ -283,15 +291,17 @@ class Started:
         """Count the edges of a relation."""
         topology, choice = self._topology, self._choice
         pinned, graph, (src, dst) = topology.pinned[number], topology.graphs[number], topology.ends[number]
-        nodes, n = self._nodes[dst], len(self._nodes[dst])
-        of_layer, of_keys = 0 if choice.layer_dependency else hop, src if choice.by_source else number
+        begin = self._begins[dst]
+        nodes, n = self._nodes[dst][begin:], len(self._nodes[dst]) - begin
+        of_layer = 0 if choice.layer_dependency or choice.newest else hop
+        of_keys = src if choice.by_source else number
         now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, of_keys)
         scratch = self._sampler.scratch
         begins, degrees = (scratch(name, number, n, torch.int64) for name in ("begins", "degrees"))
         indptr = self._device.empty(n + 1, torch.int64)
         keys = (now, following, np.float64(cos), np.float64(sin))
         rates = choice.rates[number] if choice.rates else None
-        draw = _Draw(pinned, number, src, dst, fanout, nodes, begins, degrees, indptr, rates, keys)
+        draw = _Draw(pinned, number, src, dst, fanout, begin, nodes, begins, degrees, indptr, rates, keys)
         counts, replaced = indptr[1:], np.uint32(choice.kind == "replaced")
         sources = (pinned.indices_address, np.uint32(pinned.wide), graph.num_src)
         self._launch(
@@ -447,7 +457,7 @@ class Started:
             drawn.edges = [self._relabel(draw, drawn, answer[draw.size]) for draw in drawn.draws]
         blocks = []
         for draw in drawn.draws:
-            count, num_dst = answer[draw.size], before[draw.dst]
+            count, num_dst = answer[draw.size], before[draw.dst] - draw.begin
             indptr = self._exactly(draw.indptr, num_dst + 1)
             indices, positions = (self._exactly(edges, count) for edges in drawn.edges[draw.number])
             weights = None
