@@ -34,7 +34,7 @@ from gids import _core
 from gids.cache import page_heat
 from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.sampler import Neighbor, Topology
-from gids.store import FeatureStore
+from gids.store import FeatureStore, Graph
 from gids.store.names import NODE, RELATION
 from gids.trace.replay import BatchList, Optimum, replay
 from gids.write import DatasetWriter
@@ -67,20 +67,15 @@ def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Genera
 
 
 class Sampled:
-    """A trace of uniform neighbor sampling with FANOUTS on an R-MAT graph.
+    """A trace of uniform neighbor sampling with FANOUTS. train: the seeds, in one random order, repeated."""
 
-    share: of the nodes with in-edges, those that are seeds, in one random order that is repeated.
-    """
-
-    def __init__(self, log2_nodes: int, minibatches: int, seeds: int = SEEDS, share: float = 1.0) -> None:
-        rng = np.random.default_rng(1)
-        self.nodes, self.warm = 1 << log2_nodes, minibatches // 4
-        self.indptr, self.indices = rmat(log2_nodes, 16, rng)
-        self.train = np.flatnonzero(np.diff(self.indptr))
-        if share < 1:
-            self.train = rng.permutation(self.train)[: int(share * self.nodes)]
-        order, seed = rng.permutation(self.train), int(rng.integers(1 << 31))
-        topology, sampler = Topology(graph_of(self.indptr, self.indices)), Neighbor(FANOUTS)
+    def __init__(
+        self, graph: Graph, train: np.ndarray, rng: np.random.Generator, minibatches: int, seeds: int = SEEDS
+    ) -> None:
+        self.graph, self.train, self.nodes = graph, train, graph.num_dst
+        self.warm = minibatches // 4
+        order, seed = rng.permutation(train), int(rng.integers(1 << 31))
+        topology, sampler = Topology(graph), Neighbor(FANOUTS)
         self.trace = []
         for step in range(minibatches):
             drawn = np.unique(np.take(order, range(step * seeds, (step + 1) * seeds), mode="wrap"))
@@ -105,7 +100,8 @@ def compute_heats(case: Sampled, args: argparse.Namespace) -> dict[str, np.ndarr
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         path = Path(directory) / "heat.gids"
         with DatasetWriter(path) as writer:
-            writer.write_graph(RELATION, case.indptr, case.indices, num_src=case.nodes, index_dtype="int32")
+            graph = case.graph
+            writer.write_graph(RELATION, graph.indptr, graph.indices, num_src=case.nodes, index_dtype="int32")
         store = FeatureStore(path)
 
         def trial(minibatches: int) -> Mapping[str, np.ndarray]:
@@ -131,8 +127,12 @@ def compute_heats(case: Sampled, args: argparse.Namespace) -> dict[str, np.ndarr
 
 def heat(args: argparse.Namespace, figures: Figures) -> None:
     log2_nodes, minibatches = (14, 200) if args.small else (20, 1200)
+    rng = np.random.default_rng(1)
+    graph = graph_of(*rmat(log2_nodes, 16, rng))
+    has_in_edges = np.flatnonzero(np.diff(graph.indptr))
     for share in (1.0, 0.01):
-        case = Sampled(log2_nodes, minibatches, share=share)
+        train = rng.permutation(has_in_edges)[: int(share * graph.num_dst)]
+        case = Sampled(graph, train, rng, minibatches)
         lines = int(5 * case.pages.mean())
         best = case.best(lines)
         print(f"seeds from {len(case.train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
@@ -145,8 +145,11 @@ def heat(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def hits(args: argparse.Namespace, figures: Figures) -> None:
-    case = Sampled(15, 200, seeds=4) if args.small else Sampled(20, 1200)
-    heat = page_heat(np.bincount(case.indices, minlength=case.nodes), 1)
+    log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
+    rng = np.random.default_rng(1)
+    graph = graph_of(*rmat(log2_nodes, 16, rng))
+    case = Sampled(graph, np.flatnonzero(np.diff(graph.indptr)), rng, minibatches, seeds)
+    heat = page_heat(np.bincount(graph.indices, minlength=case.nodes), 1)
     average = case.pages.mean()
     lines = int(5 * average) if args.small else case.nodes // 100
     best, size = case.best(lines), f"{lines} lines = {lines / average:.3g} minibatches"

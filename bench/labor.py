@@ -72,7 +72,7 @@ def learn(task: Task, name: str, sampler: Sampler, args: argparse.Namespace) -> 
             "input nodes": sum(s.nodes[-1] for s in steps) / 1000,
             "edges": sum(sum(s.edges) for s in steps) / 1000,
         }
-        curve.append({"sampler": name} | point | sampled)
+        curve.append({"sampler": name, "minibatches": point["minibatches"]} | sampled | point)
     nodes, edges = (np.mean([getattr(s, kind) for s in steps], axis=0) / 1000 for kind in ("nodes", "edges"))
     row: Row = {"sampler": name}
     for layer in range(layers, 0, -1):

@@ -102,13 +102,8 @@ def record_run(dataset, path):
     """Record a run with a small cache. Returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
-    with (
-        gids.FeatureLoader(
-            gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20)),
-            ["feat"],
-        ) as loader,
-        record(loader, path),
-    ):
+    source = gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20))
+    with gids.FeatureLoader(source, ["feat"]) as loader, record(loader, path):
         for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
             pass
         return int(loader.stats()["hits"])

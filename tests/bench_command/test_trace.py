@@ -62,6 +62,11 @@ def minibatches(count, seed):
     return result
 
 
+def open_loader(dataset, *tables, **options):
+    source = gids.open(dataset, memory=32 << 20, **tuned(options))
+    return gids.FeatureLoader(source, list(tables) or ["paper.feat"])
+
+
 def papers(ids):
     return {"paper.feat": ids["paper.feat"]}
 
@@ -103,13 +108,10 @@ def test_a_written_trace_is_read_back(tmp_path, wide):
 )
 def test_a_recorded_run_replays_to_the_counts_of_the_run(dataset, tmp_path, policy, window, planned):
     options = {"window": window, "planned": planned, "policy": policy, "queue_depth": 16}
-    options |= {"memory": 32 << 20, "cache": 1 << 20}
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
-    with (
-        gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["paper.feat", "author.feat"]) as loader,
-        record(loader, path),
-    ):
+    tables = ("paper.feat", "author.feat")
+    with open_loader(dataset, *tables, cache=1 << 20, **options) as loader, record(loader, path):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
             assert all(torch.equal(features[t], loader.store.read_rows(ids[t], t)) for t in ids)
         for _ in loader.attach(batches[::-1], lambda ids: ids):  # and another
@@ -136,10 +138,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(dataset, tmp_path, poli
 
 def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset, tmp_path):
     path = tmp_path / "run.trace"
-    with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)),
-        ["paper.feat"],
-    ) as loader:
+    with open_loader(dataset, cache=1 << 20) as loader:
         with record(loader, path):
             for _ in range(3):
                 for _ in loader.attach(minibatches(30, seed=2), papers):
@@ -176,12 +175,8 @@ def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset, tmp_path):
                 if number == 9:
                     raise RuntimeError("the model exploded")
 
-    with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, window=4),
-        ["paper.feat"],
-    ) as loader:
-        with pytest.raises(RuntimeError, match="the model exploded"):
-            train(loader)
+    with open_loader(dataset, window=4) as loader, pytest.raises(RuntimeError, match="the model exploded"):
+        train(loader)
     with Trace(path) as trace:
         assert trace.batch_count >= 10
         replay_as_recorded(trace, 0)
@@ -196,10 +191,7 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(dataset, tmp_path, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TraceWriter, "plan", fill)
-    with (
-        gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader,
-        record(loader, path),
-    ):
+    with open_loader(dataset) as loader, record(loader, path):
         assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
     assert "incomplete: [Errno 28] No space left on device" in caplog.text
     with pytest.raises(FormatError, match="is not a complete trace of this gids: record it again"):
@@ -207,11 +199,11 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(dataset, tmp_path, 
 
 
 def test_recording_must_start_before_the_first_minibatch(dataset, tmp_path):
-    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
+    with open_loader(dataset) as loader:
         next(loader.attach(minibatches(3, seed=2), papers))
         with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
             pass
-    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
+    with open_loader(dataset) as loader:
         with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
             pass
         with record(loader, tmp_path / "none"):

@@ -61,15 +61,6 @@ def test_a_seed_gives_the_same_bytes(tmp_path, kind):
     assert other[name] != files(tmp_path / "a")[name]
 
 
-def test_skew_makes_few_sources_popular(tmp_path):
-    shares = []
-    for skew in ("0", "0.5", "0.9"):
-        generate(tmp_path / skew, "--skew", skew)
-        counts = np.sort(np.bincount(np.load(tmp_path / skew / "indices.npy"), minlength=3000))[::-1]
-        shares.append(counts[:30].sum() / counts.sum())
-    assert shares[0] < 0.02 < shares[1] < shares[2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

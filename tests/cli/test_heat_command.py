@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from commands import gids
+from datasets import save_arrays
 
 from gids import FeatureStore
 from gids.cli import main
@@ -23,10 +24,7 @@ def dataset(tmp_path):
         "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
         "edges/paper.cites.paper/edge_index": rng.integers(0, 40, (2, 99)),
     }
-    for name, values in arrays.items():
-        path = source / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+    save_arrays(source, **arrays)
     gids("convert", source, tmp_path / "mag.gids", "--quiet")
     return tmp_path / "mag.gids"
 

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from commands import gids
+from datasets import save_arrays
 
 from gids.cli import main
 
@@ -29,10 +30,7 @@ def dataset(tmp_path_factory):
         "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
         "edges/paper.cites.paper/weight": np.ones((9, 1), np.float16),
     }
-    for name, values in arrays.items():
-        path = folder / f"source/{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+    save_arrays(folder / "source", **arrays)
     command = ["convert", str(folder / "source"), str(folder / "mag.gids"), "--page-bytes", "4096"]
     gids(*command, "--quiet")
     return folder / "mag.gids"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from commands import gids
+from datasets import save_arrays
 
 from gids.bench.arguments import SAMPLERS
 from gids.cli import main
@@ -24,10 +25,7 @@ QUICK = ["--fanouts", "3,2", "--batch-size", "8", *RATES]
 
 
 def convert(folder, arrays):
-    for name, values in arrays.items():
-        path = folder / "source" / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+    save_arrays(folder / "source", **arrays)
     out = folder / "made.gids"
     gids("convert", folder / "source", out, "--quiet", "--page-bytes", "512")
     return out

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from commands import gids
+from datasets import save_arrays
 
 from gids.cli import main
 from gids.store.array_checks import file_crc32c
@@ -19,11 +20,13 @@ def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     rng = np.random.default_rng(1)
     source = folder / "source"
-    source.mkdir()
-    np.save(source / "feat.npy", rng.standard_normal((40, 50), np.float32))
-    np.save(source / "long.npy", rng.integers(0, 9, (40, 700)))
-    np.save(source / "edge_index.npy", rng.integers(0, 40, (2, 90)))
-    np.save(source / "label.npy", rng.integers(0, 4, 40))
+    save_arrays(
+        source,
+        feat=rng.standard_normal((40, 50), np.float32),
+        long=rng.integers(0, 9, (40, 700)),
+        edge_index=rng.integers(0, 40, (2, 90)),
+        label=rng.integers(0, 4, 40),
+    )
     (folder / "ssd").mkdir()
     arguments = ["--page-bytes", "512", "--stripe", str(folder / "ssd"), str(folder / "ssd"), "--quiet"]
     gids("convert", source, folder / "a.gids", *arguments)
@@ -156,13 +159,14 @@ KINDS = {
 def source(tmp_path):
     """A directory with features, whole numbers, edges and a table of edges."""
     rng = np.random.default_rng(2)
-    folder = tmp_path / "source"
-    folder.mkdir()
-    np.save(folder / "feat.npy", rng.standard_normal((300, 50), np.float32))
-    np.save(folder / "year.npy", rng.integers(0, 100, (300, 1)))
-    np.save(folder / "edge_index.npy", rng.integers(0, 300, (2, 900)))
-    np.save(folder / "edge_w.npy", rng.standard_normal((900, 3)))
-    return folder
+    save_arrays(
+        tmp_path / "source",
+        feat=rng.standard_normal((300, 50), np.float32),
+        year=rng.integers(0, 100, (300, 1)),
+        edge_index=rng.integers(0, 300, (2, 900)),
+        edge_w=rng.standard_normal((900, 3)),
+    )
+    return tmp_path / "source"
 
 
 @pytest.mark.parametrize("kind", KINDS)
