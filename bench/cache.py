@@ -15,7 +15,6 @@ pages with a skewed popularity.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,17 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from graphs import graph_of, rmat
-from harness import Figures, alternate, make_parser
+from graphs import graph_of, input_nodes, rmat
+from harness import Figures, Script, alternate
 
 import gids
 from gids import _core
 from gids.cache import page_heat
 from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.sampler import Neighbor, Topology
-from gids.store import FeatureStore
+from gids.store import FeatureStore, Graph
 from gids.store.names import NODE, RELATION
 from gids.trace.replay import BatchList, Optimum, replay
 from gids.write import DatasetWriter
@@ -52,28 +49,6 @@ STORAGE_TYPES: dict[str, dict[str, Any]] = {
     "int8 per row": {"dtype": torch.int8, "scale": "row"},
     "int8 per column": {"dtype": torch.int8, "scale": "column"},
 }
-
-
-def sample_trace(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    rng: np.random.Generator,
-    *,
-    train: np.ndarray,
-    seeds: int,
-    minibatches: int,
-) -> list[np.ndarray]:
-    """Uniform neighbor sampling with FANOUTS; the seeds are train in one random order, repeated."""
-    train = rng.permutation(train)
-    seed = int(rng.integers(1 << 31))
-    topology, sampler = Topology(graph_of(indptr, indices)), Neighbor(FANOUTS)
-    trace = []
-    for step in range(minibatches):
-        drawn = np.take(train, range(step * seeds, (step + 1) * seeds), mode="wrap")
-        ids = torch.from_numpy(np.unique(drawn))
-        nodes = sampler.sample(topology, ids, seed=seed, step=step).input_nodes
-        trace.append(rng.permutation(nodes.numpy()))
-    return trace
 
 
 def popular_pages(pages: int, rank: np.ndarray) -> np.ndarray:
@@ -91,29 +66,57 @@ def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Genera
     return trace
 
 
-def compute_heats(
-    indptr: np.ndarray, indices: np.ndarray, train: np.ndarray, args: argparse.Namespace
-) -> dict[str, np.ndarray]:
-    """A page's heat, by each method, for the sampling of `sample_trace` with other random draws."""
+class Sampled:
+    """A trace of uniform neighbor sampling with FANOUTS. train: the seeds, in one random order, repeated."""
+
+    def __init__(
+        self, graph: Graph, train: np.ndarray, rng: np.random.Generator, minibatches: int, seeds: int = SEEDS
+    ) -> None:
+        self.graph, self.train, self.nodes = graph, train, graph.num_dst
+        self.warm = minibatches // 4
+        order, seed = rng.permutation(train), int(rng.integers(1 << 31))
+        topology, sampler = Topology(graph), Neighbor(FANOUTS)
+        self.trace = []
+        for step in range(minibatches):
+            drawn = np.unique(np.take(order, range(step * seeds, (step + 1) * seeds), mode="wrap"))
+            nodes = input_nodes(sampler, topology, drawn, seed=seed, step=step)
+            self.trace.append(rng.permutation(nodes))
+        self.pages = np.array([len(minibatch) for minibatch in self.trace])
+
+    def best(self, lines: int) -> float:
+        """The hit ratio of MIN."""
+        hits = Optimum(BatchList(self.trace), self.nodes).hits(lines)
+        return float(hits[self.warm :].sum() / self.pages[self.warm :].sum())
+
+    def hit_ratio(self, lines: int, policy: str, window: int, heat: np.ndarray) -> float:
+        options = {"policy": policy, "window": window, "planned": 2, "heat": heat, "seed": 1}
+        batches = BatchList(self.trace)
+        return replay(batches, self.nodes, lines=lines, **options, warm=self.warm).hit_ratio
+
+
+def compute_heats(case: Sampled, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """A page's heat, by each method, for the sampling of the case with other random draws."""
+    seeds = {NODE: case.train}
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         path = Path(directory) / "heat.gids"
         with DatasetWriter(path) as writer:
-            writer.write_graph(RELATION, indptr, indices, num_src=len(indptr) - 1, index_dtype="int32")
+            graph = case.graph
+            writer.write_graph(RELATION, graph.indptr, graph.indices, num_src=case.nodes, index_dtype="int32")
         store = FeatureStore(path)
 
         def trial(minibatches: int) -> Mapping[str, np.ndarray]:
             options = {"batch_size": SEEDS, "batches": minibatches, "seed": 7}
-            return sampled_counts(store, {NODE: train}, FANOUTS, **options)
+            return sampled_counts(store, seeds, FANOUTS, **options)
 
         lengths = (50, 500) if args.small else (50, 500, 5000)
         methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
             "out-degree": lambda: {NODE: store.out_degrees()},
-            "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, {NODE: train}),
-            "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, {NODE: train}, FANOUTS),
-            "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, {NODE: train}, [10] * 3),
+            "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, seeds),
+            "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, seeds, FANOUTS),
+            "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, seeds, [10] * 3),
             **{f"sampled --batches {n}": partial(trial, n) for n in lengths},
         }
-        heats = {"none": np.zeros(len(indptr) - 1, np.uint8)}
+        heats = {"none": np.zeros(case.nodes, np.uint8)}
         for name, compute in methods.items():
             begun = time.perf_counter()
             values = compute()[NODE]
@@ -123,46 +126,39 @@ def compute_heats(
 
 
 def heat(args: argparse.Namespace, figures: Figures) -> None:
-    rng = np.random.default_rng(1)
     log2_nodes, minibatches = (14, 200) if args.small else (20, 1200)
-    nodes = 1 << log2_nodes
-    indptr, indices = rmat(log2_nodes, 16, rng)
-    has_in_edges = np.flatnonzero(np.diff(indptr))
+    rng = np.random.default_rng(1)
+    graph = graph_of(*rmat(log2_nodes, 16, rng))
+    has_in_edges = np.flatnonzero(np.diff(graph.indptr))
     for share in (1.0, 0.01):
-        train = rng.permutation(has_in_edges)[: int(share * nodes)]
-        trace = sample_trace(indptr, indices, rng, train=train, seeds=SEEDS, minibatches=minibatches)
-        lines = int(5 * np.mean([len(b) for b in trace]))
-        warm = minibatches // 4
-        best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / sum(len(b) for b in trace[warm:])
-        print(f"seeds from {len(train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
-        for name, values in compute_heats(indptr, indices, train, args).items():
+        train = rng.permutation(has_in_edges)[: int(share * graph.num_dst)]
+        case = Sampled(graph, train, rng, minibatches)
+        lines = int(5 * case.pages.mean())
+        best = case.best(lines)
+        print(f"seeds from {len(case.train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
+        for name, values in compute_heats(case, args).items():
             for policy, window in (("static", 0), ("lookahead", 16)):
-                options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": values}
-                ratio = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
+                ratio = case.hit_ratio(lines, policy, window, values)
                 assert ratio <= best, "no policy can beat MIN"
                 where = f"{100 * share:g} % of the nodes are seeds, {name}"
                 figures.add(f"{where}: {policy} of MIN", ratio / best, "x", note=f"{100 * ratio:.2f} %")
 
 
 def hits(args: argparse.Namespace, figures: Figures) -> None:
-    rng = np.random.default_rng(1)
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
-    nodes = 1 << log2_nodes
-    indptr, indices = rmat(log2_nodes, 16, rng)
-    train = np.flatnonzero(np.diff(indptr))
-    trace = sample_trace(indptr, indices, rng, train=train, seeds=seeds, minibatches=minibatches)
-    heat = page_heat(np.bincount(indices, minlength=nodes), 1)
-    lines = int(5 * np.mean([len(b) for b in trace])) if args.small else nodes // 100
-    warm = len(trace) // 4
-    average, pages = np.mean([len(b) for b in trace]), sum(len(b) for b in trace[warm:])
-    best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / pages
-    size = f"{lines} lines = {lines / average:.3g} minibatches"
-    print(f"{nodes} pages, {len(trace)} minibatches of {average:.0f} pages")
+    rng = np.random.default_rng(1)
+    graph = graph_of(*rmat(log2_nodes, 16, rng))
+    case = Sampled(graph, np.flatnonzero(np.diff(graph.indptr)), rng, minibatches, seeds)
+    heat = page_heat(np.bincount(graph.indices, minlength=case.nodes), 1)
+    average = case.pages.mean()
+    lines = int(5 * average) if args.small else case.nodes // 100
+    best, size = case.best(lines), f"{lines} lines = {lines / average:.3g} minibatches"
+    print(f"{case.nodes} pages, {len(case.trace)} minibatches of {average:.0f} pages")
     figures.add(f"{size}, MIN", 100 * best, "% hits")
 
     def ratio(policy: str, window: int) -> float:
-        options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": heat}
-        value = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
+        value = case.hit_ratio(lines, policy, window, heat)
+        assert value <= best, "no policy can beat MIN"
         note = f"{value / best:.3f} of MIN"
         figures.add(f"{size}, {policy} W={window}", 100 * value, "% hits", note=note)
         return value
@@ -173,7 +169,6 @@ def hits(args: argparse.Namespace, figures: Figures) -> None:
     for window in (16, 22):
         ratio("window-pin", window)
     by_window = [ratio("lookahead", w) for w in range(23)]
-    assert best >= max(*by_window, pin), "no policy can beat MIN"
     figures.add("lookahead W=16 of MIN", by_window[16] / best, "x", bar=0.87)
     figures.add("lookahead W=20 of MIN", by_window[20] / best, "x", bar=0.90)
     figures.add("lookahead W=16 over window-pin W=8", by_window[16] / pin, "x", bar=1.4)
@@ -182,8 +177,7 @@ def hits(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def planning(args: argparse.Namespace, figures: Figures) -> None:
-    most = 10**5 if args.small else args.most_lines
-    for lines in (10**n for n in range(4, 10) if 10**n <= most):
+    for lines in (10**n for n in range(4, 10) if 10**n <= args.most_lines):
         rng = np.random.default_rng(2)
         batch, minibatches, pages = min(lines // 5, 100_000), 60 if args.small else 160, 4 * lines
         trace = skewed_trace(pages, batch, minibatches, rng)
@@ -192,26 +186,24 @@ def planning(args: argparse.Namespace, figures: Figures) -> None:
         for _ in range(args.repeat):
             planner = _core.Planner(pages, lines, "lookahead", 0, heat)  # alone: it takes 52 B per line
             # Fill the cache first: planning is dearest when every admission evicts.
-            step = 0
-            for first in range(0, lines, batch):
-                planner.enter(step, popular_pages(pages, np.arange(first, min(first + batch, lines))))
+            filling = [np.arange(first, min(first + batch, lines)) for first in range(0, lines, batch)]
+            for step, ranks in enumerate(filling):
+                planner.enter(step, popular_pages(pages, ranks))
                 planner.plan(step)
                 planner.retire(step)
-                step += 1
-            times = []
-            window, planned = 16, 2
-            entered = step
-            base = step
-            for t in range(base, base + minibatches):
+            times, window, planned = [], 16, 2
+            base = entered = len(filling)
+            end = base + minibatches
+            for step in range(base, end):
                 start = time.perf_counter_ns()
-                if t - base >= planned:
-                    planner.retire(t - planned)
-                while entered < min(base + minibatches, t + 1 + window):
+                if step - base >= planned:
+                    planner.retire(step - planned)
+                while entered < min(end, step + 1 + window):
                     planner.enter(entered, trace[entered - base])
                     entered += 1
-                planner.plan(t)
-                if t - base > window and entered < base + minibatches:
-                    times.append((time.perf_counter_ns() - start) / len(trace[t - base]))
+                planner.plan(step)
+                if step - base > window and entered < end:
+                    times.append((time.perf_counter_ns() - start) / len(trace[step - base]))
             costs.append(median(times))
             stats = planner.stats()
             del planner
@@ -222,10 +214,10 @@ def planning(args: argparse.Namespace, figures: Figures) -> None:
 
 def gather(args: argparse.Namespace, figures: Figures) -> None:
     for row_bytes in (512, 4096):
-        _gather(args, figures, row_bytes)
+        gather_rows(args, figures, row_bytes)
 
 
-def _gather(args: argparse.Namespace, figures: Figures, row_bytes: int) -> None:
+def gather_rows(args: argparse.Namespace, figures: Figures, row_bytes: int) -> None:
     """Gather the same rows from loaders of every storage type, as float32, and with torch.index_select."""
     threads, dim = torch.get_num_threads(), row_bytes // 4
     count = (4 << 20 if args.small else 1 << 30) // row_bytes
@@ -285,21 +277,9 @@ def fill(loader: gids.FeatureLoader, everything: Sequence[torch.Tensor]) -> None
         assert torch.equal(features[TABLE], table.read_rows(ids).float()), "rows differ from the stored ones"
 
 
-def main() -> None:
-    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather}
-    parser = make_parser(__doc__, "dir", "repeat")
-    add = parser.add_argument
-    add("question", choices=list(questions))
-    add(
-        "--most-lines",
-        type=int,
-        default=10**7,
-        help="planning: lines of the largest cache (default: 10000000; 100000000, "
-        "0.4 TB of rows of 4 KiB, takes 6 GB of memory)",
-    )
-    args = parser.parse_args()
-    questions[args.question](args, Figures(args))
-
-
 if __name__ == "__main__":
-    main()
+    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather}
+    script = Script(__doc__, "dir", "repeat", questions=questions)
+    text = "planning: lines of the largest cache (100000000, 0.4 TB of rows of 4 KiB, takes 6 GB of memory)"
+    script.option("most-lines", 10**7, text, small=10**5)
+    script.run()

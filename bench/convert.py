@@ -28,9 +28,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-from harness import Figures, alternate, make_parser
+from harness import Figures, Script, alternate
 
 from gids.cli import main as gids_command
 from gids.io import drop_page_cache
@@ -73,15 +71,13 @@ def convert(source: Path, path: Path, *options: str | Path) -> tuple[float, int,
 
 
 def features(args: argparse.Namespace, figures: Figures) -> None:
-    size_gb, rounds = (0.05, 1) if args.small else (args.size_gb, args.rounds)
-    rows = int(size_gb * 1e9) // (4 * args.dim)
-    memory = args.memory or 256_000_000
+    rows = int(args.size_gb * 1e9) // (4 * args.dim)
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         source, dataset, target = (Path(name) / file for file in ("source.npy", "out.gids", "copy.npy"))
         write_rows(source, rows, args.dim)
 
         def ours() -> tuple[float, int, float]:
-            run = convert(source, dataset, "--memory", str(memory))
+            run = convert(source, dataset, "--memory", str(args.memory))
             shutil.rmtree(dataset)
             return run
 
@@ -96,7 +92,7 @@ def features(args: argparse.Namespace, figures: Figures) -> None:
 
         direct = partial(copy, "iflag=direct", "oflag=direct")
         sides = {"convert": ours} | ({} if args.alone else {"dd": copy, "dd, direct": direct})
-        runs = alternate(sides, rounds)
+        runs = alternate(sides, args.rounds)
     mb = rows * args.dim * 4 / 1e6
     speeds = {side: [mb / seconds for seconds, _, _ in each] for side, each in runs.items()}
     without = "convert, without Python's start"
@@ -109,7 +105,7 @@ def features(args: argparse.Namespace, figures: Figures) -> None:
             figures.ratio(f"{side} over {other}", speeds[side], speeds[other], bar=bar)
     peak = max(peak_bytes for _, peak_bytes, _ in runs["convert"])
     name = f"peak memory of converting {mb:,.0f} MB"
-    figures.add(name, peak / 1e6, "MB", most=(memory + BEYOND_BYTES) / 1e6)
+    figures.add(name, peak / 1e6, "MB", most=(args.memory + BEYOND_BYTES) / 1e6)
 
 
 def write_rows(path: Path, rows: int, dim: int) -> None:
@@ -124,21 +120,19 @@ def write_rows(path: Path, rows: int, dim: int) -> None:
 
 
 def edges(args: argparse.Namespace, figures: Figures) -> None:
-    memory = args.memory or 256_000_000
-    options = ["--memory", str(memory), "--workers", args.workers, *(f"--{o}" for o in args.options)]
+    options = ["--memory", str(args.memory), "--workers", args.workers, *(f"--{o}" for o in args.options)]
     rows = []
-    for count in map(int, [2e5] if args.small else args.edges):
+    for count in map(int, args.edges):
         with tempfile.TemporaryDirectory(dir=args.dir) as name:
             source = Path(name) / "source"
             write_edges(source, count)
             seconds, peak_bytes, _ = convert(source, Path(name) / "out.gids", *options)
-        rows.append(
-            {"edges": count, "seconds": seconds, "edges/s": count / seconds, "peak bytes": peak_bytes}
-        )
+        row = {"edges": count, "seconds": seconds, "edges/s": count / seconds}
+        rows.append(row | {"peak bytes": peak_bytes})
     figures.table("sorting edges", rows)
     minutes = seconds / count * 1e9 / 60
     note = (
-        f"--memory {memory / 1e6:,.0f} MB, the same peak; beside the source's 16 GB, 16 GB of dataset "
+        f"--memory {args.memory / 1e6:,.0f} MB, the same peak; beside the source's 16 GB, 16 GB of dataset "
         "(8 without edge ids) and 25 GB of scratch files"
     )
     figures.add("10^9 edges, extrapolated", minutes, "minutes", note=note)
@@ -158,21 +152,15 @@ def write_edges(folder: Path, edge_count: int) -> None:
     array.flush()
 
 
-def main() -> None:
-    questions = {"features": features, "edges": edges}
-    parser = make_parser(__doc__, "dir", "rounds")
-    add = parser.add_argument
-    add("question", choices=list(questions))
-    add("--memory", type=parse_bytes, help="--memory of gids convert (default: 256MB)")
-    add("--size-gb", type=float, default=2, help="features: size of the source in 1e9 bytes (default: 2)")
-    add("--dim", type=int, default=1024, help="features: float32 per row (default: 1024)")
-    add("--alone", action="store_true", help="features: convert only, without copies")
-    add("--edges", type=float, nargs="+", default=[5e6, 1e7, 2e7, 5e7], help="edges: numbers of edges")
-    add("--workers", default="2", help="edges: --workers of gids convert (default: 2)")
-    add("--options", nargs="*", default=[], metavar="OPTION", help="edges: without dashes, such as dedup")
-    args = parser.parse_args()
-    questions[args.question](args, Figures(args))
-
-
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "dir", "rounds", questions={"features": features, "edges": edges})
+    option = script.option
+    option("memory", parse_bytes("256MB"), "--memory of gids convert (default: 256MB)", type=parse_bytes)
+    option("size-gb", 2.0, "features: size of the source in 1e9 bytes", small=0.05)
+    option("dim", 1024, "features: float32 per row")
+    option("alone", text="features: convert only, without copies", action="store_true")
+    option("edges", [5e6, 1e7, 2e7, 5e7], "edges: numbers of edges", small=[2e5], type=float, nargs="+")
+    option("workers", "2", "edges: --workers of gids convert")
+    text = "edges: without dashes, such as dedup"
+    option("options", [], text, type=str, nargs="*", metavar="OPTION")
+    script.run()

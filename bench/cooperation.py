@@ -18,43 +18,27 @@ replicas: 1.5D (Tripathy, Yelick and Buluc): parts P / c, each on c ranks.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from cooperation_counts import Sampled, ask, pages_of, received, replicate, sample, unite
 from graphs import GRAPHS, OWNERS, Ids, OwnersOf, make_graph, seed_order
-from harness import Figures, integers, make_parser
+from harness import Figures, Script
 
+from gids.bench.plot import Curve, plot_curves
 from gids.sampler import Labor, Neighbor, Sampler, Topology
 
 ROWS_PER_PAGE = 8  # rows of 512 bytes in pages of 4 KiB
 SAMPLERS = {"Neighbor": Neighbor, "LABOR-0": Labor}
+DRAWN = {
+    "independent rows": "independent: read",
+    "cooperative rows": "cooperative: read",
+    "rows sent, hash": "cooperative: received, owners by hash",
+    "rows sent, community": "cooperative: received, owners by community",
+}
 Row = dict[str, Any]
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "seed")
-    add = parser.add_argument
-    add("--plot", type=Path, metavar="FILE", help="draw rows per rank to FILE, as PNG")
-    add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    add("--log2-nodes", type=int, default=24, help="size of the graphs (default: 24)")
-    add("--degree", type=int, default=16)
-    add("--fanouts", type=integers, default=[10, 10, 10])
-    add("--batch-size", type=int, default=1024, help="seeds per rank (default: 1024)")
-    add("--ranks", type=integers, default=[1, 2, 4, 8, 16, 32, 64])
-    add("--steps", type=int, default=1, help="steps to count rows in (default: 1)")
-    add("--threads", type=int)
-    args = parser.parse_args(argv)
-    if args.small:
-        args.log2_nodes, args.batch_size, args.steps = 13, 4, 1
-        args.ranks, args.fanouts = [1, 2, 4, 16], [3, 3]
-    return args
 
 
 class Case:
@@ -83,9 +67,6 @@ class Case:
     def pages(self, positions: np.ndarray, rows: Ids) -> int:
         """The pages of rows that are stored in the order of positions."""
         return pages_of(positions[rows], ROWS_PER_PAGE, -(-self.node_count // ROWS_PER_PAGE))
-
-
-# Rows
 
 
 def count_rows(case: Case, sampler: Sampler) -> tuple[list[Row], list[Sampled]]:
@@ -174,34 +155,43 @@ def count_adjacency(case: Case, alone: Sequence[Sampled]) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    args = parse()
-    figures = Figures(args)
-    panels: dict[tuple[str, str], list[Row]] = {}
+def cooperation(args: argparse.Namespace, figures: Figures) -> None:
+    panels: dict[str, list[Curve]] = {}
     for name in args.graphs:
         case = Case(name, args)
         print(f"\n## {name}: {case.node_count:,} nodes, {case.graph.num_edges:,} edges")
         for kind, make in SAMPLERS.items():
             rows, alone = count_rows(case, make(args.fanouts, threads=args.threads))
-            panels[name, kind] = rows
-            pages = [key for key in rows[0] if "pages" in key]
             title = f"{name}, {kind}"
+            panels[title] = [
+                (label, args.ranks, [row[key] / 1000 for row in rows]) for key, label in DRAWN.items()
+            ]
+            pages = {key for key in rows[0] if "pages" in key}
             kept = [{key: row[key] for key in row if key not in pages} for row in rows]
             figures.table(f"{title}: input rows per rank", kept)
-            by_order = (
-                f"{title}: pages of {ROWS_PER_PAGE} rows per rank, rows in the order of ids or communities"
+            orders = f"pages of {ROWS_PER_PAGE} rows per rank, rows in the order of ids or communities"
+            figures.table(
+                f"{title}: {orders}", [{k: row[k] for k in row if k in pages | {"P"}} for row in rows]
             )
-            figures.table(by_order, [{key: row[key] for key in ("P", *pages)} for row in rows])
             square = [ranks for ranks in args.ranks if ranks >= 4 and ranks**0.5 % 1 == 0]
             replicas = [row for ranks in square for row in count_replicas(case, alone[:ranks])]
             figures.table(f"{title}: 1.5D, per rank and minibatch", replicas)
             words = [row for ranks in square for row in count_adjacency(case, alone[:ranks])]
             figures.table(f"{title}: 1.5D with adjacency rows, words of a bulk", words)
     if args.plot:
-        from plot import draw_cooperation
-
-        draw_cooperation(panels, args.plot)
+        titles = ("ranks", "rows per rank (thousands)")
+        plot_curves(args.plot, "Input rows per rank and step", panels, titles, log_x=True)
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "seed", "plot")
+    option = script.option
+    option("graphs", list(GRAPHS), choices=GRAPHS)
+    option("log2-nodes", 24, "size of the graphs", small=13)
+    option("degree", 16)
+    option("fanouts", [10, 10, 10], small=[3, 3])
+    option("batch-size", 1024, "seeds per rank", small=4)
+    option("ranks", [1, 2, 4, 8, 16, 32, 64], small=[1, 2, 4, 16])
+    option("steps", 1, "steps to count rows in")
+    option("threads", type=int)
+    script.run(cooperation)

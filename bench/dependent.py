@@ -21,23 +21,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from graphs import GRAPHS, make_graph, seed_order
-from harness import Figures, integers, make_parser
+from graphs import GRAPHS, input_nodes, make_graph, seed_order
+from harness import Figures, Script
 from learning import Task, hard
 
 from gids import _core
-from gids.bench.arguments import kappas
 from gids.bench.plot import Curve, plot_curves
+from gids.cli.arguments import kappas
 from gids.sampler import Labor, LocalityBias, Neighbor, RandomWalk, Sampler, Topology
 from gids.store import Graph
 
@@ -48,14 +44,6 @@ SAMPLERS: dict[str, Callable[[list[int]], Sampler]] = {
     "LABOR-*": lambda fanouts: Labor(fanouts, importance_sampling=-1),
     "RandomWalk": RandomWalk,
 }
-
-
-def input_nodes(
-    sampler: Sampler, topology: Topology, seeds: np.ndarray, step: int, epoch: int = 0
-) -> np.ndarray:
-    nodes = sampler.sample(topology, torch.from_numpy(seeds), step=step, epoch=epoch).input_nodes
-    assert isinstance(nodes, torch.Tensor)
-    return nodes.numpy()
 
 
 def seeds_of_edges(graph: Graph, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -79,30 +67,23 @@ def work(args: argparse.Namespace, figures: Figures) -> None:
                 for size in sizes:
                     counts = []
                     for step in range(max(1, min(4, sizes[-1] // size))):
-                        drawn = (
-                            order[step * size :][:size]
-                            if task == "nodes"
-                            else seeds_of_edges(graph, size, rng)
-                        )
-                        counts.append(len(input_nodes(sampler, topology, drawn.astype(np.int64), step)))
+                        drawn = order[step * size :][:size]
+                        if task == "edges":
+                            drawn = seeds_of_edges(graph, size, rng)
+                        counts.append(len(input_nodes(sampler, topology, drawn, step=step)))
                     per_seed.append(float(np.mean(counts)) / size)
                 # Theorem 3.1 and 3.2: work is concave, so work per seed never rises, but for noise.
                 assert all(b <= 1.02 * a for a, b in pairwise(per_seed)), per_seed
                 panels.setdefault(f"{name}, seeds are {task}", []).append((kind, sizes, per_seed))
-                saved = per_seed[-1] / per_seed[0]
-                figures.add(
-                    f"{name}, {kind}, {task}: input nodes per seed, {sizes[-1]} seeds over {sizes[0]}",
-                    saved,
-                    "x",
-                )
+                what = f"input nodes per seed, {sizes[-1]} seeds over {sizes[0]}"
+                figures.add(f"{name}, {kind}, {task}: {what}", per_seed[-1] / per_seed[0], "x")
                 points = dict(zip((f"{size} seeds" for size in sizes), per_seed, strict=True))
                 rows.append({"sampler": kind, "seeds are": task} | points)
         figures.table(f"{name}: input nodes per seed", rows)
     if args.plot:
         titles = ("minibatch (seeds)", "input nodes per seed")
-        plot_curves(
-            args.plot, "Work per seed falls as minibatches grow", panels, titles, log_x=True, log_y=True
-        )
+        title = "Work per seed falls as minibatches grow"
+        plot_curves(args.plot, title, panels, titles, log_x=True, log_y=True)
 
 
 def missed(args: argparse.Namespace, graph: Graph, topology: Topology, kappa: float, ranks: int) -> float:
@@ -116,7 +97,7 @@ def missed(args: argparse.Namespace, graph: Graph, topology: Topology, kappa: fl
         drawn = order.take(range(step * size, (step + 1) * size), mode="wrap")
         if step:
             planner.retire(step - 1)
-        nodes = input_nodes(sampler, topology, np.unique(drawn), step)
+        nodes = input_nodes(sampler, topology, np.unique(drawn), step=step)
         planner.enter(step, nodes)
         counted.append((len(nodes) - planner.plan(step)[0], len(nodes)))
     misses, total = np.sum(counted[args.steps // 2 :], axis=0)
@@ -131,14 +112,12 @@ def misses(args: argparse.Namespace, figures: Figures) -> None:
         for ranks in args.ranks:
             shares = [missed(args, graph, topology, kappa, ranks) for kappa in args.kappas]
             positions = [2 * max(args.kappas[:-1]) if math.isinf(k) else k for k in args.kappas]
-            panels.setdefault(f"{name}, LABOR-0", []).append(
-                (f"{ranks} rank{'s' * (ranks > 1)}", positions, shares)
-            )
-            rows.append(
-                {"ranks": ranks} | {f"kappa {k:g}, %": s for k, s in zip(args.kappas, shares, strict=True)}
-            )
-            figures.add(f"{name}, {ranks} ranks: misses, kappa {args.kappas[0]:g}", shares[0], "%")
-            figures.add(f"{name}, {ranks} ranks: misses, kappa {args.kappas[-2]:g}", shares[-2], "%")
+            curve = (f"{ranks} rank{'s' * (ranks > 1)}", positions, shares)
+            panels.setdefault(f"{name}, LABOR-0", []).append(curve)
+            columns = (f"kappa {kappa:g}, %" for kappa in args.kappas)
+            rows.append({"ranks": ranks} | dict(zip(columns, shares, strict=True)))
+            for i in (0, -2):
+                figures.add(f"{name}, {ranks} ranks: misses, kappa {args.kappas[i]:g}", shares[i], "%")
         figures.table(f"{name}: misses of LRU caches of {args.cache:.0%} of the nodes per rank", rows)
     if args.plot:
         titles = ("kappa (the last point: infinity)", "input nodes missed (%)")
@@ -163,13 +142,10 @@ def locality(args: argparse.Namespace, figures: Figures) -> None:
     first = 0.0
     for factor in (1, 2, 4, 16):
         sampler = Neighbor(args.fanouts, locality=LocalityBias(held, factor), threads=1)
-        outside = [
-            int((~held[minibatch.input_nodes]).sum())
-            for minibatch in islice(task.minibatches(sampler, args.batch_size, args.seed), 8)
-        ]
-        first = first or float(np.mean(outside))
-        saved = float(np.mean(outside)) / first
-        figures.add(f"locality {factor}: input nodes outside over factor 1", saved, "x")
+        minibatches = islice(task.minibatches(sampler, args.batch_size, args.seed), 8)
+        outside = float(np.mean([int((~held[m.input_nodes]).sum()) for m in minibatches]))
+        first = first or outside
+        figures.add(f"locality {factor}: input nodes outside over factor 1", outside / first, "x")
         learned.add(task, "Neighbor", f"factor {factor}", f"locality {factor}", sampler)
     learned.show("Learning with a locality bias")
 
@@ -183,13 +159,11 @@ class Learned:
         self._rows: list[Row] = []
 
     def add(self, task: Task, kind: str, label: str, name: str, sampler: Sampler) -> None:
-        points = list(_points(task, sampler, self._args))
+        points = [point for point, _, _ in task.curve(sampler, self._args)]
         self._rows += [{"training": name} | point for point in points]
         steps, loss, accuracy = ([p[key] for p in points] for key in ("minibatches", "loss", "accuracy"))
-        self._panels.setdefault(f"{kind}: loss", []).append((label, steps, loss))
-        self._panels.setdefault(f"{kind}: accuracy on validation nodes (%)", []).append(
-            (label, steps, accuracy)
-        )
+        for what, values in (("loss", loss), ("accuracy on validation nodes (%)", accuracy)):
+            self._panels.setdefault(f"{kind}: {what}", []).append((label, steps, values))
         self._figures.add(f"{name}: accuracy", accuracy[-1], "%")
 
     def show(self, title: str) -> None:
@@ -198,51 +172,25 @@ class Learned:
             plot_curves(self._args.plot, title, self._panels, ("minibatches", ""))
 
 
-def _points(task: Task, sampler: Sampler, args: argparse.Namespace) -> Iterator[Row]:
-    since: list[float] = []
-    run = task.train(
-        sampler, batch_size=args.batch_size, steps=args.steps, layers=len(args.fanouts), seed=args.seed
-    )
-    for number, (step, model) in enumerate(run, 1):
-        since.append(step.loss)
-        if number % args.every == 0:
-            yield {
-                "minibatches": number,
-                "loss": float(np.mean(since)),
-                "accuracy": task.accuracy(model, "val"),
-            }
-            since.clear()
-
-
-def main() -> None:
-    questions = {"work": work, "misses": misses, "learning": learning, "locality": locality}
-    parser = make_parser(__doc__, "seed")
-    add = parser.add_argument
-    add("question", choices=list(questions))
-    add("--plot", type=Path, metavar="FILE", help="draw the curves to FILE, as PNG")
-    add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    add("--log2-nodes", type=int, default=20, help="work, misses: size of the graphs (default: 20)")
-    add("--degree", type=int, default=32, help="misses: mean in-degree (default: 32)")
-    add("--nodes", type=int, default=40_000, help="learning: size of the graph (default: 40000)")
-    add("--fanouts", type=integers, default=[10, 10])
-    add("--batch-size", type=int, help="seeds; work: the least (default: 64; learning: 256)")
-    add("--doublings", type=int, default=11, help="work: number of batch sizes, each twice the one before")
-    add("--steps", type=int, help="minibatches (default: 32; learning: 300)")
-    add("--every", type=int, default=20, help="learning: minibatches between points (default: 20)")
-    add("--kappas", type=kappas, default=[1, 4, 16, 64, 256, math.inf])
-    add("--ranks", type=integers, default=[1, 2, 4, 8])
-    add("--cache", type=float, default=0.02, help="misses: share of the nodes in a cache (default: 0.02)")
-    args = parser.parse_args()
-    learns = args.question in ("learning", "locality")
-    args.batch_size = args.batch_size or (256 if learns else 64)
-    args.steps = args.steps or (300 if learns else 32)
-    if args.small:
-        args.log2_nodes, args.nodes, args.doublings, args.every = 11, 1000, 3, 2
-        args.kappas, args.ranks, args.fanouts = [1, 16, math.inf], [1, 2], [3, 3]
-        args.batch_size, args.steps = 16, 4
-    torch.set_num_threads(1)
-    questions[args.question](args, Figures(args))
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    questions = {"work": work, "misses": misses, "learning": learning, "locality": locality}
+    script = Script(__doc__, "seed", "plot", questions=questions)
+    option = script.option
+    option("graphs", list(GRAPHS), choices=GRAPHS)
+    option("log2-nodes", 20, "work, misses: size of the graphs", small=11)
+    option("degree", 32, "misses: mean in-degree")
+    option("nodes", 40_000, "learning: size of the graph", small=1000)
+    option("fanouts", [10, 10], small=[3, 3])
+    option("batch-size", text="seeds; work: the least (default: 64; learning: 256)", type=int, small=16)
+    option("doublings", 11, "work: number of batch sizes, each twice the one before", small=3)
+    option("steps", text="minibatches (default: 32; learning: 300)", type=int, small=4)
+    option("every", 20, "learning: minibatches between points", small=2)
+    option("kappas", [1, 4, 16, 64, 256, math.inf], type=kappas, small=[1, 16, math.inf])
+    option("ranks", [1, 2, 4, 8], small=[1, 2])
+    option("cache", 0.02, "misses: share of the nodes in a cache")
+    for question in ("work", "misses"):
+        script.defaults(question, batch_size=64, steps=32)
+    for question in ("learning", "locality"):
+        script.defaults(question, batch_size=256, steps=300)
+    script.run()

@@ -17,16 +17,12 @@ import argparse
 import ctypes
 import os
 import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-from harness import PAGE_BYTES, Figures, alternate, make_parser, page_contents, write_pages
+from harness import PAGE_BYTES, Figures, Script, alternate, check_pages, page_file, read_pages
 
 import gids.io
 from gids.bench.probe import aligned_rows
@@ -66,22 +62,17 @@ class Sides:
         if not self.args.cached:
             gids.io.drop_page_cache(self.path)
         rng = np.random.default_rng([self.args.seed, self.turns[side]])
-        return rng.permutation(self.page_count)[: self.args.reads].astype(np.uint64)
+        return rng.permutation(self.page_count)[: self.args.reads]
 
     def engine(self) -> float:
         pages = self.draw("engine")
-        files, offsets = np.zeros(len(pages), np.uint32), pages.astype(np.int64) * PAGE_BYTES
         options = {"max_read_bytes": PAGE_BYTES, "max_merge_bytes": 0, "direct": not self.args.cached}
         with gids.io.open_engine([self.path], self.args.engine, depth=self.args.depth, **options) as engine:
-            begun = time.perf_counter()
-            errors = engine.read(files, offsets, PAGE_BYTES, self.out)
-            seconds = time.perf_counter() - begun
-        self.check(pages, errors, self.out)
-        return len(pages) / seconds
+            return read_pages(engine, [pages], self.out)[0]
 
     def queue(self, nbytes: int = COPIED) -> float:
         """nbytes: of each page, which the threads that play the GPU copy."""
-        pages, args = self.draw("queue"), self.args
+        pages, args = self.draw("queue").astype(np.uint64), self.args
         to = self.out.reshape(-1)[: len(pages) * nbytes].reshape(len(pages), nbytes)
         errors = np.full(len(pages), -1, np.int32)
         text = ctypes.create_string_buffer(500)
@@ -94,50 +85,21 @@ class Sides:
         )
         if seconds < 0:
             raise RuntimeError(text.value.decode())
-        self.check(pages, errors, to)
+        if errors.any():
+            raise RuntimeError(f"reads failed, the first with {errors[errors != 0][0]}")
+        check_pages(pages, to)
         return len(pages) / float(seconds)
 
-    @staticmethod
-    def check(pages: np.ndarray, errors: np.ndarray, came: np.ndarray) -> None:
-        """Raise RuntimeError if a read failed, or the bytes differ from the file's."""
-        if errors.any():
-            first = errors[errors != 0][0]
-            raise RuntimeError(f"{np.count_nonzero(errors)} reads failed, the first with {first}")
-        for start in range(0, len(pages), 8192):
-            part = slice(start, start + 8192)
-            if not np.array_equal(came[part], page_contents(pages[part], came.shape[1])):
-                raise RuntimeError("other bytes than the file's were read")
 
-
-def main() -> None:
-    parser = make_parser(__doc__, "dir", "keep", "rounds", "seed")
-    add = parser.add_argument
-    add("--engine", default="auto")
-    add("--size-gb", type=float, default=4.0)
-    add("--reads", type=int, default=60_000)
-    add("--depth", type=int, default=256)
-    add("--staging-mb", type=int, default=256)
-    add("--rounds-ahead", type=int, default=4)
-    add("--posters", type=int, default=1, help="host threads that play the GPU")
-    add("--cached", action="store_true", help="read from the page cache, without the disk")
-    args = parser.parse_args()
-    if args.small:
-        args.size_gb, args.reads, args.rounds, args.staging_mb = 0.016, 2000, 1, 4
+def compare(args: argparse.Namespace, figures: Figures) -> None:
     page_count = int(args.size_gb * 1e9) // PAGE_BYTES
     args.reads = min(args.reads, page_count)
-    path = args.dir / f"gids-bench-queue-{page_count}.bin"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, page_file(args, page_count) as path:
         library = build(Path(folder), "-O0" if args.small else "-O3")  # as the wheel
-        try:
-            write_pages(path, page_count)
-            sides = Sides(args, path, page_count, library)
-            sides.engine()  # whole pages are compared here
-            sides.queue(PAGE_BYTES)
-            speeds = alternate({"queue": sides.queue, "engine": sides.engine}, args.rounds)
-        finally:
-            if not args.keep:
-                path.unlink(missing_ok=True)
-    figures = Figures(args)
+        sides = Sides(args, path, page_count, library)
+        sides.engine()
+        sides.queue(PAGE_BYTES)  # whole pages are compared here
+        speeds = alternate({"queue": sides.queue, "engine": sides.engine}, args.rounds)
     for side, rates in speeds.items():
         note = f"{min(rates):,.0f} to {max(rates):,.0f}"
         figures.add(f"random pages, {side}", median(rates), "pages/s", note=note)
@@ -145,4 +107,14 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script = Script(__doc__, "dir", "keep", "rounds", "seed")
+    option = script.option
+    option("engine", "auto")
+    option("size-gb", 4.0, small=0.016)
+    option("reads", 60_000, small=2000)
+    option("depth", 256)
+    option("staging-mb", 256, small=4)
+    option("rounds-ahead", 4)
+    option("posters", 1, "host threads that play the GPU")
+    option("cached", text="read from the page cache, without the disk", action="store_true")
+    script.run(compare)

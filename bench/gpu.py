@@ -25,7 +25,6 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parent))
 import gpu_bus
 import gpu_cache
 import gpu_limits
@@ -36,7 +35,7 @@ import gpu_sampling
 import gpu_training
 from gpu_harness import Bench
 from gpu_sampling import pcie_link
-from harness import Figures, make_parser
+from harness import Figures, Script
 
 from gids import cuda
 
@@ -58,14 +57,13 @@ QUESTIONS = {  # name -> (question, {size: (default, small)})
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = make_parser(__doc__, "dir")
-    add = parser.add_argument
-    add("question", choices=[*QUESTIONS, "all"])
-    add("--device", default="cuda")
-    add("--feature-gb", type=float, help="size of the features for training (default: 4.3)")
-    add("--file-gb", type=float, help="size of the file for the queue (default: 2.1)")
-    add("--log2-nodes", type=int, help="size of the graph for sampling (default: 23)")
-    args = parser.parse_args(arguments)
+    script = Script(__doc__, "dir")
+    script.add_argument("question", choices=[*QUESTIONS, "all"])
+    script.option("device", "cuda")
+    script.option("feature-gb", text="size of the features for training (default: 4.3)", type=float)
+    script.option("file-gb", text="size of the file for the queue (default: 2.1)", type=float)
+    script.option("log2-nodes", text="size of the graph for sampling (default: 23)", type=int)
+    args = script.parse(arguments)
     asked = {
         "feature_bytes": args.feature_gb and int(args.feature_gb * 1e9),
         "file_bytes": args.file_gb and int(args.file_gb * 1e9),
@@ -75,12 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{device.name}, {pcie_link()}", flush=True)
     figures = Figures(args)
     with tempfile.TemporaryDirectory(prefix="gids-bench-", dir=args.dir) as directory:
-        for name, (question, pairs) in QUESTIONS.items():
-            if args.question in (name, "all"):
-                folder = Path(directory) / name
-                folder.mkdir()
-                sizes = {key: asked.get(key) or pair[args.small] for key, pair in pairs.items()}
-                question(Bench(device, folder, SimpleNamespace(**sizes), figures))
+        for name in QUESTIONS if args.question == "all" else [args.question]:
+            question, pairs = QUESTIONS[name]
+            folder = Path(directory) / name
+            folder.mkdir()
+            sizes = {key: asked.get(key) or pair[args.small] for key, pair in pairs.items()}
+            question(Bench(device, folder, SimpleNamespace(**sizes), figures))
     return 0
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import count
 from statistics import median
@@ -20,7 +21,8 @@ from statistics import median
 import numpy as np
 import torch
 from gpu_harness import Bench, assert_same_minibatch, assert_same_rows, make_table, open_cache
-from gpu_sampling import rmat, seed_order
+from gpu_sampling import rmat_on
+from graphs import seed_order
 from harness import alternate
 
 from gids.cache.device import DeviceFeatureCache
@@ -47,42 +49,36 @@ Work = Callable[[bool], int]
 """One minibatch; True to verify it. Returns its rows or nodes."""
 
 
-class Beside:
-    """Work that a thread repeats until it is stopped."""
+@contextmanager
+def repeated(device: Device, work: Work) -> Iterator[Future[float]]:
+    """Repeat work in a thread until the block ends.
 
-    def __init__(self, device: Device, work: Work) -> None:
-        self._device, self._work = device, work
-        self._stop, self._begun = threading.Event(), threading.Event()
-        self._errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
-        self.rate = 0.0
-        """Rows or nodes per second, of what was done after the first minibatch."""
+    Yields its rows or nodes per second, without those of the first minibatch. The first and the last one are
+    verified.
+    """
+    stop, begun = threading.Event(), threading.Event()
 
-    def __enter__(self) -> Beside:
-        self._thread.start()
-        self._begun.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._errors:
-            raise self._errors[0]
-
-    def _run(self) -> None:
+    def run() -> float:
         try:
-            with self._device.use(self._device.new_stream()):
-                self._work(True)
-                self._begun.set()
-                done, begun = 0, time.perf_counter()
-                while not done or not self._stop.is_set():
-                    done += self._work(False)
-                self.rate = done / (time.perf_counter() - begun)
-                self._work(True)
-        except BaseException as error:
-            self._errors.append(error)
+            with device.use(device.new_stream()):
+                work(True)
+                begun.set()
+                done, since = 0, time.perf_counter()
+                while not done or not stop.is_set():
+                    done += work(False)
+                rate = done / (time.perf_counter() - since)
+                work(True)
+                return rate
         finally:
-            self._begun.set()
+            begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        rate = pool.submit(run)
+        begun.wait()
+        try:
+            yield rate
+        finally:
+            stop.set()
 
 
 def overlap(bench: Bench) -> None:
@@ -130,14 +126,14 @@ class Matrices:
 
 def _compare(bench: Bench, train: Matrices, name: str, work: Work, unit: str, bar: float | None) -> None:
     def alone() -> tuple[float, float]:
-        with Beside(bench.device, work) as beside:
+        with repeated(bench.device, work) as rate:
             time.sleep(bench.sizes.seconds)
-        return 0.0, beside.rate
+        return 0.0, rate.result()
 
     def together() -> tuple[float, float]:
-        with Beside(bench.device, work) as beside:
+        with repeated(bench.device, work) as rate:
             trained = train()
-        return trained, beside.rate
+        return trained, rate.result()
 
     sides = {"training": lambda: (train(), 0.0), "alone": alone, "together": together}
     rates = alternate(sides, bench.sizes.rounds)
@@ -178,8 +174,8 @@ def _minibatches(bench: Bench, cache: DeviceFeatureCache, table: Table, rows: to
 
 @contextmanager
 def _sampling(bench: Bench) -> Iterator[Work]:
-    graph = rmat(bench.device.torch_device, bench.sizes.log2_nodes, 16, seed=4)
-    sampler, seeds, steps = Neighbor([10, 5]), seed_order(graph), count(1)
+    graph = rmat_on(bench, seed=4, degree=16)
+    sampler, seeds, steps = Neighbor([10, 5]), torch.from_numpy(seed_order(graph, 5)), count(1)
     with closing(PinnedGraph(graph, bench.device, topology_on="host")) as pinned:
         on_device, on_host = Topology(pinned), Topology(graph)
 

@@ -8,6 +8,7 @@ every minibatch is compared on the device, in both sides' time.
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -63,7 +64,7 @@ def packs(bench: Bench) -> None:
         assert by_packs == (len(batches) if reads == "pack" else 0), f"{by_packs} minibatches by packs"
         return len(batches) * sizes.minibatch_rows / seconds, stats
 
-    sides = {reads: (lambda reads=reads: epoch(reads)) for reads in ("random", "pack")}
+    sides = {reads: partial(epoch, reads) for reads in ("random", "pack")}
     epochs = alternate(sides, sizes.rounds)
     rates = {reads: [rate for rate, _ in of_side] for reads, of_side in epochs.items()}
     name = "epoch of 512 B rows on the device"

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import numpy as np
 import torch
 from gpu_harness import Bench, host_seconds
-from harness import PAGE_BYTES, alternate, page_contents, write_pages
+from harness import PAGE_BYTES, alternate, check_pages, read_pages, write_pages
 
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -53,7 +51,6 @@ DEPTHS = {
     "rounds": (2, 1),
 }
 _BATCH = 8192
-_IN_FLIGHT = 3
 _WORDS = PAGE_BYTES // 8
 
 
@@ -89,7 +86,6 @@ def queue(bench: Bench) -> None:
             wait: stack.enter_context(DeviceQueue(device, engine, tables, wait=wait, **options))
             for wait in ("stream", "warp")
         }
-        pool = stack.enter_context(ThreadPoolExecutor(_IN_FLIGHT))
 
         def by_queue(wait: str) -> float:
             """Pages per second."""
@@ -107,20 +103,8 @@ def queue(bench: Bench) -> None:
 
         def by_engine() -> float:
             pages = drawn.pop()
-            parts = [slice(i, i + _BATCH) for i in range(0, len(pages), _BATCH)]
-            batches = [(np.sort(pages[part]), on_host[part]) for part in parts]
-
-            def read(batch: tuple[np.ndarray, np.ndarray]) -> int:
-                chosen, rows = batch
-                files = np.zeros(len(chosen), np.uint32)
-                failed = engine.read(files, chosen * PAGE_BYTES, PAGE_BYTES, rows)
-                return int(np.count_nonzero(failed))
-
-            results: list[int] = []
-            seconds = host_seconds(stream, lambda: results.extend(pool.map(read, batches)))
-            assert not any(results), "a read failed"
-            assert all(np.array_equal(rows, page_contents(chosen)) for chosen, rows in batches)
-            return len(pages) / seconds
+            batches = [np.sort(pages[i : i + _BATCH]) for i in range(0, len(pages), _BATCH)]
+            return read_pages(engine, batches, on_host)[0]
 
         sides = {"stream": lambda: by_queue("stream"), "warp": lambda: by_queue("warp"), "engine": by_engine}
         for side in sides.values():
@@ -140,21 +124,16 @@ def depths(bench: Bench) -> None:
     write_pages(path, page_count)
     rng = np.random.default_rng(4)
     on_host = np.zeros((sizes.pages, PAGE_BYTES), np.uint8)
-    files = np.zeros(sizes.pages, np.uint32)
     cores = len(os.sched_getaffinity(0))
     for rings in [n for n in sizes.rings if n <= cores]:
         for depth in sizes.depths:
-            rates, cpu_s = [], []
             options = {"depth": depth, "threads": rings, "max_read_bytes": PAGE_BYTES, "max_merge_bytes": 0}
             with gids.io.open_engine([path], **options) as engine:
-                for turn in range(sizes.rounds + 1):  # the first one is a warm-up
-                    pages = rng.integers(0, page_count, sizes.pages)
-                    begun, cpu = time.perf_counter(), time.process_time()
-                    assert not engine.read(files, pages * PAGE_BYTES, PAGE_BYTES, on_host).any()
-                    if turn:
-                        rates.append(sizes.pages / (time.perf_counter() - begun))
-                        cpu_s.append((time.process_time() - cpu) / sizes.pages)
-                assert np.array_equal(on_host[:_BATCH], page_contents(pages[:_BATCH]))
+                runs = [
+                    read_pages(engine, [rng.integers(0, page_count, sizes.pages)], on_host)
+                    for _ in range(sizes.rounds + 1)
+                ]
+                rates, cpu_s = zip(*runs[1:], strict=True)  # the first one is a warm-up
                 note = f"{1e6 * median(cpu_s):.2f} us of processor time a read; {engine.name}"
             name = f"random pages of 4 KiB, depth {depth}, rings {rings}"
             bench.figures.add(name, median(rates), "pages/s", note=note)
@@ -205,7 +184,7 @@ def _compare_extents(
             compared.add(name)
             came = out.cpu().numpy() if name in readers else on_host
             pages = offsets[:, None] // PAGE_BYTES + np.arange(run_bytes // PAGE_BYTES)
-            assert np.array_equal(came.reshape(-1, PAGE_BYTES), page_contents(pages.ravel())), name
+            check_pages(pages.ravel(), came.reshape(-1, PAGE_BYTES))
         return sizes.out_bytes / seconds
 
     sides = {name: (lambda n=name: bytes_per_s(n)) for name in ("engine into host memory", *readers)}

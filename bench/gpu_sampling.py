@@ -10,15 +10,16 @@ build of DGL with UVA, if there is one: the time of an epoch of as many minibatc
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 from gpu_harness import Bench, assert_same_minibatch, host_seconds
+from graphs import graph_of, rmat, seed_order
 from harness import alternate
 
 import gids
@@ -54,30 +55,14 @@ def pcie_link() -> str:
     return f"PCIe {generation} x{lanes}"
 
 
-def rmat(device: torch.device, log2_nodes: int, degree: int, seed: int) -> Graph:
-    """An R-MAT graph (a = 0.57) with shuffled ids, drawn on the device."""
-    generator = torch.Generator(device).manual_seed(seed)
-    nodes, edges, a, rest = 1 << log2_nodes, degree << log2_nodes, 0.57, 0.43 / 3
-    ends = torch.zeros((2, edges), dtype=torch.int32, device=device)
-    for _ in range(log2_nodes):
-        r = torch.rand(edges, generator=generator, device=device)
-        ends[0].mul_(2).add_(r >= a + rest)
-        ends[1].mul_(2).add_(((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
-    shuffled = torch.randperm(nodes, generator=generator, device=device).int()
-    target, order = torch.sort(shuffled[ends[1].long()], stable=True)
-    sources = shuffled[ends[0].long()][order].cpu().numpy()
-    indptr = torch.zeros(nodes + 1, dtype=torch.int64)
-    indptr[1:] = torch.bincount(target, minlength=nodes).cumsum(0).cpu()
-    return Graph(RELATION, nodes, nodes, indptr.numpy(), sources, None)
-
-
-def seed_order(graph: Graph) -> torch.Tensor:
-    """All nodes with in-edges, in random order."""
-    return torch.from_numpy(np.random.default_rng(5).permutation(np.flatnonzero(np.diff(graph.indptr))))
+def rmat_on(bench: Bench, *, seed: int, degree: int | None = None) -> Graph:
+    """An R-MAT graph that the device draws."""
+    generator = torch.Generator(bench.device.torch_device).manual_seed(seed)
+    return graph_of(*rmat(bench.sizes.log2_nodes, degree or bench.sizes.degree, generator))
 
 
 def sampling(bench: Bench) -> None:
-    graph = rmat(bench.device.torch_device, bench.sizes.log2_nodes, bench.sizes.degree, seed=4)
+    graph = rmat_on(bench, seed=4)
     print(f"R-MAT: {graph.num_dst:,} nodes, {graph.num_edges:,} edges", flush=True)
     for place in _PLACES:
         with closing(PinnedGraph(graph, bench.device, topology_on=place)) as pinned:
@@ -92,7 +77,7 @@ def sampling(bench: Bench) -> None:
 
 def _by_loaders(bench: Bench, graph: Graph, path: Path, fanouts: list[int]) -> None:
     sizes, stream = bench.sizes, bench.device.current_stream()
-    seeds = seed_order(graph)[: sizes.seeds * (sizes.minibatches + 1)]
+    seeds = torch.from_numpy(seed_order(graph, 5))[: sizes.seeds * (sizes.minibatches + 1)]
 
     def nodes_per_s(input_nodes: Iterator[torch.Tensor]) -> float:
         next(input_nodes)
@@ -138,19 +123,18 @@ def _dgl_loader(
 def _sample(bench: Bench, on_cpu: Topology, on_device: Topology, fanouts: list[int], place: str) -> None:
     sizes = bench.sizes
     sampler, stream = Neighbor(fanouts), bench.device.current_stream()
-    seeds = seed_order(on_cpu.graphs[0])
-    step = 0
+    seeds = torch.from_numpy(seed_order(on_cpu.graphs[0], 5))
+    steps = itertools.count()
 
     def nodes_per_s(topology: Topology, minibatches: int) -> float:
         nodes = 0
 
         def sample() -> None:
-            nonlocal step, nodes
-            for _ in range(minibatches):
+            nonlocal nodes
+            for step in itertools.islice(steps, minibatches):
                 first = step * sizes.seeds % max(1, len(seeds) - sizes.seeds)
                 chosen = seeds[first : first + sizes.seeds]
                 nodes += len(sampler.sample(topology, chosen, seed=6, step=step).input_nodes)
-                step += 1
 
         seconds = host_seconds(stream, sample)
         return nodes / seconds

@@ -2,7 +2,7 @@
 
 A synthetic graph with features of several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
 cache in device memory, which a kernel or a copy engine fills (transfer=); the same loader with its cache in
-host memory, moving features to the device; and torch indexing of the memory-mapped features, moved to the
+host memory, moving features to the device; and torch indexing of the memory-mapped table, moved to the
 device, with the same sampler, once with the read-ahead that Linux has by default and once with MADV_RANDOM.
 All have the same minibatches, model and initial weights. Each side waits for every loss; one more run of the
 first side does not, like a training that looks at its loss now and then.
@@ -14,7 +14,6 @@ the loaders are compared bit for bit with each other and with the source.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -34,6 +33,7 @@ from sage import Training
 import gids.io
 from gids import NodeLoader
 from gids.convert.synthetic import GraphSpec
+from gids.measure.features import map_array
 from gids.sampler import Minibatch, Neighbor, Topology
 from gids.store.names import RELATION
 
@@ -80,9 +80,8 @@ class Run:
 
 def training(bench: Bench) -> None:
     compare = Comparison(bench)
-    bench.figures.add(
-        "minibatches of cpu and cuda are the same, bit for bit", compare.identical(), "minibatches"
-    )
+    same = "minibatches of cpu and cuda are the same, bit for bit"
+    bench.figures.add(same, compare.identical(), "minibatches")
     sides = {
         "cuda": lambda: compare.on_device("kernel"),
         "cuda, transfer copy": lambda: compare.on_device("copy"),
@@ -103,9 +102,8 @@ def training(bench: Bench) -> None:
         bench.figures.ratio(f"training rows/s, cuda over {name}", rates["cuda"], rates[name])
     copied = rates["cuda, transfer copy"]
     bench.figures.ratio("training rows/s, transfer copy over kernel", copied, rates["cuda"])
-    bench.figures.ratio(
-        "training rows/s, losses not waited for", rates["cuda, losses not waited for"], rates["cuda"]
-    )
+    unwaited = rates["cuda, losses not waited for"]
+    bench.figures.ratio("training rows/s, losses not waited for", unwaited, rates["cuda"])
     for name, side in runs.items():
         middle = rates[name].index(median_low(rates[name]))
         bench.figures.add(f"training, {name}", rates[name][middle], "rows/s", note=side[middle].note)
@@ -134,7 +132,7 @@ class Comparison:
             train_count=self._sizes.batch_size * self._sizes.minibatches,
         )
         self._store = make_dataset(bench.directory, spec)
-        self._source = bench.directory / "graph/feat.npy"
+        self._table = self._store.table(TABLE)
         self._labels = torch.from_numpy(np.load(bench.directory / "graph/labels.npy"))
         self._train = torch.from_numpy(np.load(bench.directory / "graph/train_idx.npy"))
         self._cache_bytes = int(spec.feature_bytes * self._sizes.cache_share)
@@ -150,10 +148,8 @@ class Comparison:
 
     def mapped(self, *, random: bool = False) -> Run:
         """random: the kernel reads the pages that are touched, and none ahead."""
-        gids.io.drop_page_cache(self._source)
-        array: Any = np.load(self._source, mmap_mode="c")
-        array._mmap.madvise(mmap.MADV_RANDOM if random else mmap.MADV_NORMAL)
-        features = torch.from_numpy(array)
+        gids.io.drop_page_cache(self._store.path)
+        features = map_array(self._table, random_access=random)
         sampler, topology = Neighbor(self._sizes.fanouts), Topology(self._store.graph(RELATION))
 
         def minibatches() -> Batches:
@@ -166,7 +162,6 @@ class Comparison:
 
     def identical(self) -> int:
         """Compare some minibatches of the loaders. Returns their number."""
-        features = torch.from_numpy(np.load(self._source, mmap_mode="c"))
         compared = 0
         for transfer in ("kernel", "copy"):
             with closing(self._loader("cpu")) as host, closing(self._loader("cuda", transfer)) as other:
@@ -174,7 +169,7 @@ class Comparison:
                     assert_same_minibatch(a, b)
                     assert_same_rows(b.features[TABLE], a.features[TABLE].view(torch.int32))
                     chosen = a.input_nodes[:64]
-                    assert torch.equal(a.features[TABLE][:64], features[chosen]), "not the source's rows"
+                    assert torch.equal(a.features[TABLE][:64], self._table.read_rows(chosen)), "other rows"
                     compared += 1
         return compared
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.distributed.owners import hash_owners, range_owners
+from gids.sampler import Sampler, Topology
 from gids.store import FeatureStore, Graph
 from gids.store.names import RELATION
 from gids.write.row_order import community_order
@@ -26,21 +28,31 @@ OWNERS = ("hash", "range", "community")
 
 
 def rmat(
-    log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57
+    log2_nodes: int, degree: int, rng: np.random.Generator | torch.Generator, a: float = 0.57
 ) -> tuple[Ids, npt.NDArray[np.int32]]:
-    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a."""
-    nodes, edges = 1 << log2_nodes, degree << log2_nodes
-    src = np.zeros(edges, np.int32)
-    dst = np.zeros(edges, np.int32)
-    rest = (1 - a) / 3
+    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a.
+
+    Computed on the device of rng.
+    """
+    nodes, edges, rest = 1 << log2_nodes, degree << log2_nodes, (1 - a) / 3
+    on_device = isinstance(rng, torch.Generator)
+    device = rng.device if on_device else torch.device("cpu")
+    src, dst = (torch.zeros(edges, dtype=torch.int32, device=device) for _ in range(2))
     for _ in range(log2_nodes):
-        r = rng.random(edges, np.float32)
-        src = 2 * src + (r >= a + rest)
-        dst = 2 * dst + (((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
-    shuffled = rng.permutation(nodes).astype(np.int32)
-    src, dst = shuffled[src], shuffled[dst]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=nodes))])
-    return indptr, src[np.argsort(dst, kind="stable")]
+        if on_device:
+            r = torch.rand(edges, generator=rng, device=device)
+        else:
+            r = torch.from_numpy(rng.random(edges, np.float32))
+        src.mul_(2).add_(r >= a + rest)
+        dst.mul_(2).add_(((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
+    if on_device:
+        shuffled = torch.randperm(nodes, generator=rng, device=device).int()
+    else:
+        shuffled = torch.from_numpy(rng.permutation(nodes).astype(np.int32))
+    targets, order = torch.sort(shuffled[dst], stable=True)
+    indptr = torch.zeros(nodes + 1, dtype=torch.int64)
+    indptr[1:] = torch.bincount(targets, minlength=nodes).cumsum(0).cpu()
+    return indptr.numpy(), shuffled[src][order].cpu().numpy()
 
 
 def graph_of(indptr: Ids, indices: npt.NDArray[np.integer]) -> Graph:
@@ -101,6 +113,13 @@ class OwnersOf:
             degrees = np.bincount(self._graph.indices, minlength=self._graph.num_src).astype(np.uint32)
             self._order = community_order([(self._graph.indptr, self._graph.indices)], degrees)
         return self._order
+
+
+def input_nodes(sampler: Sampler, topology: Topology, seeds: Ids, **numbers: int) -> Ids:
+    """numbers: seed, epoch and step of the minibatch."""
+    nodes = sampler.sample(topology, torch.from_numpy(seeds.astype(np.int64)), **numbers).input_nodes
+    assert isinstance(nodes, torch.Tensor)
+    return nodes.numpy()
 
 
 def seed_order(graph: Graph, seed: int) -> Ids:

@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +24,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from report import number
+from report import markdown, measured, target
 
 import gids.io
-from gids.bench.arguments import integers as integers
+from gids.cli.arguments import integers as integers
 from gids.measure.isolation import run_fresh
 from gids.measure.machine import this_machine, versions
 from gids.measure.memory_group import MemoryGroup
@@ -33,21 +35,25 @@ from gids.measure.sides import why_no_limit
 from gids.write import DatasetWriter
 
 T = TypeVar("T")
+Question = Callable[[argparse.Namespace, "Figures"], int | None]
 
 DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
 PAGE_BYTES = 4096
+_WRITTEN_PAGES = 8192  # written or compared at a time
 _FIO = "fio --name=x --ioengine=io_uring --direct=1 --bs=256k --iodepth=32 --time_based --output-format=json"
 _FIO_SECONDS, _FIO_BYTES = 4, 2 << 30
-_OPTIONS: dict[str, dict[str, Any]] = {
+_TEMPORARY = Path(tempfile.gettempdir())
+_SHARED: dict[str, dict[str, Any]] = {
     "dir": {
+        "default": _TEMPORARY,
+        "text": "directory on the disk to measure (default: the temporary directory)",
         "type": Path,
-        "default": Path(tempfile.gettempdir()),
-        "help": "directory on the disk to measure (default: the temporary directory)",
     },
-    "keep": {"action": "store_true", "help": "keep the files for the next run"},
-    "repeat": {"type": int, "default": 7, "help": "repeats of each measurement (default: 7)"},
-    "rounds": {"type": int, "default": 7, "help": "rounds of alternating sides (default: 7)"},
-    "seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
+    "keep": {"text": "keep the files for the next run", "action": "store_true"},
+    "plot": {"text": "draw the results to FILE, as PNG", "type": Path, "metavar": "FILE"},
+    "repeat": {"default": 7, "text": "repeats of each measurement", "small": 1},
+    "rounds": {"default": 7, "text": "rounds of alternating sides", "small": 1},
+    "seed": {"default": 0, "text": "random seed"},
 }
 
 
@@ -68,16 +74,63 @@ def disk_rates(shard: Path, folder: Path) -> dict[str, float] | None:
     return rates
 
 
-def make_parser(description: str | None, *options: str) -> argparse.ArgumentParser:
-    """A parser with --json, --small and these shared options: dir, keep, repeat, rounds, seed."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in options:
-        parser.add_argument(f"--{option}", **_OPTIONS[option])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE, after each one")
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    return parser
+class Script(argparse.ArgumentParser):
+    """The command line of a benchmark: --json, --small, shared options (dir, keep, plot, …) and its own.
+
+    questions: functions of (args, figures) by name, if the script has several.
+    """
+
+    def __init__(
+        self, doc: str | None, *shared: str, questions: Mapping[str, Question] | None = None
+    ) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self._questions = questions
+        self._small: dict[str, Any] = {}
+        self._of_questions: dict[str, dict[str, Any]] = {}
+        if questions:
+            self.add_argument("question", choices=list(questions))
+        for name in shared:
+            self.option(name, **_SHARED[name])
+        self.option("json", text="write the results to FILE, after each one", type=Path, metavar="FILE")
+        self.option("small", text="small size for tests", action="store_true")
+
+    def option(
+        self, name: str, default: Any = None, text: str = "", *, small: Any = None, **options: Any
+    ) -> None:
+        """Add --name, of the type of its default. small: the default with --small. options: of argparse."""
+        if not {"type", "action"} & options.keys():
+            if not isinstance(default, list):
+                options["type"] = type(default)
+            elif isinstance(default[0], str):
+                options["nargs"] = "+"
+            else:
+                options |= {"type": integers, "metavar": "N,…"}
+        if default is not None:
+            options["default"] = default
+            if default != [] and "default: " not in text:
+                shown = ",".join(map(str, default)) if isinstance(default, list) else default
+                text = f"{text} (default: {shown})".strip()
+        action = self.add_argument(f"--{name}", help=text, **options)
+        if small is not None:
+            self._small[action.dest] = small
+
+    def defaults(self, question: str, **values: Any) -> None:
+        """Defaults of one question, for options that have no other."""
+        self._of_questions[question] = values
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        if "--small" in (sys.argv if argv is None else argv):
+            self.set_defaults(**self._small)
+        args = self.parse_args(argv)
+        for name, value in self._of_questions.get(getattr(args, "question", ""), {}).items():
+            if getattr(args, name) is None:
+                setattr(args, name, value)
+        return args
+
+    def run(self, question: Question | None = None) -> None:
+        """Parse the arguments, ask the question, and exit with the status that it returns."""
+        args = self.parse()
+        sys.exit((question or self._questions[args.question])(args, Figures(args)))
 
 
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
@@ -95,7 +148,7 @@ class Figures:
 
     A killed run keeps what it wrote. bench/report.py prints such files as the tables of docs/performance.md.
 
-    args: of make_parser. Small sizes do not measure speed, so their figures are not judged by their targets.
+    args: of Script. Small sizes do not measure speed, so their figures are not judged by their targets.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -135,12 +188,8 @@ class Figures:
         }
         self.figures.append(figure if most is None else figure | {"most": most})
         verdict = {True: "passed", False: "FAILED", None: "not judged"}[passed]
-        limits = [
-            f"{sign} {number(limit)}" for sign, limit in ((">=", bar), ("<=", most)) if limit is not None
-        ]
-        target = f"  (target {' and '.join(limits)}: {verdict})" if limits else ""
-        shown = " to ".join(map(number, dict.fromkeys(values)))
-        print(f"{name}: {shown} {unit}{target}{f'  {note}' if note else ''}", flush=True)
+        judged = f"; target {limits}: {verdict}" if (limits := target(self.figures[-1])) else ""
+        print(f"{name}: {measured(self.figures[-1])}{judged}", flush=True)
         self._write()
 
     def ratio(self, name: str, above: Sequence[float], below: Sequence[float], **options: Any) -> None:
@@ -148,15 +197,12 @@ class Figures:
         self.add(name, median(a / b for a, b in zip(above, below, strict=True)), "x", **options)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print rows, which all have the same columns, in Markdown: floats with three significant digits,
-        numbers from 1000 on in thousands."""
+        """Print rows, which all have the same columns, in Markdown."""
         if not rows:
             return
         columns = list(rows[0])
-        print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-        for row in rows:
-            print(f"| {' | '.join(_shown(row[column]) for column in columns)} |", flush=True)
         lines = [[_plain(row[column]) for column in columns] for row in rows]
+        print(f"\n{title}\n", *markdown(columns, lines), sep="\n", flush=True)
         self.tables.append({"title": title, "columns": columns, "rows": lines})
         self._write()
 
@@ -168,16 +214,6 @@ class Figures:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _shown(value: object) -> str:
-    value = _plain(value)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return str(value)
-    for unit, name in ((1e6, " M"), (1e3, " k")):
-        if abs(value) >= unit:
-            return f"{value / unit:,.{2 if name == ' M' else 1}f}{name}"
-    return f"{value:d}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def run_limited(module: str, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
@@ -203,9 +239,56 @@ def write_pages(path: Path, page_count: int) -> None:
     if path.exists() and path.stat().st_size == page_count * PAGE_BYTES:
         return
     with open(path, "wb") as file:
-        for first in range(0, page_count, 8192):
-            page_contents(np.arange(first, min(first + 8192, page_count))).tofile(file)
+        for first in range(0, page_count, _WRITTEN_PAGES):
+            last = min(first + _WRITTEN_PAGES, page_count)
+            page_contents(np.arange(first, last)).tofile(file)
     gids.io.drop_page_cache(path)
+
+
+@contextmanager
+def page_file(args: argparse.Namespace, page_count: int) -> Iterator[Path]:
+    """A file of write_pages in args.dir, which --keep keeps."""
+    path = args.dir / f"gids-bench-{page_count}.bin"
+    try:
+        write_pages(path, page_count)
+        yield path
+    finally:
+        if not args.keep:
+            path.unlink(missing_ok=True)
+
+
+def read_pages(
+    engine: gids.io.Engine, minibatches: Sequence[np.ndarray], out: np.ndarray, *, in_flight: int = 3
+) -> tuple[float, float]:
+    """Read pages of a file of write_pages into the rows of out: (pages per second, CPU seconds per page).
+
+    minibatches: int64[n] each, several in flight. Raises AssertionError if a read fails or bytes differ.
+    """
+    counts = [len(pages) for pages in minibatches]
+    total, files = sum(counts), np.zeros(max(counts), np.uint32)
+    out[:total] = 0
+    parts = np.split(out[:total], np.cumsum(counts)[:-1])
+
+    def read(pages: np.ndarray, part: np.ndarray) -> int:
+        errors = engine.read(files[: len(pages)], pages * PAGE_BYTES, PAGE_BYTES, part)
+        return int(np.count_nonzero(errors))
+
+    with ThreadPoolExecutor(in_flight) as pool:
+        begun, cpu_begun = time.perf_counter(), time.process_time()
+        failed = sum(pool.map(read, minibatches, parts))
+        seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_begun
+    assert not failed, f"{failed} reads failed"
+    for pages, part in zip(minibatches, parts, strict=True):
+        check_pages(pages, part)
+    return total / seconds, cpu_s / total
+
+
+def check_pages(pages: np.ndarray, contents: np.ndarray) -> None:
+    """Raise AssertionError unless contents, uint8[n, nbytes], are the beginnings of these pages."""
+    for first in range(0, len(pages), _WRITTEN_PAGES):
+        part = slice(first, first + _WRITTEN_PAGES)
+        expected = page_contents(pages[part], contents.shape[1])
+        assert np.array_equal(contents[part], expected), "other bytes than the file's were read"
 
 
 class NumberedRows:

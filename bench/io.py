@@ -16,25 +16,19 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-from harness import Figures, make_parser, page_contents, write_pages
+from harness import PAGE_BYTES as BLOCK
+from harness import Figures, Script, page_file, read_pages
 
 import gids.io
 from gids.bench.probe import aligned_rows
 
-BLOCK = 4096
 BATCH = 4096  # blocks of a minibatch
 BAR = 0.95  # of fio
-IN_FLIGHT = 3  # minibatches submitted ahead
 GROUPS = ["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", "--iodepth_batch_complete_max=256"]
 GREEDY = ["--iodepth_batch_submit=32", "--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=256"]
 LIGHT = ["--fixedbufs=1", "--gtod_reduce=1"]
@@ -84,82 +78,49 @@ def run_fio(path: Path, batches: list[np.ndarray], depth: int, settings: list[st
 def run_engine(
     path: Path, batches: list[np.ndarray], out: np.ndarray, kind: str, depth: int, merge_bytes: int
 ) -> tuple[float, dict[str, int | float]]:
-    """(reads per second, statistics) of our engine, with a few minibatches submitted ahead."""
-    ends = np.cumsum([len(b) for b in batches])
-    rows = [out[end - len(b) : end] for b, end in zip(batches, ends, strict=True)]
-    offsets = [b * BLOCK for b in batches]
-    files = np.zeros(BATCH, np.uint32)
-    out[:] = 0
+    """(reads per second, statistics) of our engine."""
     gids.io.drop_page_cache(path)
     options = {"depth": depth, "max_read_bytes": BLOCK, "max_merge_bytes": merge_bytes}
-    with gids.io.open_engine([path], kind, **options) as engine, ThreadPoolExecutor(IN_FLIGHT) as pool:
-
-        def read(i: int) -> int:
-            return int(np.count_nonzero(engine.read(files[: len(offsets[i])], offsets[i], BLOCK, rows[i])))
-
-        start = time.perf_counter()
-        errors = sum(pool.map(read, range(len(batches))))
-        elapsed = time.perf_counter() - start
-        stats = engine.stats()
-    if errors:
-        raise RuntimeError(f"{errors} reads failed")
-    for batch, row in zip(batches, rows, strict=True):
-        if not np.array_equal(row, page_contents(batch)):
-            raise RuntimeError(f"{kind} read other bytes than the file's")
-    return len(out) / elapsed, stats
+    with gids.io.open_engine([path], kind, **options) as engine:
+        return read_pages(engine, batches, out)[0], engine.stats()
 
 
-def main() -> None:
-    parser = make_parser(__doc__, "dir", "keep", "rounds", "seed")
-    parser.add_argument("--size-gb", type=float, default=4.0)
-    parser.add_argument("--reads", type=int, default=200_000)
-    parser.add_argument("--depth", type=int, default=256)
-    args = parser.parse_args()
-    if args.small:
-        args.size_gb, args.reads, args.rounds = 0.016, 2000, 1
-    block_count = int(args.size_gb * 1e9) // BLOCK
-    args.reads = min(args.reads, block_count)
-    path = args.dir / f"gids-bench-io-{block_count}.bin"
-    try:
-        write_pages(path, block_count)
-        compare(path, block_count, args)
-    finally:
-        if not args.keep:
-            path.unlink(missing_ok=True)
+def fastest_fio(path: Path, args: argparse.Namespace, rng: np.random.Generator, blocks: int) -> list[str]:
+    """The fastest settings; none if fio is not installed."""
+    if not shutil.which("fio"):
+        print("fio is not installed: only our own engines are measured")
+        return []
+    trials = {
+        name: run_fio(path, draw(rng, blocks, args.reads), args.depth, flags)
+        for name, flags in FIO_SETTINGS.items()
+    }
+    for name, speed in trials.items():
+        print(f"  fio {name}: {speed:,.0f} reads/s")
+    return FIO_SETTINGS[max(trials, key=lambda name: trials[name])]
 
 
-def compare(path: Path, block_count: int, args: argparse.Namespace) -> None:
-    figures, rng = Figures(args), np.random.default_rng(args.seed)
-    disk = gids.io.probe(path)
+def compare(path: Path, block_count: int, args: argparse.Namespace, figures: Figures) -> None:
+    rng, disk = np.random.default_rng(args.seed), gids.io.probe(path)
     print(
         f"{args.reads} unique reads of {BLOCK} B of {block_count * BLOCK / 1e9:.2f} GB on "
         f"{disk['file_system']}, alignment {disk['alignment']} B, depth {args.depth}, seed {args.seed}"
     )
     out = aligned_rows(args.reads, BLOCK)
-    settings: list[str] = []
-    if shutil.which("fio"):
-        trials = {
-            name: run_fio(path, draw(rng, block_count, args.reads), args.depth, flags)
-            for name, flags in FIO_SETTINGS.items()
-        }
-        for name, speed in trials.items():
-            print(f"  fio {name}: {speed:,.0f} reads/s")
-        settings = FIO_SETTINGS[max(trials, key=lambda name: trials[name])]
-    else:
-        print("fio is not installed: only our own engines are measured")
+    settings = fastest_fio(path, args, rng, block_count)
     batches: list[np.ndarray] = []
-    waits: list[str] = []
+    notes: dict[str, str] = {}
 
-    def by_engine(kind: str, merge_bytes: int) -> float:
+    def by_engine(kind: str, merge_bytes: int = 0) -> float:
         speed, stats = run_engine(path, batches, out, kind, args.depth, merge_bytes)
         if kind == "uring" and not merge_bytes:
-            waits[:] = [f"mean latency {stats['latency_s'] * 1e6:.0f} us, {stats['depth_max']} in flight"]
+            waits = f"mean latency {stats['latency_s'] * 1e6:.0f} us, {stats['depth_max']} in flight"
+            notes["uring"] = waits
         return speed
 
     sides = {
-        "uring": lambda: by_engine("uring", 0),
+        "uring": lambda: by_engine("uring"),
         "uring, merged": lambda: by_engine("uring", 131072),
-        "threads": lambda: by_engine("threads", 0),
+        "threads": lambda: by_engine("threads"),
     }
     if settings:
         sides["fio"] = lambda: run_fio(path, batches, args.depth, settings)
@@ -169,13 +130,22 @@ def compare(path: Path, block_count: int, args: argparse.Namespace) -> None:
         for side in list(sides)[:: 1 if turn % 2 else -1]:
             speeds[side].append(sides[side]())
     for side, rates in speeds.items():
-        figures.add(
-            f"random reads, {side}", median(rates), "reads/s", note=waits[0] if side == "uring" else ""
-        )
+        figures.add(f"random reads, {side}", median(rates), "reads/s", note=notes.get(side, ""))
         if settings and side != "fio":
             bar = BAR if side == "uring" else None
             figures.ratio(f"random reads, {side} over fio", rates, speeds["fio"], bar=bar)
 
 
+def random_reads(args: argparse.Namespace, figures: Figures) -> None:
+    block_count = int(args.size_gb * 1e9) // BLOCK
+    args.reads = min(args.reads, block_count)
+    with page_file(args, block_count) as path:
+        compare(path, block_count, args, figures)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script = Script(__doc__, "dir", "keep", "rounds", "seed")
+    script.option("size-gb", 4.0, small=0.016)
+    script.option("reads", 200_000, small=2000)
+    script.option("depth", 256)
+    script.run(random_reads)

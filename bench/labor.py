@@ -13,19 +13,15 @@ Accuracy is measured with all neighbors, in the table on test nodes, in the curv
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from harness import Figures, integers, make_parser
+from harness import Figures, Script
 from learning import Task, hard
 
 from gids.bench.plot import Curve, plot_curves
@@ -35,23 +31,6 @@ Make = Callable[[], Sampler]
 Row = dict[str, Any]
 GRAPHS = {"dense": (20_000, 100.0), "sparse": (100_000, 15.0)}
 """Nodes and mean in-degree."""
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "seed")
-    add = parser.add_argument
-    add("--plot", type=Path, metavar="FILE", help="draw accuracy by nodes and edges to FILE, as PNG")
-    add("--graphs", nargs="+", choices=list(GRAPHS), default=list(GRAPHS))
-    add("--fanouts", type=integers, default=[10, 10, 10])
-    add("--batch-size", type=int, default=256)
-    add("--steps", type=int, default=100, help="minibatches of a training (default: 100)")
-    add("--every", type=int, default=10, help="minibatches between points of a curve (default: 10)")
-    add("--bulk", type=int, default=0, metavar="N", help="compare accuracy with N minibatches in one call")
-    add("--shrink", type=int, default=1, help="divide the number of nodes by this (default: 1)")
-    args = parser.parse_args(argv)
-    if args.small:
-        args.fanouts, args.batch_size, args.steps, args.every, args.shrink = [4, 4], 64, 4, 2, 100
-    return args
 
 
 def samplers(task: Task, args: argparse.Namespace) -> Iterator[tuple[str, Make]]:
@@ -86,26 +65,20 @@ def sampled_per_s(task: Task, sampler: Sampler, args: argparse.Namespace) -> flo
 def learn(task: Task, name: str, sampler: Sampler, args: argparse.Namespace) -> tuple[Row, list[Row]]:
     """The row of the table, and the points of the curve: nodes and edges so far, in thousands."""
     steps, curve, layers = [], [], len(args.fanouts)
-    run = task.train(sampler, batch_size=args.batch_size, steps=args.steps, layers=layers, seed=args.seed)
-    for number, (step, model) in enumerate(run, 1):
-        steps.append(step)
-        if number % args.every == 0:
-            curve.append(
-                {
-                    "sampler": name,
-                    "minibatches": number,
-                    "input nodes": sum(s.nodes[-1] for s in steps) / 1000,
-                    "edges": sum(sum(s.edges) for s in steps) / 1000,
-                    "loss": float(np.mean([s.loss for s in steps[-args.every :]])),
-                    "accuracy": task.accuracy(model, "val"),
-                }
-            )
+    points = list(task.curve(sampler, args))
+    for point, new, _ in points:
+        steps += new
+        sampled = {
+            "input nodes": sum(s.nodes[-1] for s in steps) / 1000,
+            "edges": sum(sum(s.edges) for s in steps) / 1000,
+        }
+        curve.append({"sampler": name, "minibatches": point["minibatches"]} | sampled | point)
     nodes, edges = (np.mean([getattr(s, kind) for s in steps], axis=0) / 1000 for kind in ("nodes", "edges"))
     row: Row = {"sampler": name}
     for layer in range(layers, 0, -1):
         row |= {f"nodes {layer}": float(nodes[layer]), f"edges {layer}": float(edges[layer - 1])}
     row["minibatches/s"] = sampled_per_s(task, sampler, args)
-    row["accuracy"] = task.accuracy(model, "test")
+    row["accuracy"] = task.accuracy(points[-1][2], "test")
     return row, curve
 
 
@@ -122,10 +95,8 @@ def compare_bulk(graph: str, task: Task, args: argparse.Namespace, figures: Figu
         assert steps[0] == steps[1], "the minibatches or their losses differ"
 
 
-def main() -> None:
-    args = parse()
+def labor(args: argparse.Namespace, figures: Figures) -> None:
     torch.set_num_threads(1)
-    figures = Figures(args)
     panels: dict[str, list[Curve]] = {}
     for graph in args.graphs:
         nodes, degree = GRAPHS[graph]
@@ -140,20 +111,17 @@ def main() -> None:
             print(name, rows[name], flush=True)
         figures.table(f"{title}; thousands of nodes and edges by layer", list(rows.values()))
         figures.table(f"{graph}: curves", [point for curve in curves.values() for point in curve])
-        layer = len(args.fanouts)
-        inputs = {name: row[f"nodes {layer}"] for name, row in rows.items()}
-        figures.add(
-            f"{graph}: input nodes, Neighbor over LABOR-*", inputs["Neighbor"] / inputs["LABOR-*"], "x"
-        )
-        edges = {name: sum(row[f"edges {i}"] for i in range(1, layer + 1)) for name, row in rows.items()}
-        figures.add(f"{graph}: edges, Neighbor over LABOR-*", edges["Neighbor"] / edges["LABOR-*"], "x")
-        spread = [row["accuracy"] for name, row in rows.items() if name.startswith(("Neighbor", "LABOR"))]
-        figures.add(
-            f"{graph}: accuracy, best less worst of Neighbor and LABOR",
-            max(spread) - min(spread),
-            "points",
-        )
-        gain = rows["PLADIES"]["accuracy"] - rows["LADIES"]["accuracy"]
+        layers = range(1, len(args.fanouts) + 1)
+        most, least = rows["Neighbor"], rows["LABOR-*"]
+        inputs = most[f"nodes {len(layers)}"] / least[f"nodes {len(layers)}"]
+        figures.add(f"{graph}: input nodes, Neighbor over LABOR-*", inputs, "x")
+        edges, fewest = (sum(row[f"edges {layer}"] for layer in layers) for row in (most, least))
+        figures.add(f"{graph}: edges, Neighbor over LABOR-*", edges / fewest, "x")
+        accuracy = {name: row["accuracy"] for name, row in rows.items()}
+        spread = [accuracy[name] for name in accuracy if name.startswith(("Neighbor", "LABOR"))]
+        what = f"{graph}: accuracy, best less worst of Neighbor and LABOR"
+        figures.add(what, max(spread) - min(spread), "points")
+        gain = accuracy["PLADIES"] - accuracy["LADIES"]
         figures.add(f"{graph}: accuracy, PLADIES less LADIES", gain, "points")
         for kind in ("input nodes", "edges"):
             panels[f"{graph}, {kind}"] = [
@@ -166,4 +134,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "seed", "plot")
+    option = script.option
+    option("graphs", list(GRAPHS), choices=list(GRAPHS))
+    option("fanouts", [10, 10, 10], small=[4, 4])
+    option("batch-size", 256, small=64)
+    option("steps", 100, "minibatches of a training", small=4)
+    option("every", 10, "minibatches between points of a curve", small=2)
+    option("bulk", 0, "compare accuracy with N minibatches in one call", metavar="N")
+    option("shrink", 1, "divide the number of nodes by this", small=100)
+    script.run(labor)

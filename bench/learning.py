@@ -6,6 +6,7 @@ are read from.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -105,6 +106,21 @@ class Task:
             )
             nodes, edges, _ = layers_of(minibatch)
             yield Step(float(loss.detach()), [*nodes, len(minibatch.input_nodes)], edges), training.model
+
+    def curve(
+        self, sampler: Sampler, args: argparse.Namespace
+    ) -> Iterator[tuple[dict[str, float], list[Step], GraphSage]]:
+        """Train. Yields, after args.every minibatches each, a point of the curve with the mean loss since the
+        one before and the accuracy on validation nodes; these steps; and the model."""
+        run = self.train(
+            sampler, batch_size=args.batch_size, steps=args.steps, layers=len(args.fanouts), seed=args.seed
+        )
+        done = 0
+        while some := list(islice(run, args.every)):
+            done += len(some)
+            steps, model = [step for step, _ in some], some[-1][1]
+            loss = float(np.mean([step.loss for step in steps]))
+            yield {"minibatches": done, "loss": loss, "accuracy": self.accuracy(model, "val")}, steps, model
 
     @torch.no_grad()
     def accuracy(self, model: GraphSage, split: str) -> float:

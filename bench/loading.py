@@ -20,22 +20,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import make_dataset
-from harness import Figures, integers, make_parser
+from harness import Figures, Script
 
 import gids
 from gids.bench.plot import plot_curves
@@ -46,14 +44,10 @@ from gids.sampler import Neighbor
 from gids.store import FeatureStore
 
 POLICIES = [
-    ("random", 0),
-    ("pinned", 0),
-    ("static", 0),
-    ("window-pin", 8),
-    ("window-pin", 16),
-    ("lookahead", 0),
+    *(("random", 0), ("pinned", 0), ("static", 0)),
+    *(("window-pin", 8), ("window-pin", 16)),
+    *(("lookahead", 0), ("lookahead", 8), ("lookahead", 16)),
 ]
-POLICIES += [("lookahead", 8), ("lookahead", 16)]
 AGGREGATION = ("plan", "wait", "gather")
 _BLKIO = Path("/sys/fs/cgroup/blkio")
 
@@ -79,17 +73,15 @@ class Loading:
         self.sampler = Neighbor(args.fanouts, threads=1)
         self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
 
-    def loader(self, source: Any) -> gids.NodeLoader:
-        size = self._args.batch_size
-        return gids.NodeLoader(source, self._seeds, self.sampler, batch_size=size, shuffle=True, labels=False)
+    def loader(self, source: Any, **options: Any) -> gids.NodeLoader:
+        options |= {"batch_size": self._args.batch_size, "shuffle": True, "labels": False}
+        return gids.NodeLoader(source, self._seeds, self.sampler, **options)
 
-    def pages_per_batch(self) -> float:
-        """Distinct rows of a minibatch: pages, if a row fills one."""
+    def input_nodes(self, count: int) -> Iterator[torch.Tensor]:
+        """Of the minibatches that every run reads."""
         with gids.open(self.store, memory="1GB") as source:
-            loader = gids.NodeLoader(
-                source, self._seeds, self.sampler, tables=[], batch_size=self._args.batch_size
-            )
-            return float(np.mean([len(m.input_nodes) for m in islice(loader, 4)]))
+            for minibatch in islice(self.loader(source, tables=[]), count):
+                yield minibatch.input_nodes
 
     def run(self, *, count: int, warm: int = 0, filled: bool = False, **options: Any) -> Run:
         """Read `count` minibatches. filled: read every row before. options: of gids.open()."""
@@ -121,19 +113,15 @@ class Loading:
         (table,) = self.store.tables.values()
         [shard] = table.shard_paths
         drop_page_cache(shard)
-        return self.select(map_array(shard, table, random_access=True), count)
+        return self.select(map_array(table, random_access=True), count)
 
     def select(self, array: torch.Tensor, count: int) -> Run:
         spent, rows = [], []
-        with gids.open(self.store, memory="1GB") as source:
-            loader = gids.NodeLoader(
-                source, self._seeds, self.sampler, tables=[], batch_size=self._args.batch_size, shuffle=True
-            )
-            for minibatch in islice(loader, count):
-                begun = time.perf_counter()
-                array.index_select(0, minibatch.input_nodes)
-                spent.append(1e3 * (time.perf_counter() - begun))
-                rows.append(len(minibatch.input_nodes))
+        for nodes in self.input_nodes(count):
+            begun = time.perf_counter()
+            array.index_select(0, nodes)
+            spent.append(1e3 * (time.perf_counter() - begun))
+            rows.append(len(nodes))
         return Run(spent, rows, 0.0, 0.0)
 
 
@@ -147,7 +135,7 @@ def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
     columns = {name: run.aggregation_ms for name, run in sides.items()}
     figures.table(
         "milliseconds of aggregation",
-        [{"minibatch": i + 1} | {n: c[i] for n, c in columns.items()} for i in range(len(steps))],
+        [{"minibatch": step} | {n: c[step - 1] for n, c in columns.items()} for step in steps],
     )
     ours, theirs = sides["gids, window 16"], sides["torch on a mapped file"]
     assert ours.rows == theirs.rows, "both read the same minibatches"
@@ -161,23 +149,17 @@ def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
 
 
 def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
-    pages, rows = loading.pages_per_batch(), []
-    (table,) = loading.store.tables.values()
+    pages = float(np.mean([len(nodes) for nodes in loading.input_nodes(4)]))  # a row fills a page
+    (table,), rows = loading.store.tables.values(), []
     warm = args.batches // 4
     for size in args.caches:
-        tuning = {"cache": int(size * pages * table.page_bytes)}
         by_policy = {}
         for policy, window in POLICIES:
-            options = {
-                "memory": "4GB",
-                "tuning": gids.Tuning(policy=policy, planned=2, **tuning),
-                "window": window,
-            }
+            tuning = gids.Tuning(policy=policy, planned=2, cache=int(size * pages * table.page_bytes))
+            options = {"memory": "4GB", "tuning": tuning, "window": window}
             run = by_policy[policy, window] = loading.run(count=args.batches, warm=warm, **options)
-            cache = f"{size} minibatches"
-            rows.append(
-                {"cache": cache, "policy": policy, "window": window, "hits %": run.hits, "ms": run.mean(warm)}
-            )
+            row = {"cache": f"{size} minibatches", "policy": policy, "window": window}
+            rows.append(row | {"hits %": run.hits, "ms": run.mean(warm)})
         for (better, worse), title in {
             (("window-pin", 8), ("random", 0)): "window-pin, W = 8, over random",
             (("window-pin", 8), ("pinned", 0)): "window-pin, W = 8, over 40 % pinned",
@@ -225,14 +207,8 @@ def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
         for count in (1, 2, 4):
             with limited(loading.paths[0], count * args.reads_per_s):
                 run = loading.run(count=args.batches, memory=args.memory)
-            rows.append(
-                {
-                    "disks": count,
-                    "reads/s allowed": count * args.reads_per_s,
-                    "reads/s": run.reads_per_s,
-                    "ms": run.mean(),
-                }
-            )
+            row = {"disks": count, "reads/s allowed": count * args.reads_per_s}
+            rows.append(row | {"reads/s": run.reads_per_s, "ms": run.mean()})
     except OSError as error:
         print(f"disks: not measured, a control group cannot limit this disk: {error}")
         return
@@ -241,32 +217,23 @@ def disks(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
         figures.add(f"{row['disks']} disks over one: speed", rows[0]["ms"] / row["ms"], "x")
 
 
-def open_loading(folder: Path, args: argparse.Namespace) -> Loading:
+def ask(question: Callable[..., None], args: argparse.Namespace, figures: Figures) -> None:
     spec = GraphSpec(args.nodes, degree=15, dim=args.dim, train_count=args.nodes // 4)
-    return Loading(make_dataset(folder, spec, "--page-bytes", str(4 * args.dim), keep_source=False), args)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    questions = {"cold": cold, "windows": windows, "memory": memory, "disks": disks}
-    parser = make_parser(__doc__, "dir")
-    add = parser.add_argument
-    add("question", choices=list(questions))
-    add("--plot", type=Path, metavar="FILE", help="cold: draw the curves to FILE, as PNG")
-    add("--nodes", type=int, default=400_000)
-    add("--dim", type=int, default=1024, help="float32 per row, which fills a page (default: 1024)")
-    add("--fanouts", type=integers, default=[5, 5, 10])
-    add("--batch-size", type=int, default=64)
-    add("--batches", type=int, default=20, help="minibatches of a run (default: 20)")
-    add("--memory", default="400MB", help="of the loader (default: 400MB)")
-    add("--caches", type=integers, default=[2, 5, 10], help="windows: in minibatches (default: 2,5,10)")
-    add("--reads-per-s", type=int, default=10_000, help="disks: of one disk (default: 10000)")
-    args = parser.parse_args(arguments)
-    if args.small:
-        args.nodes, args.dim, args.fanouts, args.batch_size, args.batches = 1000, 128, [2, 2], 8, 4
-        args.caches, args.memory = [2], "20MB"
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        questions[args.question](open_loading(Path(folder), args), args, Figures(args))
+        store = make_dataset(Path(folder), spec, "--page-bytes", str(4 * args.dim), keep_source=False)
+        question(Loading(store, args), args, figures)
 
 
 if __name__ == "__main__":
-    main()
+    questions = {question.__name__: partial(ask, question) for question in (cold, windows, memory, disks)}
+    script = Script(__doc__, "dir", "plot", questions=questions)
+    option = script.option
+    option("nodes", 400_000, small=1000)
+    option("dim", 1024, "float32 per row, which fills a page", small=128)
+    option("fanouts", [5, 5, 10], small=[2, 2])
+    option("batch-size", 64, small=8)
+    option("batches", 20, "minibatches of a run", small=4)
+    option("memory", "400MB", "of the loader", small="20MB")
+    option("caches", [2, 5, 10], "windows: in minibatches", small=[2])
+    option("reads-per-s", 10_000, "disks: of one disk")
+    script.run()

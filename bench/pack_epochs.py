@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,10 +23,8 @@ from statistics import median
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import make_dataset
-from harness import Figures, integers, make_parser
+from harness import Figures, Script
 from sage import Training
 
 import gids
@@ -103,20 +100,8 @@ def run(args: argparse.Namespace, path: Path, validated: int) -> list[dict[str, 
     return rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser(__doc__, "dir", "seed")
-    add = parser.add_argument
-    add("dataset", type=Path, nargs="?", help="default: a small synthetic graph, as with --small")
-    add("--memory-share", default="1/4", help="memory, as a share of the features (default: 1/4)")
-    add("--reads", default="auto", choices=["auto", "random", "pack"])
-    add("--epochs", type=int, default=3)
-    add("--batches", type=int, default=250, help="minibatches of an epoch (default: 250)")
-    add("--batch-size", type=int, default=256)
-    add("--fanouts", type=integers, default=[5, 10, 10])
-    add("--hidden", type=int, default=0, help="hidden units of GraphSAGE (default: 0, no training)")
-    add("--validation", type=int, default=2, help="minibatches of a validation (default: 2)")
-    args = parser.parse_args(argv)
-    figures, epochs = Figures(args), {}
+def measure(args: argparse.Namespace, figures: Figures) -> int:
+    epochs = {}
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         path = args.dataset
         if path is None:
@@ -126,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         for validated in dict.fromkeys((0, args.validation)):
             rows = epochs[validated] = run(args, path, validated)
             figures.table(f"{validated} minibatches of validation between epochs", rows)
-            later = [row["over bound"] for row in rows[1:]] or [rows[0]["over bound"]]
+            later = [row["over bound"] for row in rows[1:] or rows]
             name = f"epochs after the first over the bound, {validated} minibatches of validation"
             figures.add(name, median(later), "x", most=MOST_OVER_BOUND)
     plain, *rest = (sum(row["seconds"] for row in rows) for rows in epochs.values())
@@ -136,4 +121,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script = Script(__doc__, "dir", "seed")
+    text = "default: a small synthetic graph, as with --small"
+    script.add_argument("dataset", type=Path, nargs="?", help=text)
+    option = script.option
+    option("memory-share", "1/4", "memory, as a share of the features")
+    option("reads", "auto", choices=["auto", "random", "pack"])
+    option("epochs", 3)
+    option("batches", 250, "minibatches of an epoch")
+    option("batch-size", 256)
+    option("fanouts", [5, 10, 10])
+    option("hidden", 0, "hidden units of GraphSAGE (default: 0, no training)")
+    option("validation", 2, "minibatches of a validation")
+    script.run(measure)

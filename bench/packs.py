@@ -18,21 +18,21 @@ seconds are then printed as a multiple of max(bytes / these rates, CPU seconds /
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import make_dataset
-from harness import Figures, disk_rates, integers, make_parser, run_limited
+from harness import Figures, Script, disk_rates, run_limited
 
 import gids.io
-from gids.bench.arguments import words
+from gids.bench.plot import Curve, plot_curves
+from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
 from gids.measure.choices import describe_choices
 from gids.measure.isolation import FreshProcessError
@@ -43,6 +43,7 @@ from gids.store import FeatureStore, Table
 OURS = ("random", "pack", "auto")
 PEERS = ("torch", "dgl")
 TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
+LABELS = {"random": "random reads (window)", "pack": "pack", "auto": "auto", **TITLES}
 MOST_OVER_BOUND = 1.25
 NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
 SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
@@ -112,35 +113,6 @@ class Setting:
             "chosen": self.chosen if "auto" in self.runs else "-",
             "regret": "-" if regret is None else regret,
         }
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "dir", "seed")
-    add = parser.add_argument
-    add("--dataset", type=Path, metavar="DATASET", help="use this dataset, in place of synthetic graphs")
-    add("--row-bytes", type=integers, default=[128, 512, 2048, 4096], help="default: 128,512,2048,4096")
-    add(
-        "--memory-shares", type=words, default=["1/16", "1/8", "1/4", "1/2"], help="default: 1/16,1/8,1/4,1/2"
-    )
-    add("--batch-sizes", type=integers, default=[256], help="seeds per minibatch (default: 256)")
-    add("--batches", type=int, default=250, help="minibatches of an epoch (default: 250)")
-    add("--peer-batches", type=int, default=6, help="minibatches of torch and DGL (default: 6)")
-    add("--fanouts", type=integers, default=[5, 10, 10])
-    add("--size-gb", type=float, default=2.0, help="most bytes of the features, in 1e9 (default: 2)")
-    add("--nodes", type=int, default=4_000_000, help="most nodes (default: 4000000)")
-    add("--degree", type=float, default=16.0)
-    add("--threads", type=int, default=0, help="threads of all sides (default: torch's)")
-    add("--scratch", type=Path, metavar="DIR", help="directory for scratch files (default: the dataset's)")
-    add("--sides", type=words, default=[*OURS, *PEERS], help=f"default: {','.join((*OURS, *PEERS))}")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the result")
-    args = parser.parse_args(argv)
-    if unknown := set(args.sides) - {*OURS, *PEERS}:
-        parser.error(f"no side {', '.join(sorted(unknown))} (there are {', '.join((*OURS, *PEERS))})")
-    if args.small:
-        args.row_bytes, args.memory_shares, args.batch_sizes = [512], ["1/4"], [256]
-        args.nodes, args.degree, args.fanouts = 150_000, 8.0, [5, 5]
-        args.batches, args.peer_batches = 16, 2
-    return args
 
 
 def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
@@ -228,41 +200,73 @@ def check(figures: Figures, setting: Setting) -> int:
     return wrong
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    figures = Figures(args)
+def draw(path: Path, settings: Sequence[Setting]) -> None:
+    """A panel per row size and minibatch size, without the sides that were not measured."""
+    panels: dict[str, list[Curve]] = {}
+    for setting in settings:
+        name = f"rows of {setting.row_bytes} B, {setting.batch_size} seeds"
+        same = sorted(
+            (s for s in settings if (s.row_bytes, s.batch_size) == (setting.row_bytes, setting.batch_size)),
+            key=lambda s: Fraction(s.share),
+        )
+        speeds = {side: {float(Fraction(s.share)): s.rows_per_s(side) for s in same} for side in LABELS}
+        panels[name] = [
+            (LABELS[side], [x for x in by_share if by_share[x]], [y / 1000 for y in by_share.values() if y])
+            for side, by_share in speeds.items()
+        ]
+    titles = ("memory / features", "thousand rows per second")
+    plot_curves(path, "Epochs by packs and by random reads", panels, titles, log_x=True, log_y=True)
+
+
+def compare(args: argparse.Namespace, figures: Figures) -> int:
+    if unknown := set(args.sides) - LABELS.keys():
+        raise SystemExit(f"no side {', '.join(sorted(unknown))} (there are {', '.join(LABELS)})")
     if no_limit := why_no_limit():
         print(f"MEMORY NOT LIMITED: {no_limit}")
     settings: list[Setting] = []
     wrong, failed = 0, False
     for path, table in datasets(args):
-        for batch_size in args.batch_sizes:
-            for share in args.memory_shares:
-                feature_bytes = table.row_count * table.row_bytes
-                memory = max(int(feature_bytes * Fraction(share)), SMALL_MEMORY_BYTES if args.small else 0)
-                batches = min(args.batches, -(-table.row_count // batch_size))
-                setting = Setting(table.row_bytes, share, memory, batch_size, batches)
-                settings.append(setting)
-                print(
-                    f"\n{table.row_count:,} rows of {table.row_bytes} B in pages of {table.page_bytes} B "
-                    f"({format_bytes(feature_bytes)}), memory {share} ({format_bytes(memory)}), {batches} "
-                    f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
-                    flush=True,
-                )
-                measure(args, path, table, setting, figures)
-                wrong += check(figures, setting)
-                failed = failed or ("auto" in args.sides and "auto" in setting.missing)
+        feature_bytes = table.row_count * table.row_bytes
+        for batch_size, share in itertools.product(args.batch_sizes, args.memory_shares):
+            memory = max(int(feature_bytes * Fraction(share)), SMALL_MEMORY_BYTES if args.small else 0)
+            batches = min(args.batches, -(-table.row_count // batch_size))
+            setting = Setting(table.row_bytes, share, memory, batch_size, batches)
+            settings.append(setting)
+            print(
+                f"\n{table.row_count:,} rows of {table.row_bytes} B in pages of {table.page_bytes} B "
+                f"({format_bytes(feature_bytes)}), memory {share} ({format_bytes(memory)}), {batches} "
+                f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
+                flush=True,
+            )
+            measure(args, path, table, setting, figures)
+            wrong += check(figures, setting)
+            failed = failed or ("auto" in args.sides and "auto" in setting.missing)
     figures.table("all settings", [setting.row() for setting in settings])
     judged = [regret for setting in settings if (regret := setting.regret()) is not None]
     good = sum(regret <= NEAR for regret in judged)
     name = "settings in which auto chose the fastest way, or one within 10 %"
     figures.add(name, good, "", note=f"of {len(judged)}")
-    if args.plot is not None:
-        from plot import draw_packs
-
-        draw_packs([setting.row() for setting in settings], args.plot)
-    return 1 if wrong or failed else 0
+    if args.plot:
+        draw(args.plot, settings)
+    return int(bool(wrong) or failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script = Script(__doc__, "dir", "plot", "seed")
+    option = script.option
+    text = "use this dataset, in place of synthetic graphs"
+    option("dataset", text=text, type=Path, metavar="DATASET")
+    option("row-bytes", [128, 512, 2048, 4096], small=[512])
+    option("memory-shares", ["1/16", "1/8", "1/4", "1/2"], type=words, small=["1/4"])
+    option("batch-sizes", [256], "seeds per minibatch")
+    option("batches", 250, "minibatches of an epoch", small=16)
+    option("peer-batches", 6, "minibatches of torch and DGL", small=2)
+    option("fanouts", [5, 10, 10], small=[5, 5])
+    option("size-gb", 2.0, "most bytes of the features, in 1e9")
+    option("nodes", 4_000_000, "most nodes", small=150_000)
+    option("degree", 16.0, small=8.0)
+    option("threads", 0, "threads of all sides (default: torch's)")
+    text = "directory for scratch files (default: the dataset's)"
+    option("scratch", text=text, type=Path, metavar="DIR")
+    option("sides", list(LABELS), type=words)
+    script.run(compare)

@@ -42,7 +42,7 @@ def gids_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: to
 @contextmanager
 def torch_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
     """torch.index_select on the mapped table, minibatches as gids samples them."""
-    features = mapped(table)
+    features = map_array(table, random_access=True)
     loader = gids.NodeLoader(store, ids, config["fanouts"], tables=[], labels=False, **sampling(config))
     yield ((m.input_nodes, features.index_select(0, m.input_nodes)) for m in loader), dict
 
@@ -51,7 +51,7 @@ def torch_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: t
 def dgl_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
     """DGL's DataLoader and NeighborSampler; the mapped table is in g.ndata."""
     graph = dgl_graph(store)
-    graph.ndata[table.key] = mapped(table)
+    graph.ndata[table.key] = map_array(table, random_access=True)
     loader = dgl_loader(config, graph, ids, [table.key])
     yield ((nodes, blocks[0].srcdata[table.key]) for nodes, _, blocks in loader), dict
 
@@ -65,12 +65,6 @@ SIDES: dict[str, Callable[..., Any]] = {
 
 def sampling(config: dict[str, Any]) -> dict[str, Any]:
     return {"batch_size": config["batch_size"], "seed": config["seed"]}
-
-
-def mapped(table: Table) -> torch.Tensor:
-    """The only shard, mapped with MADV_RANDOM. Its pages have no padding."""
-    [shard] = table.shard_paths
-    return map_array(Path(shard), table, random_access=True)
 
 
 def dgl_graph(store: FeatureStore) -> Any:
@@ -92,15 +86,11 @@ def dgl_loader(config: dict[str, Any], graph: Any, ids: torch.Tensor, features: 
 
 def trial(config: dict[str, Any], store: FeatureStore, ids: torch.Tensor) -> int:
     """Sample some minibatches without features, which also warms up. Returns the most rows of one."""
-    most = 0
     if config["side"] == "dgl":
-        for nodes, _, _ in islice(dgl_loader(config, dgl_graph(store), ids, []), TRIAL_BATCHES):
-            most = max(most, len(nodes))
-        return most
+        loader = dgl_loader(config, dgl_graph(store), ids, [])
+        return max(len(nodes) for nodes, _, _ in islice(loader, TRIAL_BATCHES))
     loader = gids.NodeLoader(store, ids, config["fanouts"], tables=[], labels=False, **sampling(config))
-    for minibatch in islice(loader, TRIAL_BATCHES):
-        most = max(most, len(minibatch.input_nodes))
-    return most
+    return max(len(minibatch.input_nodes) for minibatch in islice(loader, TRIAL_BATCHES))
 
 
 def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> int:

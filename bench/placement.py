@@ -27,20 +27,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from graphs import GRAPHS, Ids, Owners, OwnersOf, make_graph, seed_order
-from harness import Figures, integers, make_parser
+from graphs import GRAPHS, Ids, Owners, OwnersOf, input_nodes, make_graph, seed_order
+from harness import Figures, Script
 
 from gids.distributed.place import Moved, Placement, Rule, place
 from gids.sampler import LocalityBias, Neighbor, Topology
@@ -53,45 +49,18 @@ LINKS = {"2 + 2": 2, "2 x 4": 4}
 BIAS = 4
 Heat = np.ndarray
 Row = dict[str, Any]
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "seed")
-    add = parser.add_argument
-    add("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    add("--log2-nodes", type=int, default=22, help="size of the graphs (default: 22)")
-    add("--degree", type=int, default=16)
-    add("--fanouts", type=integers, default=[10, 10])
-    add("--batch-size", type=int, default=256, help="seeds per rank (default: 256)")
-    add("--ranks", type=integers, default=[4, 8])
-    add("--percent", type=int, default=20, help="of the rows, on each rank or on all (default: 20)")
-    add("--host-costs", type=integers, default=[2, 4, 10])
-    add("--far-costs", type=integers, default=[2, 4, 8], help="of a row over a slow link (default: 2,4,8)")
-    add("--steps", type=int, default=50, help="steps to count (default: 50)")
-    add("--metis", action=argparse.BooleanOptionalAction, default=_has_metis())
-    add("--threads", type=int)
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--times", action="store_true", help="measure the preprocessing in place of the costs")
-    kind.add_argument("--links", action="store_true", help="count costs over fast and slow links")
-    args = parser.parse_args(argv)
-    if args.small:
-        args.log2_nodes, args.batch_size, args.steps, args.far_costs = 12, 8, 3, [4]
-    return args
+T = TypeVar("T")
 
 
 def by_part(heat: Heat, owners: Owners, capacity: int, ranks: int) -> list[Ids]:
     """Each rank holds the hottest rows of its part, then the hottest of the others."""
     order = np.argsort(-heat, kind="stable")
-    of_order, found = owners[order], []
+    of_order, held = owners[order], []
     for rank in range(ranks):
         own = order[of_order == rank][:capacity]
         others = order[of_order != rank][: capacity - len(own)]
-        found.append(np.concatenate([own, others]))
-    return found
-
-
-def _has_metis() -> bool:
-    return any(importlib.util.find_spec(name) for name in ("pymetis", "dgl"))
+        held.append(np.concatenate([own, others]))
+    return held
 
 
 def metis(graph: Graph, parts: int) -> Owners:
@@ -119,7 +88,8 @@ class Reads:
         found = np.zeros(self._topology.node_counts[0], np.float32)
         size, sampler = self._args.batch_size, Neighbor(self._args.fanouts, threads=self._args.threads)
         for step, first in enumerate(range(0, len(self._seeds), size)):
-            found[self._sample(self._seeds[first : first + size], 1, step, sampler)] += 1
+            seeds = self._seeds[first : first + size]
+            found[input_nodes(sampler, self._topology, seeds, epoch=1, step=step)] += 1
         # Good and Turing: unread rows together are as hot as rows that were read once. Without it, copies of
         # all other rows would seem better than an unread row.
         unread = np.count_nonzero(found == 0)
@@ -136,18 +106,10 @@ class Reads:
             seeds = self._seeds if owners is None else self._seeds[owners[self._seeds] == rank]
             for step in range(self._args.steps):
                 chosen = rng.choice(seeds, min(len(seeds), self._args.batch_size), replace=False)
-                of_rank = sampler.of_rank(rank, ranks)
-                found.append((rank, self._sample(chosen, 2, step * ranks + rank, of_rank)))
+                number = {"epoch": 2, "step": step * ranks + rank}
+                rows = input_nodes(sampler.of_rank(rank, ranks), self._topology, chosen, **number)
+                found.append((rank, rows))
         return found
-
-    def _sample(self, seeds: Ids, epoch: int, step: int, sampler: Neighbor) -> Ids:
-        made = sampler.sample(self._topology, torch.from_numpy(seeds), epoch=epoch, step=step)
-        assert isinstance(made.input_nodes, torch.Tensor)
-        return made.input_nodes.numpy()
-
-
-def count(placed: Placement, reads: Sequence[tuple[int, Ids]]) -> Moved:
-    return Moved(*np.sum([placed.moved(rows, rank) for rank, rows in reads], axis=0).tolist())
 
 
 @dataclass(frozen=True)
@@ -187,7 +149,8 @@ def compare(setting: Setting, reads: Mapping[str, Sequence[tuple[int, Ids]]], se
     best = 0.0
     for way, placed in setting.placements(np.random.default_rng([seed, 3])):
         for seeds in ("", way) if way in reads else ("",):
-            moved = count(placed, reads[seeds])
+            counts = [placed.moved(rows, rank) for rank, rows in reads[seeds]]
+            moved = Moved(*np.sum(counts, axis=0).tolist())
             total = sum(moved)
             assert total == sum(len(rows) for _, rows in reads[seeds])
             cost = (setting.peer_cost * moved.peer + setting.host_cost * moved.host) / total
@@ -238,84 +201,106 @@ def compare_links(
         }
 
 
-def measure_links(name: str, args: argparse.Namespace, figures: Figures) -> None:
-    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
-    reads, owners_of = Reads(graph, args), OwnersOf(graph)
-    heat, host_cost = reads.heat(), max(args.host_costs)
+class Case:
+    """A graph, what its ranks read, and its parts."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self.graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
+        self.reads, self.owners = Reads(self.graph, args), OwnersOf(self.graph)
+        self.held = self.graph.num_dst * args.percent // 100
+        self._metis = args.metis
+
+    def parts(self, ranks: int) -> dict[str, Owners]:
+        parts = {method: self.owners(method, ranks) for method in ("hash", "community")}
+        return parts | ({"METIS": metis(self.graph, ranks)} if self._metis else {})
+
+    def capacities(self, ranks: int) -> tuple[int, int]:
+        """Rows of a rank: if each rank holds the share of the rows, and if all of them together do."""
+        return self.held, self.held // ranks
+
+
+def count_links(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
+    heat, host_cost = case.reads.heat(), max(args.host_costs)
     for links, group in LINKS.items():
         ranks = 2 * group
-        parts = {method: owners_of(method, ranks) for method in ("hash", "community")}
-        if args.metis:
-            parts["METIS"] = metis(graph, ranks)
-        minibatches, rows = reads.of_ranks(ranks, None), graph.num_dst * args.percent // 100
-        found: list[Row] = []
-        for capacity in (rows, rows // ranks):
-            for far_cost in args.far_costs:
-                setting = Setting(heat, ranks, capacity, parts, host_cost, links_of(group, far_cost))
-                found += compare_links(setting, minibatches, partial(reads.of_ranks, ranks, None), args.seed)
-        figures.table(f"{name}, {links}: where rows come from", found)
-        for way in dict.fromkeys(row["way"] for row in found):
+        parts, minibatches = case.parts(ranks), case.reads.of_ranks(ranks, None)
+        draw = partial(case.reads.of_ranks, ranks, None)
+        rows: list[Row] = []
+        for capacity, far_cost in itertools.product(case.capacities(ranks), args.far_costs):
+            setting = Setting(heat, ranks, capacity, parts, host_cost, links_of(group, far_cost))
+            rows += compare_links(setting, minibatches, draw, args.seed)
+        figures.table(f"{name}, {links}: where rows come from", rows)
+        for way in dict.fromkeys(row["way"] for row in rows):
             if way != "placement":
-                ratios = [row["cost over placement"] for row in found if row["way"] == way]
+                ratios = [row["cost over placement"] for row in rows if row["way"] == way]
                 figures.add(f"{name}, {links}: {way} over placement, cost", (min(ratios), max(ratios)), "x")
 
 
-def measure(name: str, args: argparse.Namespace) -> list[Row]:
-    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
-    reads, owners_of, found = Reads(graph, args), OwnersOf(graph), []
-    heat = reads.heat()
+def count_costs(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
+    rows: list[Row] = []
+    heat = case.reads.heat()
     for ranks in args.ranks:
-        parts = {method: owners_of(method, ranks) for method in ("hash", "community")}
-        if args.metis:
-            parts["METIS"] = metis(graph, ranks)
-        minibatches = {way: reads.of_ranks(ranks, owners) for way, owners in parts.items() if way != "hash"}
-        minibatches[""] = reads.of_ranks(ranks, None)
-        rows = graph.num_dst * args.percent // 100
-        for capacity in (rows, rows // ranks):
-            for host in args.host_costs:
-                setting = Setting(heat, ranks, capacity, parts, host)
-                found += compare(setting, minibatches, args.seed)
-    return found
+        parts = case.parts(ranks)
+        minibatches = {
+            way: case.reads.of_ranks(ranks, owners) for way, owners in parts.items() if way != "hash"
+        }
+        minibatches[""] = case.reads.of_ranks(ranks, None)
+        for capacity, host_cost in itertools.product(case.capacities(ranks), args.host_costs):
+            setting = Setting(heat, ranks, capacity, parts, host_cost)
+            rows += compare(setting, minibatches, args.seed)
+    figures.table(f"{name}: where rows come from", rows)
 
 
-def seconds_of(make: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    make()
-    return time.perf_counter() - begun
-
-
-def preprocess(name: str, args: argparse.Namespace, figures: Figures) -> list[Row]:
+def measure_preprocessing(name: str, case: Case, args: argparse.Namespace, figures: Figures) -> None:
     """Seconds of what must be computed before training: heat and placement, or parts."""
-    graph = make_graph(name, args.log2_nodes, args.degree, args.seed)
-    reads, rows = Reads(graph, args), []
-    heat_s = seconds_of(reads.heat)
-    heat = reads.heat()
+    rows: list[Row] = []
+    heat, heat_s = timed(case.reads.heat)
     for ranks in args.ranks:
-        capacities = [graph.num_dst * args.percent // 100] * ranks
-        row: Row = {"P": ranks, "heat by sampling, s": heat_s}
-        row["placement, s"] = seconds_of(partial(place, heat, capacities, 1, 10))
-        row["hash, s"] = seconds_of(partial(OwnersOf(graph), "hash", ranks))
-        row["community, s"] = seconds_of(partial(OwnersOf(graph), "community", ranks))
+        ways: dict[str, Callable[[], object]] = {
+            "placement": partial(place, heat, [case.held] * ranks, 1, 10),
+            "hash": partial(OwnersOf(case.graph), "hash", ranks),
+            "community": partial(OwnersOf(case.graph), "community", ranks),
+        }
         if args.metis:
-            row["METIS, s"] = seconds_of(partial(metis, graph, ranks))
-            prepared = heat_s + row["placement, s"]
-            figures.add(f"{name}, {ranks} ranks: METIS over placement, time", row["METIS, s"] / prepared, "x")
-        figures.add(f"{name}, {ranks} ranks: placement", row["placement, s"], "s", note="without heat")
-        rows.append(row)
-    return rows
+            ways["METIS"] = partial(metis, case.graph, ranks)
+        seconds = {way: timed(make)[1] for way, make in ways.items()}
+        if args.metis:
+            ratio = seconds["METIS"] / (heat_s + seconds["placement"])
+            figures.add(f"{name}, {ranks} ranks: METIS over placement, time", ratio, "x")
+        figures.add(f"{name}, {ranks} ranks: placement", seconds["placement"], "s", note="without heat")
+        by_way = {f"{way}, s": taken for way, taken in seconds.items()}
+        rows.append({"P": ranks, "heat by sampling, s": heat_s} | by_way)
+    figures.table(f"{name}: seconds of preprocessing", rows)
 
 
-def main() -> None:
-    args = parse()
-    figures = Figures(args)
+def timed(make: Callable[[], T]) -> tuple[T, float]:
+    begun = time.perf_counter()
+    return make(), time.perf_counter() - begun
+
+
+def placement(args: argparse.Namespace, figures: Figures) -> None:
+    measure = count_links if args.links else measure_preprocessing if args.times else count_costs
     for name in args.graphs:
-        if args.links:
-            measure_links(name, args, figures)
-        elif args.times:
-            figures.table(f"{name}: seconds of preprocessing", preprocess(name, args, figures))
-        else:
-            figures.table(f"{name}: where rows come from", measure(name, args))
+        measure(name, Case(name, args), args, figures)
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "seed")
+    option = script.option
+    option("graphs", list(GRAPHS), choices=GRAPHS)
+    option("log2-nodes", 22, "size of the graphs", small=12)
+    option("degree", 16)
+    option("fanouts", [10, 10])
+    option("batch-size", 256, "seeds per rank", small=8)
+    option("ranks", [4, 8])
+    option("percent", 20, "of the rows, on each rank or on all")
+    option("host-costs", [2, 4, 10])
+    option("far-costs", [2, 4, 8], "of a row over a slow link", small=[4])
+    option("steps", 50, "steps to count", small=3)
+    has_metis = any(importlib.util.find_spec(name) for name in ("pymetis", "dgl"))
+    option("metis", has_metis, action=argparse.BooleanOptionalAction)
+    option("threads", type=int)
+    kind = script.add_mutually_exclusive_group()
+    kind.add_argument("--times", action="store_true", help="measure the preprocessing in place of the costs")
+    kind.add_argument("--links", action="store_true", help="count costs over fast and slow links")
+    script.run(placement)

@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 import timeit
@@ -45,10 +44,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import make_dataset
-from harness import Figures, integers, make_parser
+from harness import Figures, Script
 from sage import GraphSage
 
 import gids.distributed
@@ -141,14 +138,8 @@ def train(rank: int, case: Case, args: argparse.Namespace, folder: str, exchange
     if case.sampler != "ladies-distinct":
         sampler = make_sampler(case.sampler, args.fanouts, args.batch_size, threads=1, kappa=case.kappa)
     together = case.way == "cooperative"
-    loader = gids.NodeLoader(
-        source,
-        store.splits["_N"]["train"],
-        sampler,
-        batch_size=args.batch_size,
-        shuffle=True,
-        cooperative=together,
-    )
+    sampling = {"batch_size": args.batch_size, "shuffle": True, "cooperative": together}
+    loader = gids.NodeLoader(source, store.splits["_N"]["train"], sampler, **sampling)
     model = GraphSage([table.shape[0], *[args.hidden] * (len(args.fanouts) - 1), CLASSES])
     optimizer = torch.optim.Adam(model.parameters())
     seconds = dict.fromkeys(STAGES, 0.0)
@@ -284,39 +275,22 @@ def predicted(case: Case, row: Row, curves: Curves, rates: Rates, args: argparse
 
 
 def cases_of(ranks: int, args: argparse.Namespace) -> list[Case]:
-    cases = []
-    for sampler, kappa in (("neighbor", 1), ("labor", 1), ("labor", args.kappa)):
-        ways = ["independent", "cooperative"] if ranks > 1 or args.small else ["independent"]
-        cases += [Case(way, ranks, sampler=sampler, kappa=kappa) for way in ways]
-    if ranks > 1 or args.small:
-        cases += [
-            *(Case(way, ranks) for way in ("shared", "range", "heat")),
-            *(Case("parts", ranks, bulk=bulk) for bulk in args.bulks),
-        ]
-    copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
-    cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
-    if ranks > 1 or args.small:
+    several = ranks > 1 or args.small
+    ways = ("independent", "cooperative") if several else ("independent",)
+    samplers = (("neighbor", 1), ("labor", 1), ("labor", args.kappa))
+    cases = [Case(way, ranks, sampler=name, kappa=kappa) for name, kappa in samplers for way in ways]
+    if several:
+        cases += [Case(way, ranks) for way in ("shared", "range", "heat")]
+        cases += [Case("parts", ranks, bulk=bulk) for bulk in args.bulks]
+        copies = [c for c in (2, 4) if ranks % c == 0 and c < ranks]
+        cases += [Case(way, ranks, copies=c) for c in copies for way in ("shared", "parts")]
         cases += [Case("parts", ranks, sampler=sampler) for sampler in LADIES]
     return cases
 
 
-def main() -> None:
-    parser = make_parser(__doc__, "dir")
-    add = parser.add_argument
-    add("--nodes", type=int, default=200_000)
-    add("--fanouts", type=integers, default=[10, 10])
-    add("--batch-size", type=int, default=256, help="seeds per rank (default: 256)")
-    add("--hidden", type=int, default=64)
-    add("--memory", default="300MB", help="of each rank (default: 300MB)")
-    add("--ranks", type=integers, default=[1, 2, 4])
-    add("--bulks", type=integers, default=[1, 4, 16])
-    add("--kappa", type=int, default=64)
-    add("--steps", type=int, default=16, help="minibatches (default: 16)")
-    args = parser.parse_args()
-    if args.small:
-        args.nodes, args.fanouts, args.batch_size, args.steps = 1000, [3, 3], 16, 2
-        args.ranks, args.bulks, args.hidden = [1], [1, 2], 8
-    figures, by_case, predictions = Figures(args), {}, []
+def ranks(args: argparse.Namespace, figures: Figures) -> None:
+    by_case: dict[Case, Row] = {}
+    predictions: list[Row] = []
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         spec = GraphSpec(args.nodes, dim=128, train_count=args.nodes // 2)
@@ -337,29 +311,37 @@ def main() -> None:
                 if case.kappa == 1 and case.bulk == 4 and case.sampler in curves
             ]
             print(f"{size} ranks: done", flush=True)
-    figures.table(
-        "milliseconds and counts of a minibatch, by way", [asdict(c) | r for c, r in by_case.items()]
-    )
+    table = [asdict(case) | row for case, row in by_case.items()]
+    figures.table("milliseconds and counts of a minibatch, by way", table)
     figures.table("a minibatch as `gids scale` predicts it, and as measured", predictions)
-    for ranks in args.ranks:
+    for count in args.ranks:
         for sampler in LADIES:
-            if (layerwise := by_case.get(Case("parts", ranks, sampler=sampler))) is not None:
-                figures.add(f"{ranks} ranks, {sampler}, parts: time", layerwise["ms"], "ms")
-                epoch_s = layerwise["ms"] * layerwise["minibatches"] / 1000
-                figures.add(f"{ranks} ranks, {sampler}, parts: epoch", epoch_s, "s")
-        if (hottest := by_case.get(Case("heat", ranks))) is not None:
-            ratio = hottest["ms"] / by_case[Case("shared", ranks)]["ms"]
-            figures.add(f"{ranks} ranks: owners by heat over hash: time", ratio, "x")
+            if layerwise := by_case.get(Case("parts", count, sampler=sampler)):
+                name = f"{count} ranks, {sampler}, parts"
+                figures.add(f"{name}: time", layerwise["ms"], "ms")
+                figures.add(f"{name}: epoch", layerwise["ms"] * layerwise["minibatches"] / 1000, "s")
+        if hottest := by_case.get(Case("heat", count)):
+            ratio = hottest["ms"] / by_case[Case("shared", count)]["ms"]
+            figures.add(f"{count} ranks: owners by heat over hash: time", ratio, "x")
     for case, row in by_case.items():
-        if case.way != "cooperative" or case.ranks == 1:
-            continue
-        alone = by_case[Case("independent", case.ranks, sampler=case.sampler, kappa=1)]
-        name = (
-            f"{case.ranks} ranks, {case.sampler}, kappa {case.kappa}: cooperative over independent, kappa 1"
-        )
-        for what, key in (("time", "ms"), ("input rows", "input rows"), ("pages read", "pages read")):
-            figures.add(f"{name}: {what}", row[key] / max(1e-9, alone[key]), "x")
+        if case.way == "cooperative" and case.ranks > 1:
+            alone = by_case[Case("independent", case.ranks, sampler=case.sampler, kappa=1)]
+            name = f"{case.ranks} ranks, {case.sampler}, kappa {case.kappa}"
+            for what, key in (("time", "ms"), ("input rows", "input rows"), ("pages read", "pages read")):
+                ratio = row[key] / max(1e-9, alone[key])
+                figures.add(f"{name}: cooperative over independent, kappa 1: {what}", ratio, "x")
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "dir")
+    option = script.option
+    option("nodes", 200_000, small=1000)
+    option("fanouts", [10, 10], small=[3, 3])
+    option("batch-size", 256, "seeds per rank", small=16)
+    option("hidden", 64, small=8)
+    option("memory", "300MB", "of each rank")
+    option("ranks", [1, 2, 4], small=[1])
+    option("bulks", [1, 4, 16], small=[1, 2])
+    option("kappa", 64)
+    option("steps", 16, "minibatches", small=2)
+    script.run(ranks)

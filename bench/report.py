@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,24 @@ def target(figure: dict[str, Any]) -> str:
     return ", ".join(f"{sign} {number(limit)}{unit}" for sign, limit in limits.items() if limit is not None)
 
 
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """The lines of a table."""
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield f"| {' | '.join(v if isinstance(v, str) else number(v) for v in row)} |"
+
+
 def figures(section: str) -> Iterator[str]:
     """The lines of a section's table: a row for each figure."""
-    yield from ("| measurement | command | target | measured |", "|---|---|---|---|")
+    rows = []
     for name in SECTIONS[section]:
         result = read(name)
         command = f"`{result['command']}`" if result["command"] else ""
         for figure in result["figures"]:
-            yield f"| {figure['name']} | {command} | {target(figure)} | {measured(figure)} |"
+            rows.append((figure["name"], command, target(figure), measured(figure)))
             command = ""
+    yield from markdown(("measurement", "command", "target", "measured"), rows)
 
 
 def conditions(section: str) -> Iterator[str]:
@@ -97,13 +106,11 @@ def of_papers(section: str) -> Iterator[str]:
         there = (ROOT / f"docs/papers-{run}.png").exists()
         yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{command_of(run)}`."
         return
-    yield from ("| in the paper | command | paper | gids | what differs |", "|---|---|---|---|---|")
+    rows = []
     for row in WORKS[section]:
-        command, ours = row.command, "-"
-        if row.run:
-            command, ours = _ours(row)
-        shown = f"`{command}`" if command else ""
-        yield f"| {row.item} | {shown} | {row.paper} | {ours} | {row.differs} |"
+        command, ours = _ours(row) if row.run else (row.command, "-")
+        rows.append((row.item, f"`{command}`" if command else "", row.paper, ours, row.differs))
+    yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
     for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):
         exists = name.startswith("papers-") and (RESULTS / f"{name}.json").exists()
         if exists and (said := read(name).get("conditions")):
@@ -134,11 +141,7 @@ def whole_table(run: str, title: str) -> Iterator[str]:
     for table in tables:
         if table["title"].startswith(title) and not table["title"].endswith("curves"):
             yield from (f"{table['title'][0].upper()}{table['title'][1:]}:", "")
-            columns = table["columns"]
-            yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
-            for row in table["rows"]:
-                cells = [v if isinstance(v, str) else number(v) for v in row]
-                yield f"| {' | '.join(cells)} |"
+            yield from markdown(table["columns"], table["rows"])
             return
     yield f"Not measured yet: `{command_of(run)}`."
 

@@ -35,7 +35,6 @@ engine alone is printed too.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -45,14 +44,12 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from harness import (
     DEFAULT_READ_AHEAD_BYTES,
     Figures,
     NumberedRows,
+    Script,
     alternate,
-    make_parser,
     read_ahead,
     run_limited,
     write_numbered,
@@ -180,35 +177,33 @@ def measure(args: argparse.Namespace, figures: Figures, row_bytes: int, whats: l
                 figures.add(f"{what}, {row_bytes} B, the engine alone", device.reads_per_s, "reads/s")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser(__doc__, "dir", "rounds", "seed")
-    add = parser.add_argument
-    add("question", choices=["mapped", "graphbolt"])
-    add("--bytes", type=int, help="size of the features (default: 4 GiB; graphbolt: 2 GiB)")
-    add("--rows", type=int, help="number of rows, in place of --bytes")
-    add("--batch", type=int, default=8192, help="rows per read (default: 8192)")
-    add("--seconds", type=float, default=4.0, help="time limit of each run of reads or hits (default: 4)")
-    add("--only", choices=["4096", "512", "pipe", "hits"], help="graphbolt: run only this; a number: reads")
-    add("--batches", type=int, default=40, help="minibatches per run of the pipe (default: 40)")
-    add("--pipe-seconds", type=float, default=15.0, help="time limit of each run of the pipe (default: 15)")
-    add("--newest", type=Path, metavar="DIRECTORY", help="where GraphBolt's newest features were built")
-    args = parser.parse_args(argv)
-    args.bytes = args.bytes or (4 << 30 if args.question == "mapped" else 2 << 30)
-    if args.small:
-        args.bytes, args.rows, args.batch, args.batches = 16 << 20, None, 512, 8
-        args.seconds, args.rounds = 0.2, 1
-    figures = Figures(args)
-    if args.question == "mapped":
-        measure(args, figures, 4096, ["mapped"])
-        return 0
+def mapped(args: argparse.Namespace, figures: Figures) -> None:
+    measure(args, figures, 4096, ["mapped"])
+
+
+def graphbolt(args: argparse.Namespace, figures: Figures) -> None:
     for row_bytes in (4096, 512):
         names = {str(row_bytes): "reads", "pipe": "pipe", "hits": "hits"}
         whats = [what for name, what in names.items() if args.only in (None, name)]
         whats = [what for what in whats if what != "pipe" or row_bytes == 4096]
         if whats:
             measure(args, figures, row_bytes, whats)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script = Script(__doc__, "dir", "rounds", "seed", questions={"mapped": mapped, "graphbolt": graphbolt})
+    option = script.option
+    text = "size of the features (default: 4 GiB; graphbolt: 2 GiB)"
+    option("bytes", text=text, type=int, small=16 << 20)
+    option("rows", text="number of rows, in place of --bytes", type=int)
+    option("batch", 8192, "rows per read", small=512)
+    option("seconds", 4.0, "time limit of each run of reads or hits", small=0.2)
+    only = ["4096", "512", "pipe", "hits"]
+    option("only", text="graphbolt: run only this; a number: reads", type=str, choices=only)
+    option("batches", 40, "minibatches per run of the pipe", small=8)
+    option("pipe-seconds", 15.0, "time limit of each run of the pipe")
+    text = "where GraphBolt's newest features were built"
+    option("newest", text=text, type=Path, metavar="DIRECTORY")
+    script.defaults("mapped", bytes=4 << 30)
+    script.defaults("graphbolt", bytes=2 << 30)
+    script.run()

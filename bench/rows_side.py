@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ def load_newest(config: Config) -> None:
 
 def read_mapped(config: Config) -> Read:
     table = gids.FeatureStore(config["dataset"]).table(TABLE)
-    features = map_array(Path(config["shard"]), table, random_access=config["advised"])
+    features = map_array(table, random_access=config["advised"])
     return lambda ids: features[ids]
 
 

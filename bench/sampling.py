@@ -21,21 +21,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import graph_of, rmat
-from harness import Figures, alternate, integers, make_parser
+from harness import Figures, Script, alternate, integers
 
 from gids.bench.arguments import SAMPLERS
 from gids.bench.minibatches import counts, make_sampler
@@ -56,25 +52,6 @@ BAR = 1.5
 TEMPORAL_BAR = 0.5
 TIMES = 1 << 30
 Rate = tuple[float, float]  # input nodes and edges per second
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__, "seed")
-    add = parser.add_argument
-    add("--log2-nodes", type=int, default=20, help="size of the graph (default: 20)")
-    add("--degree", type=int, default=16)
-    add("--fanouts", type=integers, default=[5, 10, 15])
-    add("--batch-size", type=int, default=1024)
-    add("--batches", type=int, default=40, help="minibatches per round (default: 40)")
-    add("--rounds", type=int, default=9)
-    add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
-    add("--samplers", choices=SAMPLERS, nargs="+", default=["neighbor", "labor"])
-    add("--temporal", action="store_true", help="compare temporal with uniform neighbors")
-    args = parser.parse_args(argv)
-    if args.small:
-        args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
-    args.threads = args.threads or sorted({1, torch.get_num_threads()})
-    return args
 
 
 def make_graph(args: argparse.Namespace) -> Graph:
@@ -108,23 +85,27 @@ def check(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
             assert (block.indptr.diff().numpy() <= degrees).all()
 
 
-def timed(sample: Callable[[int, torch.Tensor], tuple[int, int]], seeds: list[torch.Tensor]) -> Rate:
-    begun = time.perf_counter()
+def timed(
+    sample: Callable[[int, Any], tuple[int, int]],
+    seeds: Sequence[AnySeeds],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Rate:
+    begun = clock()
     sizes = [sample(step, ids) for step, ids in enumerate(seeds)]
-    seconds = time.perf_counter() - begun
-    return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
+    seconds = clock() - begun
+    return sum(nodes for nodes, _ in sizes) / seconds, sum(edges for _, edges in sizes) / seconds
 
 
-def gids_side(topology: Topology, sampler: Sampler, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
-    return lambda: timed(lambda step, ids: counts(sampler.sample(topology, ids, step=step)), seeds)
+def by_gids(topology: Topology, sampler: Sampler) -> Callable[[int, Any], tuple[int, int]]:
+    return lambda step, ids: counts(sampler.sample(topology, ids, step=step))
 
 
-def dgl_side(graph: Any, sampler: Any, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
+def by_dgl(graph: Any, sampler: Any) -> Callable[[int, Any], tuple[int, int]]:
     def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
         nodes, _, blocks = sampler.sample(graph, ids)
         return len(nodes), sum(block.num_edges() for block in blocks)
 
-    return lambda: timed(sample, seeds)
+    return sample
 
 
 def run_sides(
@@ -177,8 +158,8 @@ def compare_with_dgl(args: argparse.Namespace, figures: Figures) -> None:
                 check(graph, minibatch, args.fanouts)
             elif kind != "walk":  # whose edges are not the graph's
                 verify(minibatch)
-        sides = {"gids": gids_side(topology, sampler, seeds)}
-        sides |= {name: dgl_side(dgl_graph, peer, seeds) for name, peer in peers.items()}
+        sides = {"gids": partial(timed, by_gids(topology, sampler), seeds)}
+        sides |= {name: partial(timed, by_dgl(dgl_graph, peer), seeds) for name, peer in peers.items()}
         name = f"{kind}, {threads_text(threads)}"
         run_sides(figures, name, sides, args.rounds, [("gids", peer) for peer in peers], BAR)
 
@@ -219,23 +200,30 @@ def compare_temporal(args: argparse.Namespace, figures: Figures) -> None:
         for graph, sampler, _ in kinds.values():
             if sampler.temporal is not None:
                 check_times(graph, sampler, timed_seeds[0])
-        sides = {n: partial(rate_of_cpu_time, Topology(g), s, b) for n, (g, s, b) in kinds.items()}
+        sides = {
+            kind: partial(timed, by_gids(Topology(graph), sampler), batches, time.process_time)
+            for kind, (graph, sampler, batches) in kinds.items()
+        }
         ratios = [(kind, "uniform") for kind in kinds if kind != "uniform"]
         run_sides(figures, f"temporal, {threads_text(threads)}", sides, args.rounds, ratios, TEMPORAL_BAR)
 
 
-def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnySeeds]) -> Rate:
-    begun = time.process_time()
-    sizes = [counts(sampler.sample(topology, ids, step=step)) for step, ids in enumerate(seeds)]
-    seconds = time.process_time() - begun
-    return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
-
-
-def main() -> None:
-    args = parse()
+def sampling(args: argparse.Namespace, figures: Figures) -> None:
+    args.threads = args.threads or sorted({1, torch.get_num_threads()})
     compare = compare_temporal if args.temporal else compare_with_dgl
-    compare(args, Figures(args))
+    compare(args, figures)
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "seed")
+    option = script.option
+    option("log2-nodes", 20, "size of the graph", small=12)
+    option("degree", 16)
+    option("fanouts", [5, 10, 15])
+    option("batch-size", 1024, small=64)
+    option("batches", 40, "minibatches per round", small=3)
+    option("rounds", 9, small=2)
+    option("threads", text="numbers of threads (default: 1 and torch's)", type=integers)
+    option("samplers", ["neighbor", "labor"], choices=SAMPLERS)
+    option("temporal", text="compare temporal with uniform neighbors", action="store_true")
+    script.run(sampling)

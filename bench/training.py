@@ -18,7 +18,6 @@ are those of the first epoch; accuracy is measured on the validation nodes. Base
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,8 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from graphs import convert, make_dataset
-from harness import Figures, make_parser
+from harness import Figures, Script
 from sage import Training
 
 import gids
@@ -132,23 +129,25 @@ def add_runs(figures: Figures, name: str, runs: list[Run], note: str = "") -> No
 
 def samplers(args: argparse.Namespace, figures: Figures) -> None:
     spec = GraphSpec(
-        args.nodes or 300_000,
-        dim=args.dim or 128,
+        args.nodes,
+        dim=args.dim,
         classes=16,
-        train_count=args.seeds or 10_000,
+        train_count=args.seeds,
         val_count=0,
-        test_count=(args.seeds or 10_000) // 2,
+        test_count=args.seeds // 2,
     )
     first = 0.0
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         store = make_dataset(Path(folder), spec, "--page-bytes", "512")
         cache_bytes = int(spec.feature_bytes * args.cache)
-        options = {"epochs": args.epochs, "batch_size": args.batch_size or 32, "policy": args.policy}
+        options = {"epochs": args.epochs, "batch_size": args.batch_size, "policy": args.policy}
         for name, make in make_samplers(store, cache_bytes, args.threads).items():
             if args.only not in name:
                 continue
-            seeds = range(args.runs or 2)
-            runs = [train(store, make(), seed=seed, cache_bytes=cache_bytes, **options) for seed in seeds]
+            runs = [
+                train(store, make(), seed=seed, cache_bytes=cache_bytes, **options)
+                for seed in range(args.runs)
+            ]
             add_runs(figures, name, runs)
             missed, pages = (mean(run.epochs[-1][key] for run in runs) for key in ("misses", "pages"))
             first = first or missed
@@ -157,9 +156,12 @@ def samplers(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def dtypes(args: argparse.Namespace, figures: Figures) -> None:
-    nodes = args.nodes or 40_000
-    sizes = {"dim": args.dim or 256, "train_count": args.seeds or nodes // 5, "val_count": nodes // 10}
-    spec = GraphSpec(nodes, classes=8, **sizes)
+    train_count = args.seeds or args.nodes // 5
+    spec = GraphSpec(args.nodes, classes=8, dim=args.dim, train_count=train_count, val_count=args.nodes // 10)
+    # a part of the features as float32, whatever they are stored as
+    options = {"cache_bytes": int(spec.feature_bytes * args.cache), "hidden": 64, "rate": 0.003}
+    options |= {"epochs": args.epochs, "batch_size": args.batch_size, "policy": args.policy}
+    options |= {"test_split": "val", "test_fanouts": [10, 5]}
     wide: list[Run] = []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         source = write_graph(Path(folder) / "graph", spec)
@@ -168,42 +170,29 @@ def dtypes(args: argparse.Namespace, figures: Figures) -> None:
             if gids_command(["verify", str(path), "--against", str(source), "--quiet"]) != 0:
                 raise SystemExit("the dataset differs from its source")
             store = FeatureStore(path)
-            options = {"epochs": args.epochs, "batch_size": args.batch_size or 256, "policy": args.policy}
-            # a part of the features as float32, whatever they are stored as
-            options |= {"cache_bytes": int(spec.feature_bytes * args.cache), "hidden": 64, "rate": 0.003}
-            options |= {"test_split": "val", "test_fanouts": [10, 5]}
-            runs = [train(store, Neighbor([10, 5]), seed=seed, **options) for seed in range(args.runs or 3)]
+            runs = [train(store, Neighbor([10, 5]), seed=seed, **options) for seed in range(args.runs)]
             wide = wide or runs
             apart = mean(a.accuracy - b.accuracy for a, b in zip(runs, wide, strict=True))
             add_runs(figures, kind, runs, f"{100 * apart:+.2f} points from float32")
             (table,) = store.tables.values()
             read = runs[0].epochs[0]["bytes_read"] / 1e6
-            note = f"rows of {table.row_bytes} B"
-            figures.add(f"{kind}, read in the first epoch", read, "MB", note=note)
-
-
-def main() -> None:
-    questions = {"samplers": samplers, "dtypes": dtypes}
-    parser = make_parser(__doc__, "dir")
-    add = parser.add_argument
-    add("question", choices=list(questions))
-    add("--nodes", type=int, help="default: 300000; dtypes: 40000")
-    add("--dim", type=int, help="default: 128; dtypes: 256")
-    add("--seeds", type=int, help="default: 10000; dtypes: a fifth of the nodes")
-    add("--epochs", type=int, default=2)
-    add("--batch-size", type=int, help="default: 32; dtypes: 256")
-    add("--runs", type=int, help="trainings with other random numbers (default: 2; dtypes: 3)")
-    add("--policy", default="lookahead")
-    add("--cache", type=float, default=0.05, help="share of the features (default: 0.05)")
-    add("--only", default="", metavar="TEXT", help="run only samplers whose name contains TEXT")
-    add("--threads", type=int)
-    args = parser.parse_args()
-    if args.small:
-        args.nodes, args.seeds, args.epochs = 2000, 64 if args.question == "samplers" else None, 1
-        args.dim, args.runs = (None, 1) if args.question == "samplers" else (32, 2)
-        torch.set_num_threads(1)  # layers this small take longer by several
-    questions[args.question](args, Figures(args))
+            figures.add(f"{kind}, read in the first epoch", read, "MB", note=f"rows of {table.row_bytes} B")
 
 
 if __name__ == "__main__":
-    main()
+    script = Script(__doc__, "dir", questions={"samplers": samplers, "dtypes": dtypes})
+    option = script.option
+    option("nodes", text="default: 300000; dtypes: 40000", type=int, small=2000)
+    option("dim", text="default: 128; dtypes: 256", type=int, small=32)
+    option("seeds", text="default: 10000; dtypes: a fifth of the nodes", type=int, small=64)
+    option("epochs", 2, small=1)
+    option("batch-size", text="default: 32; dtypes: 256", type=int)
+    text = "trainings with other random numbers (default: 2; dtypes: 3)"
+    option("runs", text=text, type=int, small=2)
+    option("policy", "lookahead")
+    option("cache", 0.05, "share of the features")
+    option("only", "", "run only samplers whose name contains TEXT", metavar="TEXT")
+    option("threads", type=int)
+    script.defaults("samplers", nodes=300_000, dim=128, seeds=10_000, batch_size=32, runs=2)
+    script.defaults("dtypes", nodes=40_000, dim=256, batch_size=256, runs=3)
+    script.run()

@@ -19,8 +19,6 @@ def epoch_result(side: str, **values: Any) -> EpochResult:
         "rows": 600,
         "read_bytes": 10**6,
         "hit_ratio": 0.25,
-        "train_accuracy": 0.5,
-        "val_accuracy": 0.75,
         "base_rss_bytes": 1,
         "peak_rss_bytes": 2,
         "memory_limit_bytes": None,

@@ -9,12 +9,9 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from emulator import EmulatedDevice, EmulatedEvent, EmulatedStream
-
-from gids.cuda import Device, Stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -42,9 +39,7 @@ from gids.io.device.device_queue import DeviceQueue
         ("training", "training rows/s, cuda over mapped, moved"),
     ],
 )
-def test_gpu_benchmark_runs(
-    device: Device, cuda_is: Callable[[Device], None], tmp_path: Path, question: str, said: str
-) -> None:
+def test_gpu_benchmark_runs(device, cuda_is, tmp_path, question, said):
     cuda_is(device)
     figures = tmp_path / "figures.json"
     assert gpu.main([question, "--small", "--dir", str(tmp_path), "--json", str(figures)]) == 0
@@ -53,23 +48,17 @@ def test_gpu_benchmark_runs(
     assert all(f["value"] >= 0 for f in found)
 
 
-def test_the_gpu_check_asks_every_question() -> None:
+def test_the_gpu_check_asks_every_question():
     steps = {step.partition("-")[0] for part in gpu_check.PARTS_S.values() for step in part}
     assert gpu.QUESTIONS.keys() <= steps
 
 
 @pytest.mark.parametrize("wait", ["stream", "warp"])
-def test_a_wrong_byte_in_the_last_round_of_the_queue_is_found(
-    device: Device,
-    cuda_is: Callable[[Device], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wait: str,
-) -> None:
+def test_a_wrong_byte_in_the_last_round_of_the_queue_is_found(device, cuda_is, tmp_path, monkeypatch, wait):
     cuda_is(device)
     calls = 0
 
-    def read_pages(queue: DeviceQueue, *args: Any) -> None:
+    def read_pages(queue, *args):
         nonlocal calls
         read(queue, *args)
         if queue.wait_kind == wait:
@@ -91,23 +80,23 @@ class Channel(EmulatedStream):
     Streams that share a channel are the same object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._work: deque[Callable[[], bool]] = deque()  # each returns False until it is done
 
-    def add(self, work: Callable[[], bool]) -> None:
+    def add(self, work):
         self._work.append(work)
 
-    def run(self) -> bool:
+    def run(self):
         """Do what can be done. Whether that was all."""
         while self._work and self._work[0]():
             self._work.popleft()
         return not self._work
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         assert self.run(), "the host waits for a word that it has not written"
 
-    def record_event(self, *, counts: bool = True) -> EmulatedEvent:
+    def record_event(self, *, counts=True):
         event, passed = EmulatedEvent(), []
         self.add(lambda: passed.append(True) is None)
         event.query = lambda: self.run() or bool(passed)  # type: ignore[method-assign]
@@ -117,26 +106,26 @@ class Channel(EmulatedStream):
 class ChannelDevice(EmulatedDevice):
     """An emulated device whose new_stream() takes one of `channels` in turn."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels):
         super().__init__()
         self._channels = itertools.cycle([Channel() for _ in range(channels)])
 
-    def new_stream(self, *_: int) -> EmulatedStream:
+    def new_stream(self, *_):
         return next(self._channels)
 
-    def launch(self, stream: Stream, *args: Any) -> None:
+    def launch(self, stream, *args):
         if not isinstance(stream, Channel):
             super().launch(stream, *args)
             return
         stream.add(lambda: super(ChannelDevice, self).launch(EmulatedStream(), *args) is None)
 
-    def wait_value(self, stream: Stream, address: int, value: int) -> bool:
+    def wait_value(self, stream, address, value):
         assert isinstance(stream, Channel)
         stream.add(lambda: ctypes.c_int64.from_address(address).value >= value)
         return True
 
 
-def streams_that_ran(tmp_path: Path) -> dict[str, float]:
+def streams_that_ran(tmp_path):
     figures = tmp_path / "figures.json"
     assert gpu.main(["streams", "--small", "--dir", str(tmp_path), "--json", str(figures)]) == 0
     found = json.loads(figures.read_text())["figures"]
@@ -146,17 +135,13 @@ def streams_that_ran(tmp_path: Path) -> dict[str, float]:
 
 
 @pytest.mark.gpu
-def test_training_runs_beside_a_stream_that_waits(
-    gpu: Device, cuda_is: Callable[[Device], None], tmp_path: Path
-) -> None:
+def test_training_runs_beside_a_stream_that_waits(gpu, cuda_is, tmp_path):
     cuda_is(gpu)
     assert "training" in streams_that_ran(tmp_path)
 
 
 @pytest.mark.parametrize(("channels", "ran"), [(4, 1.0), (3, 2 / 3), (1, 0.0)])
-def test_streams_that_a_waiting_one_holds_up_are_counted(
-    cuda_is: Callable[[Device], None], tmp_path: Path, channels: int, ran: float
-) -> None:
+def test_streams_that_a_waiting_one_holds_up_are_counted(cuda_is, tmp_path, channels, ran):
     """Three streams, then the one that waits."""
     cuda_is(ChannelDevice(channels))
     found = streams_that_ran(tmp_path)

@@ -19,7 +19,7 @@ ROOT = report.ROOT
 RESULTS = [json.loads(path.read_text()) for path in sorted(report.RESULTS.glob("*.json"))]
 
 
-def test_every_result_is_in_one_section() -> None:
+def test_every_result_is_in_one_section():
     names = [name for section in report.SECTIONS.values() for name in section]
     names += [
         name for run in papers.RUNS if (report.RESULTS / f"{(name := papers.result_of(run))}.json").exists()
@@ -28,14 +28,14 @@ def test_every_result_is_in_one_section() -> None:
 
 
 @pytest.mark.parametrize("name", report.PAGES)
-def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
+def test_the_tables_of_the_pages_are_those_of_the_results(name):
     page = (ROOT / "docs" / name).read_text()
     assert report.with_tables(page, report.PAGES[name]) == page, "run bench/report.py"
     sections = {*papers.WORKS, *papers.TABLES, *papers.PLOTS} if name == "papers.md" else set(report.SECTIONS)
     assert set(re.findall(r"<!-- results: (.*) -->", page)) == sections
 
 
-def test_rows_of_papers_name_figures_that_their_results_have() -> None:
+def test_rows_of_papers_name_figures_that_their_results_have():
     for row in itertools.chain(*papers.WORKS.values()):
         if row.run and (report.RESULTS / f"{papers.result_of(row.run)}.json").exists():
             lines = report.of_papers(next(work for work, rows in papers.WORKS.items() if row in rows))
@@ -44,14 +44,14 @@ def test_rows_of_papers_name_figures_that_their_results_have() -> None:
             assert row.differs.startswith("Not shown") or row.command
 
 
-def test_commands_of_results_name_scripts() -> None:
+def test_commands_of_results_name_scripts():
     commands = [result["command"] for result in RESULTS if result["command"]]
     scripts = {word for command in commands for word in command.split() if re.match("(bench|tools)/", word)}
     assert len(scripts) > 10
     assert [script for script in sorted(scripts) if not (ROOT / script).exists()] == []
 
 
-def readme_rows() -> list[tuple[str, str]]:
+def readme_rows():
     """(result, command) of each row of the table of measurements."""
     text = (ROOT / "README.md").read_text()
     table = text.partition("| what | result | command |")[2].partition("\n\n")[0]
@@ -59,7 +59,7 @@ def readme_rows() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("result", "command"), readme_rows())
-def test_figures_of_the_readme_are_those_of_the_results(result: str, command: str) -> None:
+def test_figures_of_the_readme_are_those_of_the_results(result, command):
     scripts = {command, "tools/graphbolt_env.sh" if "graphbolt" in command else command}
     values = []
     for measured in RESULTS:
@@ -76,13 +76,13 @@ def test_figures_of_the_readme_are_those_of_the_results(result: str, command: st
         assert float(number) in {round(value, digits) for value in values}, f"{command}: {number}"
 
 
-def test_numbers_have_four_digits_and_commas() -> None:
+def test_numbers_have_four_digits_and_commas():
     shown = {19569.4375: "19,570", 2709.5: "2,710", 2709: "2,709", 121.23456: "121.2", 0.0123456: "0.01235"}
     assert {value: report.number(value) for value in shown} == shown
 
 
-def test_the_page_shows_what_a_benchmark_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = harness.make_parser("").parse_args(["--json", str(tmp_path / "io.json")])
+def test_the_page_shows_what_a_benchmark_wrote(tmp_path, monkeypatch):
+    args = harness.Script("").parse(["--json", str(tmp_path / "io.json")])
     figures = harness.Figures(args)
     figures.add("reads", 93021.4, "reads/s", note="depth 256")
     figures.add("over fio", 0.95321, "x", bar=0.95)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ LIMITS_S = (2.5, 10.0, 60.0)  # for what must overrun: the second and third wher
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Check:
+def check(tmp_path):
     """A check with a GPU and a minute per step."""
     made = Check(dict.fromkeys(limits_of("all", False), 60.0), tmp_path / "out", tmp_path / "scratch")
     made.small, made.build = True, False
@@ -31,23 +30,23 @@ def check(tmp_path: Path) -> Check:
 
 
 @pytest.fixture
-def as_pytest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def as_pytest(monkeypatch):
     """as_pytest(code): run code instead of pytest."""
 
-    def patch(code: str) -> None:
+    def patch(code):
         monkeypatch.setattr(gpu_check, "pytest_command", lambda *_: [*PYTHON, code])
 
     return patch
 
 
-def run_script(*options: str) -> subprocess.CompletedProcess[str]:
+def run_script(*options):
     env = {**os.environ, "PYTHON": sys.executable}
     return subprocess.run(
         [TOOLS / "gpu_check.sh", *options], capture_output=True, text=True, env=env, cwd="/"
     )
 
 
-def test_the_script_lists_its_steps() -> None:
+def test_the_script_lists_its_steps():
     for option, expected in (([], "at most 230 s"), (["--quick"], "skipped")):
         done = run_script("--dry-run", *option)
         assert done.returncode == 0, done.stderr
@@ -57,7 +56,7 @@ def test_the_script_lists_its_steps() -> None:
     assert run_script("--nonsense").returncode == 2
 
 
-def test_each_part_takes_less_than_ten_minutes() -> None:
+def test_each_part_takes_less_than_ten_minutes():
     for part in PARTS_S:
         limits_s = limits_of(part, False)
         assert sum(limits_s.values()) <= 575
@@ -69,7 +68,7 @@ def test_each_part_takes_less_than_ten_minutes() -> None:
     ]
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -77,7 +76,7 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_step_that_overruns_is_killed_with_its_children(tmp_path):
     marker = tmp_path / "pid"
     grandchild = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     code = "import subprocess, sys; print('begun', flush=True)\n"
@@ -98,13 +97,13 @@ def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     assert gpu_check.run_within(1.5, [*PYTHON, code], tmp_path / "log", dict(os.environ)).status is None
 
 
-def test_a_step_without_time_left_is_not_begun(check: Check) -> None:
+def test_a_step_without_time_left_is_not_begun(check):
     check.limits_s = {"tests": 0.5}
     ended = check.run("tests", [*PYTHON, "raise SystemExit('was begun')"])
     check.add("tests", ended)
@@ -122,7 +121,7 @@ TEST_FILES = {
 
 
 @pytest.fixture
-def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_files(tmp_path, monkeypatch):
     """A repository with TEST_FILES."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
@@ -135,7 +134,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -> None:
+def test_a_crash_or_a_hang_costs_its_file_only(check, test_files):
     gpu_check.run_tests(check)
     assert [(s.name, s.result, s.note.partition(" in ")[0]) for s in check.steps] == [
         ("tests", "passed", "9 GPU tests"),
@@ -153,9 +152,7 @@ def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -
 
 
 @pytest.mark.slow
-def test_a_file_that_pytest_cannot_end_is_killed(
-    check: Check, test_files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_pytest_cannot_end_is_killed(check, test_files, monkeypatch):
     monkeypatch.setattr(gpu_check, "TEST_S", 3600)
     for name in TEST_FILES.keys() - {"test_passes", "test_hangs"}:
         (test_files / f"tests/{name}.py").unlink()
@@ -171,7 +168,7 @@ def test_a_file_that_pytest_cannot_end_is_killed(
 
 
 @pytest.mark.slow
-def test_files_that_pass_share_one_process(check: Check, test_files: Path) -> None:
+def test_files_that_pass_share_one_process(check, test_files):
     for name in ("test_hangs", "test_ends_the_process", "test_no_more"):
         pids = f"def test_a(): open('{test_files}/pids', 'a').write(f'{{os.getpid()}} ')\n"
         (test_files / f"tests/{name}.py").write_text(
@@ -187,7 +184,7 @@ def test_files_that_pass_share_one_process(check: Check, test_files: Path) -> No
     assert len(set(pids)) == 1
 
 
-def test_results_are_written_after_every_step(check: Check) -> None:
+def test_results_are_written_after_every_step(check):
     for name in ("gather", "packs"):
         check.skip(name, "for a reason")
         content = json.loads((check.out / "gpu-check.json").read_text())
@@ -196,7 +193,7 @@ def test_results_are_written_after_every_step(check: Check) -> None:
         assert not content["passed"]
 
 
-def test_a_file_that_cannot_be_imported_is_named(check: Check, test_files: Path) -> None:
+def test_a_file_that_cannot_be_imported_is_named(check, test_files):
     (test_files / "tests/test_hangs.py").unlink()
     (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module  # gpu\n")
     (test_files / "tests/test_no_more.py").write_text("from gids import not_here  # device\n")
@@ -218,7 +215,7 @@ def test_a_file_that_cannot_be_imported_is_named(check: Check, test_files: Path)
     assert check.steps[0].result == "failed"
 
 
-def test_without_a_gpu_tests_are_collected_only(check: Check, test_files: Path) -> None:
+def test_without_a_gpu_tests_are_collected_only(check, test_files):
     check.no_gpu = "no driver"
     gpu_check.run_tests(check)
     assert [(s.name, s.result, s.note) for s in check.steps] == [
@@ -243,14 +240,8 @@ def test_without_a_gpu_tests_are_collected_only(check: Check, test_files: Path) 
     ],
 )
 def test_the_output_of_compute_sanitizer_is_reported(
-    check: Check,
-    as_pytest: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    code: str,
-    result: str,
-    note: str,
-) -> None:
+    check, as_pytest, monkeypatch, tmp_path, code, result, note
+):
     tool = tmp_path / "compute-sanitizer"
     tool.write_text('#!/bin/sh\nwhile [ "$1" != 86 ]; do shift; done\nshift\nexec "$@"\n')
     tool.chmod(0o755)
@@ -260,15 +251,13 @@ def test_the_output_of_compute_sanitizer_is_reported(
     assert [(s.name, s.result, s.note) for s in check.steps] == [("memcheck", result, note)]
 
 
-def test_the_tests_under_compute_sanitizer_exist() -> None:
+def test_the_tests_under_compute_sanitizer_exist():
     for test in gpu_check.SANITIZED:
         path, _, name = test.partition("::")
         assert (f"def {name}(" if name else "def test_") in (gpu_check.ROOT / path).read_text(), test
 
 
-def test_without_compute_sanitizer_its_steps_are_skipped(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_compute_sanitizer_its_steps_are_skipped(check, monkeypatch):
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
     gpu_check.sanitize(check, "memcheck")
     assert check.steps[0].result == "skipped"
@@ -276,7 +265,7 @@ def test_without_compute_sanitizer_its_steps_are_skipped(
     assert check.status == 0
 
 
-def bench_that(folder: Path, body: str) -> None:
+def bench_that(folder, body):
     (folder / "bench").mkdir(exist_ok=True)
     (folder / "bench/gpu.py").write_text(
         "import json, os, sys, time\n"
@@ -300,15 +289,7 @@ def bench_that(folder: Path, body: str) -> None:
         ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(3600)", "overran", "killed after", 1),
     ],
 )
-def test_results_are_compared_with_their_targets(
-    check: Check,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    body: str,
-    result: str,
-    note: str,
-    count: int,
-) -> None:
+def test_results_are_compared_with_their_targets(check, monkeypatch, tmp_path, body, result, note, count):
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     bench_that(tmp_path, body)
     for limit_s in LIMITS_S if result == "overran" else (60.0,):
@@ -323,7 +304,7 @@ def test_results_are_compared_with_their_targets(
     assert all(f["step"] == "streams-8" for f in check.figures)
 
 
-def test_the_report_has_tables(check: Check) -> None:
+def test_the_report_has_tables(check):
     check.machine = {"GPU": "NVIDIA H100", "commit": "abc"}
     check.steps = [Step("tests", "passed", 61.4, "41 passed"), Step("racecheck", "skipped", 0, "a | b")]
     check.figures = [
@@ -348,9 +329,7 @@ def test_the_report_has_tables(check: Check) -> None:
     ]
 
 
-def test_wheels_are_installed_before_the_build(
-    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheels_are_installed_before_the_build(check, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "output_of", lambda command: "")
     commands = gpu_check.build_commands(check)
     assert "nanobind-backend>=1.0" in commands[0]
@@ -364,7 +343,7 @@ def test_wheels_are_installed_before_the_build(
     assert commands[0][-1].endswith(".whl")
 
 
-def test_a_missing_build_backend_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_build_backend_is_named(check, monkeypatch):
     check.build = True
     failing = [*PYTHON, "raise SystemExit('no network')", "nanobind-backend>=1.0"]
     monkeypatch.setattr(gpu_check, "build_commands", lambda check: [failing])
@@ -374,12 +353,7 @@ def test_a_missing_build_backend_is_named(check: Check, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_ends_with_status_2(
-    as_pytest: Callable[[str], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_gpu_it_says_so_and_ends_with_status_2(as_pytest, tmp_path, monkeypatch, capsys):
     """The machine is the real one, without its GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     as_pytest("print('tests/test_a.py: 43')")
@@ -402,7 +376,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     assert content["finished"]
 
 
-def test_a_gpu_that_gids_opens_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_gids_opens_is_named(check, monkeypatch):
     monkeypatch.setattr(gpu_check, "GPU", "print('noise'); print('GPU NVIDIA H100')")
     monkeypatch.setattr(gpu_check, "SYSTEM", "raise SystemExit('it is not described')")
     gpu_check.look_at_machine(check)

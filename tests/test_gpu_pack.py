@@ -23,7 +23,7 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "https_proxy": "h
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path, monkeypatch):
     """A git clone of three files. Wheels are empty files instead of built and downloaded ones."""
     for name in ("gids/__init__.py", "tools/gpu_check.sh", "tests/test_a.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_archive_holds_tracked_files_wheels_and_commit(repository: Path) -> None:
+def test_the_archive_holds_tracked_files_wheels_and_commit(repository):
     (repository / "tests/test_a.py").write_text("changed")
     archive = repository / "x.tar"
     assert gpu_pack.pack(repository, archive, "abc") == archive.stat().st_size
@@ -48,9 +48,7 @@ def test_the_archive_holds_tracked_files_wheels_and_commit(repository: Path) -> 
         assert [file.read() for file in files.values() if file] == [b"changed", b"abc"]
 
 
-def test_an_archive_that_is_too_large_is_not_written(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive_that_is_too_large_is_not_written(repository, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "ROOT", repository)
     monkeypatch.setattr(gpu_pack, "LIMIT_BYTES", 1000)
     assert gpu_check.main(["--pack", str(repository / "x.tar")]) == 1
@@ -58,13 +56,13 @@ def test_an_archive_that_is_too_large_is_not_written(
     assert not list(repository.glob("x.tar*"))
 
 
-def test_a_wheel_that_cannot_be_built_is_reported(tmp_path: Path) -> None:
+def test_a_wheel_that_cannot_be_built_is_reported(tmp_path):
     with pytest.raises(gpu_pack.PackError, match=r"the wheel of gids cannot be built: .*tmp"):
         gpu_pack.pack(tmp_path, tmp_path / "x.tar", "")
     assert not list(tmp_path.glob("x.tar*"))
 
 
-def link_installed(name: str, site: Path, seen: set[str]) -> None:
+def link_installed(name, site, seen):
     """Link an installed distribution, and those that it requires, into another site-packages folder."""
     key = re.sub(r"[-_.]+", "-", name).lower()
     if key in seen:
@@ -83,9 +81,7 @@ def link_installed(name: str, site: Path, seen: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_packed_check_runs_without_network_in_a_fresh_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_packed_check_runs_without_network_in_a_fresh_environment(tmp_path, monkeypatch):
     """The environment has torch and NumPy, neither pytest nor anything that builds gids.
 
     The wheel is made small, which takes less time to compile than a fast one.

@@ -413,7 +413,7 @@ def benchmark(check: Check, step: str) -> None:
     question, _, connections = step.partition("-")
     result = check.out / f"bench-{step}.json"
     result.unlink(missing_ok=True)
-    command = [*PYTHON, str(ROOT / "bench/gpu.py"), question, "--json", str(result)]
+    command = [sys.executable, str(ROOT / "bench/gpu.py"), question, "--json", str(result)]
     command += ["--dir", str(check.scratch), *(["--small"] if check.small else [])]
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": connections} if connections else {}
     ended = check.run(step, command, **environment)

@@ -67,5 +67,5 @@ if [[ -n $source ]]; then
 fi
 
 if [[ ${1:-} == --bench ]]; then
-  "$python" -P "$root/bench/rows.py" graphbolt "${newest[@]}" "${@:2}"
+  "$python" "$root/bench/rows.py" graphbolt "${newest[@]}" "${@:2}"
 fi

@@ -6,18 +6,17 @@ cache with the longest window; then the shortest window that is enough with this
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import TYPE_CHECKING
 
 from gids import _core
 from gids.bench import text
-from gids.bench.report import Report
+from gids.bench.arguments import open_table
+from gids.bench.case import Case
+from gids.bench.probe import random_reads
 from gids.bench.session import Session
 from gids.sizes import format_bytes
-
-if TYPE_CHECKING:
-    from gids.bench.case import Case
+from gids.store.geometry import SECTOR_BYTES, best_page_bytes
+from gids.trace.replay import LIVE_BATCHES
 
 POLICY = "lookahead"
 PRECISION = 0.01  # relative precision of the cache size, at which the search ends
@@ -39,27 +38,21 @@ def parse_wanted(value: str) -> tuple[float | None, float | None]:
     )
 
 
-def advise(
-    case: Case,
-    wanted: tuple[float | None, float | None],
-    args: argparse.Namespace,
-    session: Session,
-    report: Report,
-) -> None:
+def advise(case: Case, wanted: tuple[float | None, float | None], session: Session) -> None:
     """Search, and add the answer to the report, with a figure for each cache that was tried.
 
     wanted: from parse_wanted.
     """
-    speed = args.pages_per_s
+    report, speed = session.report, session.args.pages_per_s
     ratio, epoch_s = wanted
     if ratio is None:
         assert epoch_s is not None
-        speed = speed or _measured_speed(case, args, report)
+        speed = speed or _measured_speed(case, session)
         ratio = max(0.0, 1 - epoch_s * speed / _epoch_pages(case))
     if speed is not None:
         report.subject["pages_per_s"] = speed
     report.subject["wanted_hit_ratio"] = ratio
-    search = _Search(case, session, report)
+    search = _Search(case, session)
     try:
         smallest = search.smallest(ratio)
     finally:
@@ -83,16 +76,14 @@ def advise(
 class _Search:
     """Hit ratios of a case by number of lines and window, each measured once, as a figure of the report."""
 
-    def __init__(self, case: Case, session: Session, report: Report) -> None:
-        from gids.trace.replay import LIVE_BATCHES
-
-        self._case, self._session, self._report = case, session, report
+    def __init__(self, case: Case, session: Session) -> None:
+        self._case, self._session = case, session
         self.longest = LIVE_BATCHES - case.planned
         """The longest window."""
 
     def hit_ratio(self, lines: int, window: int) -> float:
         size = format_bytes(lines * self._case.traced.page_bytes)
-        figure = self._report.figure(cache=size, lines=lines, policy=POLICY, window=window)
+        figure = self._session.report.figure(cache=size, lines=lines, policy=POLICY, window=window)
         if not figure.values:
             figure.add(**self._case.run(POLICY, lines, window))
             self._session.done()
@@ -134,8 +125,6 @@ def _answers(case: Case, lines: int, window: int, ratio: float) -> list[str]:
 
 def _page_size_answers(case: Case) -> list[str]:
     """A sentence if shorter pages would need less memory for the same hits."""
-    from gids.store.geometry import SECTOR_BYTES, best_page_bytes
-
     traced = case.traced
     # A trace does not say how long a row is. This is the longest row of which so many fit in a page.
     row_bytes = traced.page_bytes // max(1, traced.rows_per_page)
@@ -149,13 +138,11 @@ def _page_size_answers(case: Case) -> list[str]:
     ]
 
 
-def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> float:
-    from gids.bench import arguments
-    from gids.bench.probe import random_reads
-
+def _measured_speed(case: Case, session: Session) -> float:
+    args = session.args
     if args.path is None:
         raise ValueError("--advise in seconds needs the disk's speed: give the dataset too, or --pages-per-s")
-    _, table = arguments.open_table(args)
+    _, table = open_table(args)
     if table.page_count != case.traced.page_count:
         raise ValueError(
             f"{args.path} has {table.page_count:,} pages of {table.name!r}, the trace has "
@@ -163,7 +150,7 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
         )
     raw = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
     if raw.note:
-        report.note(raw.note)
+        session.report.note(raw.note)
     return float(raw.reads_per_s)
 
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gids.bench import arguments, text
+import numpy as np
+import torch
+
+from gids import _core
+from gids.bench import text
+from gids.bench.aggregation import Run, aggregate, verify
+from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
+from gids.bench.minibatches import endless, input_nodes, make_sampler
+from gids.bench.probe import random_reads
 from gids.bench.report import Report
 from gids.bench.session import Session
+from gids.cache.budget import available_bytes
+from gids.errors import FormatError
+from gids.io.engine import probe
 from gids.sizes import format_bytes
+from gids.store import FeatureStore, Table, graphs_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from gids.bench.aggregation import Run
-    from gids.store import FeatureStore, Table
-
-HELP = "how fast rows are read and gathered, by engine, batch size and depth"
-EPILOG = """\
-Minibatches are sampled before the measurement. With --rows, or if the dataset has no topology, they are
-uniform random rows. Each run starts with an empty cache. Some rows from each engine are first compared with
-the dataset. The line `raw probe` is the disk's ceiling.
-"""
 ENGINES = ("uring", "threads", "mmap")
 PROBE = "raw probe"
 SETTINGS = {
@@ -50,38 +46,19 @@ _PROBE_S = 3.0
 _ROWS = 8192
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    option = arguments.adder(parser)
-    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
-    arguments.add_dataset(parser)
-    arguments.add_sampling(parser, several=True)
-    option("--rows", arguments.numbers(1), "read N uniform random rows per minibatch", metavar="N,…")
-    option(
-        "--engines",
-        arguments.words,
-        "I/O engines: uring, threads, mmap (default: those that work here)",
-        metavar="NAME,…",
-    )
-    option("--depth", arguments.numbers(1), "requests in flight", [256], "N,…")
-    option("--cache", str, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")
-    option("--window", arguments.natural, "minibatches sampled ahead, 0 to 23", 16, "N")
-    option("--policy", str, "cache policy", "lookahead", "NAME")
-    option("--iterations", arguments.positive, "minibatches per run", 40, "N")
-    option("--threads", arguments.positive, "threads that copy rows (default: torch's number)", metavar="N")
-    option("--device", arguments.device, "device of cache and rows: cpu or cuda", "cpu", "NAME")
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
 
 
-def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+def measure(session: Session) -> None:
     """Fill the report. Settings: engine, batch, depth, cache, window and state."""
-    from gids.bench.aggregation import Run, verify
-
-    engines = _engines(args.engines, report)
-    if args.rows and (unused := arguments.changed(args, args.sampling_defaults)):
-        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {', '.join(unused)}")
-    store, table = arguments.open_table(args)
-    cache_bytes = _cache_bytes(args, table, report)
-    _describe(store, table, engines, args, report)
+    args, report = session.args, session.report
+    engines = _engines(session)
+    if args.rows and (unused := changed(args, args.sampling_defaults)):
+        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {unused}")
+    store, table = open_table(args)
+    cache_bytes = _cache_bytes(table, session)
+    _describe(store, table, engines, session)
     runs = [
         Run(engine, depth, cache_bytes, args.window, args.policy, args.threads, args.device)
         for engine, depth in itertools.product(engines, args.depth)
@@ -89,70 +66,76 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     for engine in engines:
         verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
         session.check()
-    batches = _minibatches(store, table, args, report)
+    batches = _minibatches(store, table, session)
     left = session.repeat * len(batches) * len(runs)
     session.total(left)
     probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(args.depth)))
     for turn in range(session.repeat):
         # Other processes may use the disk: each round measures the ceiling again.
-        ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
-        for name, run in itertools.product(batches, runs):
-            most_s = session.left_s() / left
-            _measure_run(store, table, run, name, batches[name], most_s, ceilings, report)
+        ceilings = _measure_ceilings(table, session, probe_s, args.seed + turn)
+        for (batch, ids), run in itertools.product(batches.items(), runs):
+            totals = aggregate(store, table, run, ids, most_seconds=session.left_s() / left)
+            if totals.note:
+                report.note(totals.note)
+            if totals.iterations < len(ids):
+                report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
+            device = totals.device_bytes / totals.seconds
+            reads_per_s = device / table.page_bytes
+            report.figure(
+                engine=run.engine,
+                batch=batch,
+                depth=run.depth,
+                cache=format_bytes(totals.lines * table.page_bytes),
+                window=run.window,
+                state="warm" if totals.note else "cold",
+            ).add(
+                effective_bytes_per_s=totals.row_bytes / totals.seconds,
+                device_bytes_per_s=device,
+                reads_per_s=reads_per_s,
+                of_ceiling=None if totals.note else reads_per_s / ceilings[run.depth],
+                hit_ratio=totals.hits / totals.pages if totals.pages else 0.0,
+                latency_p50_s=totals.percentile(0.5),
+                latency_p99_s=totals.percentile(0.99),
+                latency_p999_s=totals.percentile(0.999),
+                cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
+                iterations=totals.iterations,
+            )
             left -= 1
             session.done()
 
 
-def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
-    return SETTINGS, COLUMNS
-
-
-def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
-    from gids import _core
-
-    if names is None:
+def _engines(session: Session) -> list[str]:
+    if session.args.engines is None:
         no_uring = _core.why_no_uring()
         if no_uring:
-            report.note(f"uring is not measured: {no_uring}")
+            session.report.note(f"uring is not measured: {no_uring}")
         return [name for name in ENGINES if not (name == "uring" and no_uring)]
-    for name in names:
-        if name not in ENGINES:
-            raise ValueError(f"--engines takes {', '.join(ENGINES)} (got {name!r})")
-    return list(dict.fromkeys(names))
+    for name in session.args.engines:
+        check_known("--engines", name, ENGINES)
+    return list(dict.fromkeys(session.args.engines))
 
 
-def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
-    from gids import _core
-    from gids.cache.budget import available_bytes
-
-    _, unit, number = arguments.parse_cache_size(args.cache)
-    if unit == "x":
-        raise ValueError(f"--cache {args.cache} is not a cache size: use 2% (of the pages) or 4GB")
+def _cache_bytes(table: Table, session: Session) -> int:
+    size = session.args.cache
+    _, unit, number = parse_cache_size(size, minibatches=False)
     cache_bytes = int(number)
     if unit == "%":
         cache_bytes = int(number * table.page_count) * (table.page_bytes + _core.LINE_METADATA_BYTES)
     if cache_bytes >= table.page_count * table.page_bytes:
-        report.note(
-            f"a cache of {args.cache} holds the whole table: after the first read every page is a hit, so "
-            "the results measure memory, not the disk"
+        session.report.note(
+            f"a cache of {size} holds the whole table: after the first read every page is a hit, so the "
+            "results measure memory, not the disk"
         )
-    if args.device != "cpu":
-        return cache_bytes
-    if cache_bytes > available_bytes() // 2:
+    if session.args.device == "cpu" and cache_bytes > available_bytes() // 2:
         raise ValueError(
-            f"--cache {args.cache}: {format_bytes(cache_bytes)} is more than half of the available memory; "
-            "give a smaller cache"
+            f"--cache {size}: {format_bytes(cache_bytes)} is more than half of the available memory; give a "
+            "smaller cache"
         )
     return cache_bytes
 
 
-def _describe(
-    store: FeatureStore, table: Table, engines: list[str], args: argparse.Namespace, report: Report
-) -> None:
-    from gids.cache.budget import available_bytes
-    from gids.io.engine import probe
-
-    disk = probe(table.shard_paths[0])
+def _describe(store: FeatureStore, table: Table, engines: list[str], session: Session) -> None:
+    disk, report = probe(table.shard_paths[0]), session.report
     report.subject.update(
         dataset=str(store.path),
         table=table.name,
@@ -162,7 +145,7 @@ def _describe(
         pages=table.page_count,
         shards=len(table.shard_paths),
         file_system=str(disk["file_system"]),
-        device=args.device,
+        device=session.args.device,
     )
     through_page_cache = [name for name in engines if name == "mmap" or not disk["direct"]]
     if through_page_cache and table.page_count * table.page_bytes < available_bytes():
@@ -178,17 +161,9 @@ def _describe(
         )
 
 
-def _minibatches(
-    store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
-) -> dict[str, list[torch.Tensor]]:
+def _minibatches(store: FeatureStore, table: Table, session: Session) -> dict[str, list[torch.Tensor]]:
     """Name -> node ids of minibatches, int64[n] each: sampled, or uniform if there is no topology."""
-    import numpy as np
-    import torch
-
-    from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.errors import FormatError
-    from gids.store import graphs_of
-
+    args, report = session.args, session.report
     if args.rows is None and table.kind == "node":
         try:
             graphs_of(store)
@@ -212,17 +187,12 @@ def _minibatches(
     }
 
 
-def _measure_ceilings(
-    table: Table, args: argparse.Namespace, session: Session, report: Report, seconds: float, seed: int
-) -> dict[int, float]:
+def _measure_ceilings(table: Table, session: Session, seconds: float, seed: int) -> dict[int, float]:
     """Return depth -> pages per second of the raw probe, and add a figure for each depth."""
-    from gids.bench.probe import random_reads
-
-    ceilings: dict[int, float] = {}
-    for depth in args.depth:
-        raw = random_reads(
-            table.shard_paths, page_bytes=table.page_bytes, seconds=seconds, depth=depth, seed=seed
-        )
+    report, ceilings = session.report, {}
+    for depth in session.args.depth:
+        options = {"seconds": seconds, "depth": depth, "seed": seed}
+        raw = random_reads(table.shard_paths, page_bytes=table.page_bytes, **options)
         if raw.note:
             report.note(raw.note)
         if raw.passes > 1:
@@ -239,43 +209,3 @@ def _measure_ceilings(
         )
         session.check()
     return ceilings
-
-
-def _measure_run(
-    store: FeatureStore,
-    table: Table,
-    run: Run,
-    batch: str,
-    ids: Sequence[torch.Tensor],
-    most_seconds: float,
-    ceilings: dict[int, float],
-    report: Report,
-) -> None:
-    from gids.bench.aggregation import aggregate
-
-    totals = aggregate(store, table, run, ids, most_seconds=most_seconds)
-    if totals.note:
-        report.note(totals.note)
-    if totals.iterations < len(ids):
-        report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
-    figure = report.figure(
-        engine=run.engine,
-        batch=batch,
-        depth=run.depth,
-        cache=format_bytes(totals.lines * table.page_bytes),
-        window=run.window,
-        state="warm" if totals.note else "cold",
-    )
-    device = totals.device_bytes / totals.seconds
-    figure.add(
-        effective_bytes_per_s=totals.row_bytes / totals.seconds,
-        device_bytes_per_s=device,
-        reads_per_s=device / table.page_bytes,
-        of_ceiling=None if totals.note else device / table.page_bytes / ceilings[run.depth],
-        hit_ratio=totals.hits / totals.pages if totals.pages else 0.0,
-        latency_p50_s=totals.percentile(0.5),
-        latency_p99_s=totals.percentile(0.99),
-        latency_p999_s=totals.percentile(0.999),
-        cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
-        iterations=totals.iterations,
-    )

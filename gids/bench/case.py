@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gids.bench import arguments
-from gids.bench.arguments import DEPENDENT, check_sampler
+from gids.bench.arguments import DEPENDENT, changed, check_sampler, open_table
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.report import Report, check_writable
+from gids.bench.report import check_writable
 from gids.bench.session import Session
 from gids.cache import page_heat
 from gids.errors import FormatError
@@ -40,16 +39,8 @@ class Case:
     epoch_batches: minibatches per epoch; None if unknown. Describes the first trace in the report's subject.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        table: int,
-        args: argparse.Namespace,
-        session: Session,
-        report: Report,
-        *,
-        seed: int,
-    ) -> None:
+    def __init__(self, trace: Trace, table: int, session: Session, seed: int) -> None:
+        args, report = session.args, session.report
         self.trace, self.table, self.traced = trace, table, trace.tables[table]
         self.planned, self.epoch_batches = int(args.planned), _epoch_batches(args)
         self._session, self._seed = session, seed
@@ -137,23 +128,20 @@ class Case:
             self._best_hits[lines] = int(hits[self.warm :].sum())
         return self._best_hits[lines]
 
-    def cache_lines(self, sizes: list[tuple[str, str, float]], report: Report) -> list[tuple[str, int]]:
+    def cache_lines(self, sizes: list[tuple[str, str, float]]) -> list[tuple[str, int]]:
         """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
-        page_count, page_bytes = self.traced.page_count, self.traced.page_bytes
+        page_count, page_bytes, report = self.traced.page_count, self.traced.page_bytes, self._session.report
         whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
         names: dict[int, str] = {}
         for text, unit, number in sizes:
             lines = int(number // page_bytes if unit == "B" else number * whole[unit])
             if lines >= page_count:
                 lines = page_count
-                report.note(
-                    f"a cache of {text} holds the whole table: every page is a hit after its first read"
-                )
+                report.note(f"a cache of {text} holds the whole table: pages are hits after their first read")
             if not lines and number:
                 ways = " (2% is a share of the pages, 5x is five minibatches)" if unit == "B" else ""
-                report.note(
-                    f"a cache of {text} is smaller than a page of {page_bytes} B: nothing is hit{ways}"
-                )
+                smaller = f"a cache of {text} is smaller than a page of {page_bytes} B"
+                report.note(f"{smaller}: nothing is hit{ways}")
             size = format_bytes(lines * page_bytes)
             names.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
         return [(name, lines) for lines, name in sorted(names.items())]
@@ -191,14 +179,12 @@ class Source:
         return {"sampler": self.sampler, "kappa": kappa, "order": self.order}
 
 
-def sources(args: argparse.Namespace, report: Report) -> list[Source]:
+def sources(session: Session) -> list[Source]:
     """The traces to measure. Raises ValueError for options that exclude each other."""
+    args, report = session.args, session.report
     if args.replay is not None:
-        unused = arguments.changed(args, args.sampling_defaults)
-        if unused:
-            raise ValueError(
-                f"--replay reads a recorded trace and samples nothing: remove {', '.join(unused)}"
-            )
+        if unused := changed(args, args.sampling_defaults):
+            raise ValueError(f"--replay reads a recorded trace and samples nothing: remove {unused}")
         if args.path is not None and args.advise is None:
             raise ValueError(f"--replay needs a dataset only for --advise in seconds: remove {args.path}")
         return [Source(None, None)]
@@ -235,23 +221,15 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
 
 
 @contextmanager
-def open_case(
-    source: Source,
-    args: argparse.Namespace,
-    session: Session,
-    report: Report,
-    *,
-    seed: int,
-    seconds: float,
-    replays: int,
-) -> Iterator[Case]:
+def open_case(source: Source, session: Session, *, seed: int, seconds: float, replays: int) -> Iterator[Case]:
     """Open the trace of a source, or sample it. seconds: for sampling and this number of replays together."""
+    args, report = session.args, session.report
     if source.sampler is None:
         with Trace(args.replay) as trace:
             report.subject.update(trace=str(args.replay))
-            yield Case(trace, trace.table_number(args.table), args, session, report, seed=seed)
+            yield Case(trace, trace.table_number(args.table), session, seed)
         return
-    store, table = arguments.open_table(args)
+    store, table = open_table(args)
     report.subject.update(
         dataset=str(store.path), fanouts=list(args.fanouts), batch_size=args.batch_size, seeds=args.seeds
     )
@@ -259,11 +237,11 @@ def open_case(
         path = args.record or Path(directory) / "sampled.trace"
         # Half of the time is left for the replays.
         limits = seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
-        written = _sample(source, store, table, path, args, session, seed, limits)
+        written = _sample(source, store, table, path, session, seed, limits)
         if written < args.batches:
             report.cut_short(f"sampled {written} of {args.batches} minibatches, because of --seconds")
         with Trace(path) as trace:
-            yield Case(trace, 0, args, session, report, seed=seed)
+            yield Case(trace, 0, session, seed)
 
 
 def _sample(
@@ -271,7 +249,6 @@ def _sample(
     store: FeatureStore,
     table: Table,
     path: Path,
-    args: argparse.Namespace,
     session: Session,
     seed: int,
     limits: tuple[float, float],
@@ -286,7 +263,7 @@ def _sample(
             f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
         )
     assert source.sampler is not None
-    kappa = 1 if source.kappa is None else source.kappa
+    args, kappa = session.args, 1 if source.kappa is None else source.kappa
     sampler = make_sampler(source.sampler, args.fanouts, args.batch_size, kappa=kappa)
     positions = None if args.rows else _positions(source.order or _STORED, store, table)
     per_page = 1 if args.rows else table.rows_per_page

@@ -6,33 +6,26 @@ if the user may create a memory control group, with bounded memory.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gids.bench import arguments, text
+from torch import Tensor
+
+import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
+from gids.bench import text
+from gids.bench.arguments import check_known, open_table
+from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
+from gids.measure import sides
 from gids.measure.choices import describe_choices, predictions
-from gids.sizes import format_bytes, parse_bytes
+from gids.measure.features import why_no_array
+from gids.measure.isolation import read_ahead_bytes
+from gids.measure.sides import EpochConfig, EpochResult
+from gids.sizes import format_bytes
+from gids.store import FeatureStore, Table
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gids.measure.sides import EpochConfig, EpochResult
-    from gids.store import FeatureStore, Table
-
-HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
-EPILOG = """\
-Trains GraphSAGE on the train split of the node type that has classes as labels; with several relations,
-R-GCN on the features of all node types. DGL's NeighborSampler samples. Stock DGL maps the tables' shards, so
-each table needs one shard without padding. It runs twice: at most a minute with MADV_RANDOM (no read-ahead),
-and 15 seconds without. If stock DGL fails, for example because it needs more memory, a note says so. Some of
-the rows that the model gets are compared with the dataset.
-"""
 SETTINGS = {"side": "side"}
 STAGES = {
     "sampling": "sampling",
@@ -61,43 +54,19 @@ _LEAST_SHARE = 0.1  # of the minibatches that a side must have trained on to be 
 _START_S = 120  # time limit of the rest of a process: imports, topology, validation
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    option = arguments.adder(parser)
-    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
-    arguments.add_dataset(parser)
-    arguments.add_minibatches(parser)
-    option("--batches", arguments.natural, "minibatches to train on; 0: the whole epoch", 40, "N")
-    option("--window", arguments.window, "minibatches sampled ahead, 0 to 22", 16, "N")
-    arguments.add_reads(parser)
-    option(
-        "--memory-limit",
-        parse_bytes,
-        "memory of each side for features, with the page cache; the memory of training is measured and "
-        "added (default: a quarter of the features, or more if the minibatches in flight need more)",
-        metavar="BYTES",
-    )
-    option(
-        "--trace",
-        Path,
-        "write a timeline of the first run with gids, for https://ui.perfetto.dev",
-        metavar="FILE.json",
-    )
-    option("--sides", arguments.words, f"sides to run (default: {','.join(SIDES)})", metavar="NAME,…")
-
-
-def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+def measure(session: Session) -> None:
     """Fill the report. Setting: the side."""
-    import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
-    from gids.measure.isolation import read_ahead_bytes
-    from gids.measure.sides import Comparison, why_no_limit
-
-    store, table = arguments.open_table(args)
+    args, report = session.args, session.report
+    store, table = open_table(args)
     task = choose_task(store, table)
-    names = _sides(args.sides, task.tables, report)
+    names = _sides(task.tables, session)
     if args.trace is not None:
-        _check_trace(args.trace, names, report)
-    no_limit = why_no_limit()
+        if OURS not in names:
+            raise ValueError(f"--trace {args.trace} needs the side gids: add it to --sides")
+        check_writable(args.trace)
+        report.subject.update(timeline=str(args.trace))
+        report.note("the first run with gids writes the timeline; its times include that")
+    no_limit = sides.why_no_limit()
     if no_limit:
         report.note(
             f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
@@ -108,8 +77,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             f'"{PLAIN}" reads up to {format_bytes(around)} for each missing page, which is the read-ahead of '
             f'this disk (read_ahead_kb); "{ADVISED}" reads only the page'
         )
-    comparison = Comparison(limited=not no_limit, say=report.note)
-    ours = _config(args, store, task, report)
+    comparison = sides.Comparison(limited=not no_limit, say=report.note)
+    ours = _config(store, task, session)
     configs = {
         OURS: ours,
         ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
@@ -157,7 +126,17 @@ def choose_task(store: FeatureStore, table: Table) -> Task:
     ]
     for chosen in tables if table in tables else [table]:
         if not _is_vector(chosen):
-            raise ValueError(_no_vector(store, chosen))
+            vectors = [t for t in store.tables.values() if _is_vector(t)]
+            names = ", ".join(t.name for t in vectors if chosen.kind == "edge" or t.type == chosen.type)
+            cure = (
+                f"choose another table by --table ({names})"
+                if names
+                else "convert features of nodes as vectors"
+            )
+            raise ValueError(
+                f"table {chosen.name!r} has {chosen.kind} rows of shape {list(chosen.shape)}, and training "
+                f"needs a vector per node: {cure}"
+            )
     classified = [ntype for ntype, labels in store.labels.items() if _are_classes(labels)]
     if not classified:
         raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
@@ -176,59 +155,33 @@ def _is_vector(table: Table) -> bool:
     return table.kind == "node" and len(table.shape) == 1
 
 
-def _no_vector(store: FeatureStore, table: Table) -> str:
-    """What is wrong with a table, and what to do."""
-    vectors = [t for t in store.tables.values() if _is_vector(t)]
-    names = ", ".join(t.name for t in vectors if table.kind == "edge" or t.type == table.type)
-    cure = f"choose another table by --table ({names})" if names else "convert features of nodes as vectors"
-    return (
-        f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}, and training needs a "
-        f"vector per node: {cure}"
-    )
-
-
 def _are_classes(labels: Tensor) -> bool:
     return labels.dim() == 1 and not labels.dtype.is_floating_point and int(labels.min()) >= 0
 
 
-def _sides(names: list[str] | None, tables: list[Table], report: Report) -> list[str]:
+def _sides(tables: list[Table], session: Session) -> list[str]:
     """The sides to run. Raises ValueError for an unknown one, and for stock if it cannot map a table."""
-    from gids.measure.features import why_no_array
-
-    for name in names or []:
-        if name not in SIDES:
-            raise ValueError(f"--sides takes {', '.join(SIDES)} (got {name!r})")
+    names = session.args.sides
+    for name in names or ():
+        check_known("--sides", name, tuple(SIDES))
     chosen = [SIDES[name] for name in SIDES if names is None or name in names]
     table, reason = next(((t, reason) for t in tables if (reason := why_no_array(t))), (None, ""))
     if table is None or chosen == [OURS]:
         return chosen
+    cannot = f"stock DGL cannot map table {table.name!r}"
     if names is not None:
-        raise ValueError(f"stock DGL cannot map table {table.name!r}: {reason}; use --sides gids")
-    report.note(f"only gids is measured: stock DGL cannot map table {table.name!r}, because {reason}")
+        raise ValueError(f"{cannot}: {reason}; use --sides gids")
+    session.report.note(f"only gids is measured: {cannot}, because {reason}")
     return [OURS]
 
 
-def _check_trace(path: Path, names: list[str], report: Report) -> None:
-    if OURS not in names:
-        raise ValueError(f"--trace {path} needs the side gids: add it to --sides")
-    check_writable(path)
-    report.subject.update(timeline=str(path))
-    report.note("the first run with gids writes the timeline; its times include that")
-
-
-def _config(
-    args: argparse.Namespace,
-    store: FeatureStore,
-    task: Task,
-    report: Report,
-) -> EpochConfig:
-    from gids.measure.sides import EpochConfig
-
+def _config(store: FeatureStore, task: Task, session: Session) -> EpochConfig:
+    args = session.args
     batches = -(-len(store.splits[task.target]["train"]) // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
     feature_bytes = sum(table.row_count * table.row_bytes for table in task.tables)
-    memory_bytes = _memory_bytes(args, store, task, feature_bytes)
-    report.subject.update(
+    memory_bytes = _memory_bytes(store, task, feature_bytes, session)
+    session.report.subject.update(
         dataset=str(store.path),
         table=", ".join(table.name for table in task.tables),
         feature_bytes=feature_bytes,
@@ -240,7 +193,7 @@ def _config(
         reads=args.reads,
     )
     if len(store.node_types) > 1:
-        report.subject.update(target=task.target)
+        session.report.subject.update(target=task.target)
     return EpochConfig(
         side="gids",
         dataset=str(store.path),
@@ -262,10 +215,9 @@ def _config(
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, task: Task, feature_bytes: int) -> int:
+def _memory_bytes(store: FeatureStore, task: Task, feature_bytes: int, session: Session) -> int:
     """--memory-limit; by default a quarter of the features, or more for large minibatches."""
-    from gids.bench.minibatches import endless, input_nodes, make_sampler
-
+    args = session.args
     if args.memory_limit is not None:
         if args.memory_limit < _LEAST_BYTES:
             raise ValueError(
@@ -297,10 +249,10 @@ def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) ->
     if result.cached_before > 0.01:
         report.note(f"results of {name} are WARM: {result.cached_before:.0%} of a file was in the page cache")
     if result.batches < config.batches:
-        message = f"`{name}` was stopped after {result.batches} of {config.batches} minibatches in "
-        message += text.seconds(result.seconds)
-        message += (
-            ": compare rows/s" if comparable(result.batches, config.batches) else ": too few for a ratio"
+        advice = "compare rows/s" if comparable(result.batches, config.batches) else "too few for a ratio"
+        message = (
+            f"`{name}` was stopped after {result.batches} of {config.batches} minibatches in "
+            f"{text.seconds(result.seconds)}: {advice}"
         )
         own_limit = config.most_seconds and result.seconds >= config.most_seconds
         (report.note if own_limit else report.cut_short)(message)

@@ -5,36 +5,22 @@ Replays page numbers only: it needs neither features nor a disk. --advise finds 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gids
-from gids.bench import arguments, text
-from gids.bench.report import Report
+from gids.bench import text
+from gids.bench.advise import advise, parse_wanted
+from gids.bench.arguments import changed, check_known, parse_cache_size
+from gids.bench.case import Case, open_case, sources
+from gids.bench.report import Report, Setting
 from gids.bench.session import Session
+from gids.cache import POLICIES
 from gids.errors import FormatError
 from gids.sizes import format_bytes
+from gids.trace.replay import LIVE_BATCHES, replay_as_recorded
 
-if TYPE_CHECKING:
-    from gids.bench.case import Case
-    from gids.bench.report import Setting
-    from gids.trace.trace_file import Trace
-
-HELP = "the share of pages that a cache finds, by policy, window and size, compared with Belady's MIN"
-EPILOG = """\
-SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a number of average minibatches
-(5x). WANTED is a hit ratio (60%), or the time that an epoch may take to read the missing pages (30s). The
-speed of the disk is measured on the dataset, or given by --pages-per-s.
-
-To record your own training:
-
-    with gids.trace.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
-        train(loader)
-    gids bench hit-ratio --replay run.trace
-"""
 SETTINGS = {
     "cache": "cache",
     "sampler": "sampler",
@@ -58,76 +44,25 @@ MINIMUM = "MIN"
 _FIRST = ("lookahead", MINIMUM, "lru")  # policies to measure first
 _SIZES = ("1%", "2%", "5%", "10%")
 _WINDOWS = (0, 4, 8, 16)
-_SAMPLING_OPTIONS = (*arguments.SAMPLING_OPTIONS, "kappa", "batches", "order", "record", "rows")
+_POLICIES = ["random", "lru", "static", "window-pin", "lookahead"]
+Row = tuple[str, int | None]
+"""A policy and its window."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    option = arguments.adder(parser)
-    add("path", metavar="DATASET", type=Path, nargs="?", help="dataset (not needed with --replay)")
-    arguments.add_dataset(parser)
-    arguments.add_sampling(parser, several_samplers=True)
-    option(
-        "--kappa",
-        arguments.kappas,
-        "number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
-        "neighbor and labor (default: 1)",
-        metavar="N,…",
-    )
-    option("--batches", arguments.positive, "minibatches to sample", 200, "N")
-    option(
-        "--policies",
-        arguments.words,
-        "cache policies (default: random,lru,static,window-pin,lookahead)",
-        metavar="NAME,…",
-    )
-    option(
-        "--windows",
-        arguments.numbers(0),
-        "minibatches sampled ahead, 0 to 24 minus --planned (default: 0,4,8,16,22)",
-        metavar="N,…",
-    )
-    option("--cache", arguments.words, "cache sizes (default: 1%%,2%%,5%%,10%%)", metavar="SIZE,…")
-    option("--planned", arguments.positive, "minibatches whose reads are in flight", 2, "N")
-    option(
-        "--warm-up",
-        arguments.share,
-        "share of the minibatches to run before counting (default: 25%%)",
-        0.25,
-        "SHARE",
-    )
-    option(
-        "--order",
-        arguments.words,
-        "orders of rows to try, without changing the dataset: stored, original, degree, community, "
-        "trace:FILE as in `gids convert --order` (default: stored)",
-        metavar="ORDER,…",
-    )
-    option("--record", Path, "write the sampled trace to FILE", metavar="FILE")
-    add("--rows", action="store_true", help="trace rows instead of pages, for --order trace:FILE")
-    option("--replay", Path, "replay a recorded trace instead of sampling", metavar="FILE")
-    option("--advise", str, "find the smallest cache and window that reach WANTED", metavar="WANTED")
-    option("--pages-per-s", arguments.rate, "disk speed for --advise (default: measured)", metavar="N")
-    option(
-        "--epoch-batches",
-        arguments.positive,
-        "minibatches per epoch (default: number of seeds / batch size)",
-        metavar="N",
-    )
-    arguments.keep_defaults(parser, _SAMPLING_OPTIONS)
-
-
-def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+def measure(session: Session) -> None:
     """Fill the report. Settings: cache, lines, sampler, kappa, order, policy and window."""
-    from gids.bench.advise import advise, parse_wanted
-    from gids.bench.case import open_case, sources
-
-    policies = _policies(args.policies)
+    args, report = session.args, session.report
+    for name in args.policies or ():
+        check_known("--policies", name, POLICIES, "; MIN is always measured")
+    policies = list(dict.fromkeys(args.policies or _POLICIES))
     wanted = parse_wanted(args.advise) if args.advise is not None else None
-    _check_together(args)
-    windows = [] if wanted else _windows(args.windows, args.planned, policies, report)
-    sizes = [arguments.parse_cache_size(size) for size in args.cache or _SIZES]
-    traces = sources(args, report)
+    if wanted and (unused := changed(args, dict.fromkeys(("policies", "windows", "cache")))):
+        raise ValueError(f"--advise chooses the cache and the window for lookahead: remove {unused}")
+    if not wanted and args.pages_per_s is not None:
+        raise ValueError("--pages-per-s works only with --advise: remove it")
+    windows = [] if wanted else _windows(policies, session)
+    sizes = [parse_cache_size(size) for size in args.cache or _SIZES]
+    traces = sources(session)
     if wanted and session.repeat > 1:
         report.note("--advise measures once: --repeat has no effect")
     elif args.replay is not None and session.repeat > 1:
@@ -137,7 +72,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             "`of MIN` and `regret` compare with Belady's MIN with the same number of lines, over the same "
             "minibatches"
         )
-    rows: list[tuple[str, int | None]] = [
+    rows: list[Row] = [
         (policy, window)
         for policy in [MINIMUM, *policies]
         for window in (windows if policy in WINDOWED else [None])
@@ -145,41 +80,29 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     caches: list[tuple[str, int]] = []
     plan = list(itertools.product(range(1 if wanted else session.repeat), traces))
     for number, (turn, source) in enumerate(plan):
-        seconds = session.left_s() / (len(plan) - number)
-        with open_case(
-            source,
-            args,
-            session,
-            report,
-            seed=args.seed + turn,
-            seconds=seconds,
-            replays=len(rows) * len(sizes),
-        ) as case:
+        seconds, replays = session.left_s() / (len(plan) - number), len(rows) * len(sizes)
+        with open_case(source, session, seed=args.seed + turn, seconds=seconds, replays=replays) as case:
             if wanted:
-                advise(case, wanted, args, session, report)
+                advise(case, wanted, session)
                 return
             if case.trace.policy is not None and turn == 0:
-                _check_recorded(case.trace, case.table, session, report)
+                _check_recorded(case, session)
             if not caches:  # the same for every trace
-                caches = case.cache_lines(sizes, report)
+                caches = case.cache_lines(sizes)
                 if len(traces) > 1:
                     report.note("each sampler and order has a different MIN: compare pages read, not hits")
                 session.total(len(plan) * len(caches) * len(rows))
-            _measure_case(case, source.setting, rows, caches, session, report)
+            _measure_case(case, source.setting, rows, caches, session)
 
 
 def _measure_case(
-    case: Case,
-    setting: Setting,
-    rows: Sequence[tuple[str, int | None]],
-    caches: Sequence[tuple[str, int]],
-    session: Session,
-    report: Report,
+    case: Case, setting: Setting, rows: Sequence[Row], caches: Sequence[tuple[str, int]], session: Session
 ) -> None:
-    """Measure each (policy, window) of rows in each (name, lines) of caches, those of _FIRST first.
+    """Measure each row in each (name, lines) of caches, those of _FIRST first. setting: of the case.
 
-    setting: of the case. The report's figures have the order of caches and rows, however many are measured.
+    The report's figures have the order of caches and rows, however many are measured.
     """
+    report = session.report
     figures = {
         (row, lines): report.figure(cache=cache, lines=lines, **setting, policy=row[0], window=row[1])
         for (cache, lines), row in itertools.product(caches, rows)
@@ -200,54 +123,25 @@ def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
     return shown, COLUMNS
 
 
-def _policies(names: list[str] | None) -> list[str]:
-    from gids.cache import POLICIES
-
-    if names is None:
-        return ["random", "lru", "static", "window-pin", "lookahead"]
-    for name in names:
-        if name not in POLICIES:
-            known = ", ".join(POLICIES)
-            raise ValueError(f"--policies takes {known} (got {name!r}); MIN is always measured")
-    return list(dict.fromkeys(names))
-
-
-def _check_together(args: argparse.Namespace) -> None:
-    """Raise ValueError for options that have no effect together."""
-    if args.advise is None:
-        if args.pages_per_s is not None:
-            raise ValueError("--pages-per-s works only with --advise: remove it")
-        return
-    unused = arguments.changed(args, dict.fromkeys(("policies", "windows", "cache")))
-    if unused:
-        raise ValueError(
-            f"--advise chooses the cache and the window for lookahead: remove {', '.join(unused)}"
-        )
-
-
-def _windows(windows: list[int] | None, planned: int, policies: list[str], report: Report) -> list[int]:
-    """Clip the windows to the number of live minibatches, with a note in the report."""
-    from gids.trace.replay import LIVE_BATCHES
-
+def _windows(policies: list[str], session: Session) -> list[int]:
+    """The windows, clipped to the number of live minibatches, with a note in the report."""
+    planned, windows = session.args.planned, session.args.windows
     most = LIVE_BATCHES - planned
     if most < 0:
         raise ValueError(f"--planned must be {LIVE_BATCHES} or less (got {planned})")
-    if windows is None:
-        windows = sorted({min(window, most) for window in (*_WINDOWS, most)})
-    for window in windows:
+    for window in windows or ():
         if window > most and not set(policies).isdisjoint(WINDOWED):
-            report.note(
+            session.report.note(
                 f"window {window} is measured as {most}: the window and the {planned} planned minibatches "
                 f"can be {LIVE_BATCHES} together"
             )
-    return sorted({min(window, most) for window in windows})
+    return sorted({min(window, most) for window in windows or (*_WINDOWS, most)})
 
 
-def _check_recorded(trace: Trace, table: int, session: Session, report: Report) -> None:
+def _check_recorded(case: Case, session: Session) -> None:
     """Replay a recorded run, and compare with the run's counters."""
-    from gids.trace.replay import replay_as_recorded
-
-    traced, counts = trace.tables[table], replay_as_recorded(trace, table, check=session.check)
+    trace, traced, report = case.trace, case.traced, session.report
+    counts = replay_as_recorded(trace, case.table, check=session.check)
     recorded: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
     replayed = {name: int(getattr(counts, name).sum()) for name in ("hits", "loads", "bypasses")}
     replayed["evictions"] = counts.evictions
@@ -256,22 +150,17 @@ def _check_recorded(trace: Trace, table: int, session: Session, report: Report) 
         f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {replayed['hits']:,} of "
         f"{int(counts.pages.sum()):,} pages, {counts.hit_ratio:.2%}, warm-up included"
     )
+    hit = f"it hit {recorded.get('hits', 0):,} pages"
     if recorded.get("failures"):
         report.note(
             f"in the recorded run {recorded['failures']} reads failed, or were cancelled because a stream "
             "was closed early: after that its counters may differ from the replay's"
         )
     elif trace.device != "cpu":
-        report.note(
-            f"the run was on {trace.device}, where the search for victims is bounded: it hit "
-            f"{recorded.get('hits', 0):,} pages"
-        )
+        report.note(f"the run was on {trace.device}, where the search for victims is bounded: {hit}")
     elif any(recorded.get(key, value) != value for key, value in replayed.items()):
         if trace.gids_version == gids.__version__:
             raise FormatError(
                 f"{trace.path} is damaged: its replay counts {replayed}, the recorded run counted {recorded}"
             )
-        report.note(
-            f"the run was recorded by gids {trace.gids_version}, which chooses other "
-            f"victims: it hit {recorded.get('hits', 0):,} pages"
-        )
+        report.note(f"the run was recorded by gids {trace.gids_version}, which chooses other victims: {hit}")

@@ -190,7 +190,7 @@ def _plot_bars(report: Report, settings: Mapping[str, str], column: Column, path
 
 def _plot_stages(report: Report, columns: Sequence[Column], path: Path) -> bool:
     """Time of a minibatch by stage: a bar per side. Sides may have trained on different numbers of them."""
-    figures = [figure for figure in report.figures if figure.values]
+    figures = report.measured
     titles = {column.metric: column.title for column in columns}
 
     def draw(canvas: Any) -> None:
@@ -220,7 +220,7 @@ def _some_caches(figures: Sequence[Figure], most: int) -> list[str]:
 
 def _plot_windows(report: Report, path: Path) -> bool:
     """Hits by window: a panel per cache."""
-    measured = [f for f in report.figures if f.values]
+    measured = report.measured
     if not measured:
         return False
     caches = _some_caches(measured, 4)
@@ -261,27 +261,22 @@ def _plot_windows(report: Report, path: Path) -> bool:
 
 def _plot_advice(report: Report, path: Path) -> bool:
     """Hits by cache size: a line per window."""
-    measured = [f for f in report.figures if f.values]
-
-    def draw(canvas: Any) -> None:
-        panel = canvas.subplots()
-        for number, window in enumerate(sorted({int(f.setting["window"] or 0) for f in measured})):
-            line = [f for f in measured if f.setting["window"] == window]
-            megabytes = [float(f.setting["lines"] or 0) * report.subject["page_bytes"] / 1e6 for f in line]
-            hits = [100 * (f.median("hit_ratio") or 0) for f in line]
-            style = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
-            panel.plot(megabytes, hits, label=f"window {window}", **style)
-        wanted = 100 * report.subject["wanted_hit_ratio"]
-        panel.axhline(wanted, color="black", linestyle="--", linewidth=1.1, label="wanted")
-        panel.set_xlabel("cache (MB)")
-        panel.set_ylabel("pages hit (%)")
-        panel.set_ylim(bottom=0)
-        panel.set_title("Hit ratio by cache size, lookahead", fontsize=10)
-        add_legend(canvas, [panel])
-
-    if measured:
-        save_plot(path, (5.6, 3.6), draw)
-    return bool(measured)
+    if not report.measured:
+        return False
+    lines: dict[int, list[tuple[float, float]]] = {}
+    for f in report.measured:
+        megabytes = float(f.setting["lines"] or 0) * report.subject["page_bytes"] / 1e6
+        point = (megabytes, 100 * (f.median("hit_ratio") or 0))
+        lines.setdefault(int(f.setting["window"] or 0), []).append(point)
+    curves: list[Curve] = [
+        (f"window {window}", [x for x, _ in points], [y for _, y in points])
+        for window, points in sorted(lines.items())
+    ]
+    sizes = [x for points in lines.values() for x, _ in points]
+    wanted = 100 * report.subject["wanted_hit_ratio"]
+    curves.append(("wanted", [min(sizes), max(sizes)], [wanted, wanted]))
+    plot_curves(path, "Hit ratio by cache size", {"lookahead": curves}, ("cache (MB)", "pages hit (%)"))
+    return True
 
 
 def _with_epochs(report: Report) -> list[Figure]:

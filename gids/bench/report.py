@@ -71,6 +71,10 @@ class Report:
         self.figures.append(Figure(setting))
         return self.figures[-1]
 
+    @property
+    def measured(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.values]
+
     def note(self, sentence: str) -> None:
         """Add a note, once."""
         if sentence not in self.notes:
@@ -102,8 +106,7 @@ class Report:
                     "setting": dict(figure.setting),
                     "metrics": {name: _spread(values) for name, values in figure.values.items()},
                 }
-                for figure in self.figures
-                if figure.values
+                for figure in self.measured
             ],
         }
 

@@ -1,16 +1,12 @@
-"""Time limit and progress of a bench command."""
+"""One bench command: its arguments and report, its time limit and progress."""
 
 from __future__ import annotations
 
+import argparse
 import time
-from typing import Protocol
+from typing import Any
 
-
-class Progress(Protocol):
-    """Shows the number of runs done: gids.cli.progress.Progress."""
-
-    def total(self, count: int) -> None: ...
-    def add(self, count: int) -> None: ...
+from gids.bench.report import Report
 
 
 class TimeIsUp(Exception):
@@ -18,14 +14,12 @@ class TimeIsUp(Exception):
 
 
 class Session:
-    """Bounds and progress of one command.
+    """args: with seconds, the time limit (0: none), and repeat. progress: a gids.cli.progress.Progress."""
 
-    seconds: time limit of the command; 0: none. repeat: number of measurements of each setting.
-    """
-
-    def __init__(self, *, seconds: float = 0, repeat: int = 1, progress: Progress | None = None) -> None:
-        self.repeat = repeat
-        self._deadline = time.monotonic() + seconds if seconds else float("inf")
+    def __init__(self, args: argparse.Namespace, report: Report, progress: Any = None) -> None:
+        self.args, self.report = args, report
+        self.repeat: int = args.repeat
+        self._deadline = time.monotonic() + args.seconds if args.seconds else float("inf")
         self._left = 0  # runs to measure, once total() was called
         self._progress = progress
 

@@ -1,17 +1,128 @@
-"""Options and texts that several subcommands have. Called by the subcommands."""
+"""Argument types, options and texts that several subcommands have."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
-from gids.bench.arguments import adder
 from gids.sizes import parse_bytes
 
+T = TypeVar("T")
+Option = Callable[..., argparse.Action]
+"""What adder() returns."""
+
+READS = ("auto", "random", "pack")
+"""The values of reads= of gids.open(), which this module must not import."""
+SEEDS = ("train", "val", "test", "all")
 _MOST_CHARS = 2000
+
+
+def checked(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """Return an argparse type that parses, and accepts some values only."""
+
+    def convert(value: str) -> T:
+        try:
+            result = parse(value)
+        except (ValueError, OverflowError):
+            result = None
+        if result is None or not accept(result):
+            raise argparse.ArgumentTypeError(f"{value!r} is not {expected}")
+        return result
+
+    return convert
+
+
+def integers(value: str) -> list[int]:
+    return [int(part) for part in value.split(",")]
+
+
+def _share(value: str) -> float:
+    return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+
+
+def _kappas(value: str) -> list[float]:
+    parts = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
+    return list(dict.fromkeys(parts))
+
+
+def numbers(least: int) -> Callable[[str], list[int]]:
+    """A type: a list of numbers such as `1,2,3`."""
+    expected = f"a list of numbers of {least} or more, such as 4,8,16"
+    return checked(integers, lambda n: min(n) >= least, expected)
+
+
+words = checked(
+    lambda value: [word.strip() for word in value.split(",") if word.strip()], bool, "a list such as a,b,c"
+)
+positive = checked(int, lambda n: n >= 1, "a whole number of 1 or more")
+natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
+window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
+rate = checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
+seconds = checked(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
+share = checked(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")
+device = checked(
+    str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N"
+)
+fanouts = checked(integers, lambda _: True, "a list of fanouts such as 10,5,5")
+kappas = checked(_kappas, lambda n: min(n) >= 1, "a list of numbers of 1 or more, or inf, such as 1,16,inf")
+
+
+def adder(parser: argparse._ActionsContainer) -> Option:
+    """Return a function that adds an option to parser; its help ends with the default, unless it names one.
+
+    kind: the option's type, the sequence of its choices, True for a flag, or None for text.
+    """
+
+    def option(
+        name: str,
+        kind: Callable[[str], object] | Sequence[str] | bool | None,
+        text: str,
+        default: object = None,
+        metavar: str | None = None,
+        **more: Any,
+    ) -> argparse.Action:
+        if kind is True:
+            return parser.add_argument(name, action="store_true", help=text)
+        if default not in (None, []) and "(default: " not in text:
+            shown = ",".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+            text += f" (default: {shown})".replace("%", "%%")
+        if kind is not None:
+            more["type" if callable(kind) else "choices"] = kind
+        return parser.add_argument(name, default=default, metavar=metavar, help=text, **more)
+
+    return option
+
+
+def add_repeated(option: Option, name: str, text: str, metavar: str) -> argparse.Action:
+    """Add an option with a list of values; it may be repeated."""
+    return option(name, None, text, [], metavar, action="append")
+
+
+def add_path(parser: argparse.ArgumentParser, metavar: str, text: str = "a dataset", **more: Any) -> None:
+    """Add the positional argument `path`."""
+    parser.add_argument("path", metavar=metavar, type=Path, help=text, **more)
+
+
+def add_allow_dir(parser: argparse._ActionsContainer) -> None:
+    text = "allow shards in this directory outside the dataset; may be repeated"
+    add_repeated(adder(parser), "--allow-dir", text, "DIR")
+
+
+def add_minibatches(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
+    """Add --fanouts and --batch-size. several: --batch-size is a list."""
+    option = adder(parser)
+    text = "fanout per layer; as in DGL, the last one applies to the seeds"
+    option("--fanouts", fanouts, text, [10, 10, 10], "N,…")
+    if several:
+        option("--batch-size", numbers(1), "seeds per minibatch", [1024], "N,…")
+    else:
+        option("--batch-size", positive, "seeds per minibatch", 1024, "N")
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:
@@ -21,20 +132,6 @@ def add_workers(parser: argparse._ActionsContainer) -> None:
 def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:
     what = f"limit of the memory for buffers (default: {default // 1_000_000}MB)"
     adder(parser)("--memory", parse_bytes, what, default, "BYTES")
-
-
-@contextlib.contextmanager
-def resumable(path: Path) -> Iterator[None]:
-    """Add to Ctrl-C how to resume the unfinished work for `path`."""
-    from gids.write.publish import partial_path
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        partial = partial_path(path)
-        if not partial.is_dir():  # nothing is on disk yet
-            raise
-        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
 
 
 def add_quiet(parser: argparse._ActionsContainer, what: str = "errors") -> None:
@@ -57,6 +154,20 @@ def add_help(group: argparse._ActionsContainer, rare: Sequence[argparse.Action])
         action.help = argparse.SUPPRESS
     group.add_argument("-h", "--help", action="help", help="show this help and exit")
     group.add_argument("--help-all", action=HelpAll, nargs=0, help="show the rare options too, and exit")
+
+
+@contextlib.contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Add to Ctrl-C how to resume the unfinished work for `path`."""
+    from gids.write.publish import partial_path
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        partial = partial_path(path)
+        if not partial.is_dir():  # nothing is on disk yet
+            raise
+        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
 
 
 def printable(text: str) -> str:

@@ -9,12 +9,24 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import checked, integers
-from gids.cli.arguments import add_help, add_memory, add_quiet, add_workers, printable, resumable
+from gids.cli.arguments import (
+    Option,
+    add_help,
+    add_memory,
+    add_path,
+    add_quiet,
+    add_repeated,
+    add_workers,
+    adder,
+    checked,
+    integers,
+    printable,
+    resumable,
+)
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -47,19 +59,14 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument(
-        "source",
-        metavar="SRC",
-        type=Path,
-        nargs="+",
-        help="a file, a directory, or tables: nodes.csv edges.csv",
-    )
-    parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
+    text = "a file, a directory, or tables: nodes.csv edges.csv"
+    parser.add_argument("source", metavar="SRC", type=Path, nargs="+", help=text)
+    add_path(parser, "DST", "the dataset to make")
     rare = [
-        *_add_input(parser.add_argument_group("input").add_argument),
-        *_add_storage(parser.add_argument_group("storage").add_argument),
-        *_add_graph(parser.add_argument_group("graph").add_argument),
-        *_add_splits(parser.add_argument_group("splits").add_argument),
+        *_add_input(parser.add_argument_group("input")),
+        *_add_storage(adder(parser.add_argument_group("storage"))),
+        *_add_graph(adder(parser.add_argument_group("graph"))),
+        *_add_splits(adder(parser.add_argument_group("splits"))),
     ]
     run_group = parser.add_argument_group("run")
     add_workers(run_group)
@@ -69,63 +76,38 @@ def add_parser(subparsers: Any) -> None:
     add_help(run_group, rare)
 
 
-def _add_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
+def _add_input(group: argparse._ActionsContainer) -> list[argparse.Action]:
     """Add the options; return those that --help leaves out. So do the others."""
-    add("--list", action=_List, help="describe the input formats and exit")
-    add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
-    add(
-        "--shape",
-        type=parse_shape,
-        metavar="N,DIM,...",
-        help="shape of raw binary; N = -1: as many as there are",
-    )
-    add(
-        "--table",
-        default="feat",
-        metavar="[TYPE.]KEY",
-        help="table name of a single array (default: feat)",
-    )
+    option = adder(group)
+    group.add_argument("--list", action=_List, help="describe the input formats and exit")
+    option("--from", None, "input format (default: detected)", metavar="NAME", dest="reader")
+    option("--shape", parse_shape, "shape of raw binary; N = -1: as many as there are", metavar="N,DIM,...")
+    option("--table", None, "table name of a single array", "feat", "[TYPE.]KEY")
+    ids = "number of nodes of an edge list (default: the largest id plus 1)"
+    allow = "if SRC is a dataset, allow its shards in this directory; may be repeated"
     return [
-        *add_table_input(add),
-        add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated"),
-        add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)"),
-        add(
-            "--num-nodes",
-            type=int,
-            metavar="N",
-            help="number of nodes of an edge list (default: the largest id plus 1)",
-        ),
-        add(
-            "--allow-dir",
-            action="append",
-            default=[],
-            metavar="DIR",
-            help="if SRC is a dataset, allow its shards in this directory; may be repeated",
-        ),
+        *add_table_input(option),
+        add_repeated(option, "--skip", "skip this array; may be repeated", "ARRAY"),
+        option("--labels", None, "labels to use, if SRC has several (IGB: 19 or 2K)", metavar="NAME"),
+        option("--num-nodes", int, ids, metavar="N"),
+        add_repeated(option, "--allow-dir", allow, "DIR"),
     ]
 
 
-def add_table_input(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
+def add_table_input(option: Option) -> list[argparse.Action]:
     """Add the options of tables of nodes and edges with ids; return them."""
-    columns = (
-        (
-            "--id-column",
-            "TYPE",
-            "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)",
-        ),
-        ("--src-column", "RELATION", "sources in tables of edges (default: src or source)"),
-        ("--dst-column", "RELATION", "destinations in tables of edges (default: dst, destination or target)"),
-    )
+    columns = {
+        "id": ("TYPE", "ids in tables of nodes, text or whole numbers (default: id, node_id or nid)"),
+        "src": ("RELATION", "sources in tables of edges (default: src or source)"),
+        "dst": ("RELATION", "destinations in tables of edges (default: dst, destination or target)"),
+    }
+    drop = "leave out edges with an id that no node has, and print their number"
     return [
         *(
-            add(option, action="append", default=[], metavar=f"[{kind}=]NAME", help=f"column of {what}")
-            for option, kind, what in columns
+            add_repeated(option, f"--{name}-column", f"column of {what}", f"[{kind}=]NAME")
+            for name, (kind, what) in columns.items()
         ),
-        add(
-            "--drop-unknown",
-            action="store_true",
-            help="leave out edges with an id that no node has, and print their number",
-        ),
+        option("--drop-unknown", True, drop),
     ]
 
 
@@ -154,82 +136,41 @@ def table_choices(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _add_storage(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
-    add(
-        "--dtype",
-        action="append",
-        default=[],
-        metavar="[TABLE=]TYPE",
-        help="type to store: float64, float32, float16, bfloat16, int8, uint8, int32 or int64; of raw "
-        "binary: its type",
-    )
-    add(
-        "--page-bytes",
-        type=parse_bytes,
-        metavar="BYTES",
-        help="size of all pages, a multiple of 512 (default: chosen)",
-    )
-    add(
-        "--stripe",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="distribute the pages over these, one per SSD",
-    )
-    add(
-        "--order",
-        metavar="ORDER",
-        help="order of the rows on disk: original, degree, community (neighbors together) or trace:FILE (as "
-        "a run read them). Ids do not change (default: as in SRC)",
+def _add_storage(option: Option) -> list[argparse.Action]:
+    text = "type to store: float64, float32, float16, bfloat16, int8, uint8, int32 or int64; of raw binary: "
+    add_repeated(option, "--dtype", f"{text}its type", "[TABLE=]TYPE")
+    text = "size of all pages, a multiple of 512 (default: chosen)"
+    option("--page-bytes", parse_bytes, text, metavar="BYTES")
+    option("--stripe", None, "distribute the pages over these, one per SSD", [], "DIR", nargs="+")
+    text = "order of the rows on disk: original, degree, community (neighbors together) or trace:FILE (as a "
+    option("--order", None, f"{text}run read them). Ids do not change (default: as in SRC)", metavar="ORDER")
+    text = "one scale per row or per column, for floating values stored as int8 (default: row)"
+    return [add_repeated(option, "--scale", text, "[TABLE=]KIND")]
+
+
+def _add_graph(option: Option) -> list[argparse.Action]:
+    option("--reverse-edges", True, "add the reverse of every edge")
+    option("--self-loops", True, "give every node exactly one edge to itself")
+    text = (
+        "type of node ids in the graph; auto: int32 where it is large enough (default: int64; of a dataset, "
     )
     return [
-        add(
-            "--scale",
-            action="append",
-            default=[],
-            metavar="[TABLE=]KIND",
-            help="one scale per row or per column, for floating values stored as int8 (default: row)",
-        )
+        option("--index-dtype", ("int64", "int32", "auto"), f"{text}its own)"),
+        option("--dedup", True, "remove duplicate edges; also sorts neighbors"),
+        option("--sort-neighbors", True, "sort the in-edges of every node by source"),
+        option("--no-times", True, "do not store times of nodes and edges, and do not sort edges by them"),
+        option("--no-edge-ids", True, "do not store the original positions of the edges"),
     ]
 
 
-def _add_graph(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
-    add("--reverse-edges", action="store_true", help="add the reverse of every edge")
-    add("--self-loops", action="store_true", help="give every node exactly one edge to itself")
+def _add_splits(option: Option) -> list[argparse.Action]:
+    fractions = checked(_fractions, lambda _: True, "a list of numbers such as 0.6,0.2,0.2")
+    text = "train, val and test fractions of labeled nodes, if SRC has no split; 'none': no split (default: "
+    option("--split", fractions, f"{text}0.6,0.2,0.2)", metavar="F,F,F")
+    text = "split to use from masks of shape (nodes, splits), from 0"
     return [
-        add(
-            "--index-dtype",
-            choices=("int64", "int32", "auto"),
-            help="type of node ids in the graph; auto: int32 where it is large enough (default: int64; of a "
-            "dataset, its own)",
-        ),
-        add("--dedup", action="store_true", help="remove duplicate edges; also sorts neighbors"),
-        add("--sort-neighbors", action="store_true", help="sort the in-edges of every node by source"),
-        add(
-            "--no-times",
-            action="store_true",
-            help="do not store times of nodes and edges, and do not sort edges by them",
-        ),
-        add("--no-edge-ids", action="store_true", help="do not store the original positions of the edges"),
-    ]
-
-
-def _add_splits(add: Callable[..., argparse.Action]) -> list[argparse.Action]:
-    add(
-        "--split",
-        type=checked(_fractions, lambda _: True, "a list of numbers such as 0.6,0.2,0.2"),
-        metavar="F,F,F",
-        help="train, val and test fractions of labeled nodes, if SRC has no split; 'none': no split "
-        "(default: 0.6,0.2,0.2)",
-    )
-    return [
-        add(
-            "--split-column",
-            type=int,
-            metavar="K",
-            help="split to use from masks of shape (nodes, splits), from 0",
-        ),
-        add("--seed", type=int, default=0, help="seed of the random split (default: 0)"),
+        option("--split-column", int, text, metavar="K"),
+        option("--seed", int, "seed of the random split", 0),
     ]
 
 

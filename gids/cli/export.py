@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir
-from gids.cli.arguments import add_memory, add_quiet
+from gids.cli.arguments import add_allow_dir, add_memory, add_path, add_quiet, adder
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -24,18 +23,15 @@ def add_parser(subparsers: Any) -> None:
         "the column id, and the values beside them. bfloat16 (which NumPy lacks) and int8 with a scale are "
         "written as float32. A part of a partitioned dataset writes only the rows that it holds.",
     )
-    add = parser.add_argument
-    add("dataset", metavar="DATASET", type=Path, help="a dataset")
-    add("table", metavar="TABLE", help="TYPE.KEY, or KEY if only one table has it")
-    add("path", metavar="OUT", type=Path, help="the file to make: NAME.npy, NAME.parquet or NAME.csv")
+    option = adder(parser)
+    parser.add_argument("dataset", metavar="DATASET", type=Path, help="a dataset")
+    parser.add_argument("table", metavar="TABLE", help="TYPE.KEY, or KEY if only one table has it")
+    add_path(parser, "OUT", "the file to make: NAME.npy, NAME.parquet or NAME.csv")
     add_allow_dir(parser)
-    add(
-        "--raw",
-        action="store_true",
-        help="write int8 with a scale as int8, and the float32 scales to OUT with the suffix .scale.npy",
-    )
+    text = "write int8 with a scale as int8, and the float32 scales to OUT with the suffix .scale.npy"
+    option("--raw", True, text)
     add_memory(parser, 64_000_000)
-    add("--overwrite", action="store_true", help="replace OUT when the export is done")
+    option("--overwrite", True, "replace OUT when the export is done")
     add_quiet(parser)
 
 
@@ -53,14 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return _export_by_id(args, store, table)
     arrays = exported_arrays(table, args.path, raw=args.raw)
     with Progress("export", quiet=args.quiet) as progress:
-        export(
-            table,
-            arrays,
-            memory_bytes=args.memory,
-            overwrite=args.overwrite,
-            on_total=progress.total,
-            on_bytes=progress.add,
-        )
+        watch = {"on_total": progress.total, "on_bytes": progress.add}
+        export(table, arrays, memory_bytes=args.memory, overwrite=args.overwrite, **watch)
     if not args.quiet:
         _report_part(args, table)
         for array in arrays:

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import adder, checked
-from gids.cli.arguments import add_quiet
+from gids.cli.arguments import add_path, add_quiet, adder, checked
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -25,6 +24,12 @@ def _whole(text: str) -> int:
 
 _count = checked(_whole, lambda n: n >= 0, "an integer of 0 or more: write 1000000 or 1e6")
 
+_split = checked(
+    lambda text: tuple(map(float, text.split(","))),
+    lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1,
+    "three fractions with a sum of at most 1: write 0.1,0.05,0.05",
+)
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -34,30 +39,17 @@ def add_parser(subparsers: Any) -> None:
         "files that `gids convert` takes. The same options give the same bytes. The features of a node show "
         "its class only half of the time; the features of its neighbors together show it.",
     )
-    add = parser.add_argument
     option = adder(parser)
-    add("path", metavar="DIR", type=Path, help="the directory to make")
+    add_path(parser, "DIR", "the directory to make")
     option("--nodes", _count, "number of nodes (default: 1e6)", 1_000_000, "N")
     option("--edges", _count, "number of edges, on average (default: 16 per node)", metavar="N")
     option("--dim", int, "float32 features per node", 128, "D")
     option("--classes", int, "number of classes, at most one per node (default: 16)", metavar="N")
     option("--skew", float, "skew of the out-degrees, 0 (uniform) to below 1", 0.8, "S")
-    add(
-        "--hetero",
-        action="store_true",
-        help="make two node types: N papers that cite papers, and N / 2 authors that write them",
-    )
-    option(
-        "--split",
-        checked(
-            lambda text: tuple(map(float, text.split(","))),
-            lambda shares: len(shares) == 3 and min(shares) >= 0 and sum(shares) <= 1,
-            "three fractions with a sum of at most 1: write 0.1,0.05,0.05",
-        ),
-        "train, val and test fractions of the nodes",
-        (0.1, 0.05, 0.05),
-        "F,F,F",
-    )
+    text = "make two node types: N papers that cite papers, and N / 2 authors that write them"
+    option("--hetero", True, text)
+    text = "train, val and test fractions of the nodes"
+    option("--split", _split, text, (0.1, 0.05, 0.05), "F,F,F")
     option("--seed", int, "seed of the random draws", 0)
     add_quiet(parser)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir, adder, fanouts
-from gids.cli.arguments import add_quiet
+from gids.cli.arguments import SEEDS, add_allow_dir, add_path, add_quiet, adder, fanouts
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,30 +28,16 @@ def add_parser(subparsers: Any) -> None:
         description="Compute which nodes training reads most, and store the result in the dataset. The cache "
         "prefers the hottest pages. The dataset stays readable while this runs.",
     )
-    add = parser.add_argument
     option = adder(parser)
-    add("path", metavar="PATH", type=Path, help="a dataset")
-    option(
-        "--method",
-        list(_OPTIONS),
-        "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
-        "sampled: sample minibatches and count those that read each node",
-        "reverse-pagerank",
-    )
-    option("--seeds", ["train", "val", "test", "all"], "seed nodes: a split, or all nodes (default: train)")
-    option(
-        "--fanouts",
-        fanouts,
-        "the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
-        "(default: 10,10,10)",
-        metavar="N,N,...",
-    )
-    option(
-        "--damping",
-        float,
-        "count visits of random walks that continue with probability P, between 0 and 1",
-        metavar="P",
-    )
+    add_path(parser, "PATH")
+    text = "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
+    text += "sampled: sample minibatches and count those that read each node"
+    option("--method", list(_OPTIONS), text, "reverse-pagerank")
+    option("--seeds", SEEDS, "seed nodes: a split, or all nodes (default: train)")
+    text = "the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
+    option("--fanouts", fanouts, f"{text}(default: 10,10,10)", metavar="N,N,...")
+    text = "count visits of random walks that continue with probability P, between 0 and 1"
+    option("--damping", float, text, metavar="P")
     option("--batch-size", int, "seeds per minibatch (default: 1024)", metavar="N")
     option("--batches", int, "number of minibatches to sample (default: one epoch)", metavar="N")
     option("--seed", int, "seed of the random draws (default: 0)", metavar="N")
@@ -68,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
     names = set.union(*_OPTIONS.values())
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    _check_options(args.method, options)
+    for name in sorted(options.keys() - _OPTIONS[args.method]):
+        raise ValueError(f"--{name.replace('_', '-')} does not apply to --method {args.method}: remove it")
+    if "damping" in options and "fanouts" in options:
+        raise ValueError("--damping and --fanouts exclude each other: remove one")
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     refuse_part(store, "gids heat", "compute the heat of the whole dataset, then partition it")
     heat = _compute(store, args.method, options, args.quiet)
@@ -79,13 +66,6 @@ def run(args: argparse.Namespace) -> int:
             above, most = int((values > 0).sum()), float(values.max(initial=0))
             print(f"{ntype}: {above} of {len(values)} nodes have heat, at most {most:.6g}")
     return 0
-
-
-def _check_options(method: str, options: Mapping[str, Any]) -> None:
-    for name in sorted(options.keys() - _OPTIONS[method]):
-        raise ValueError(f"--{name.replace('_', '-')} does not apply to --method {method}: remove it")
-    if "damping" in options and "fanouts" in options:
-        raise ValueError("--damping and --fanouts exclude each other: remove one")
 
 
 def _compute(

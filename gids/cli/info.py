@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir
+from gids.cli.arguments import add_allow_dir, add_path, adder
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ def add_parser(subparsers: Any) -> None:
         description="Print what a dataset contains. With --system, print what this machine can do, and how "
         "to make it faster.",
     )
-    add = parser.add_argument
-    add("path", metavar="PATH", type=Path, nargs="?", help="a dataset; with --system, any path (default: .)")
-    add("--system", action="store_true", help="describe this machine and the file system of PATH")
-    add("--json", action="store_true", help="print one JSON object")
+    option = adder(parser)
+    add_path(parser, "PATH", "a dataset; with --system, any path (default: .)", nargs="?")
+    option("--system", True, "describe this machine and the file system of PATH")
+    option("--json", True, "print one JSON object")
     add_allow_dir(parser)
 
 

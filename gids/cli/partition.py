@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import add_allow_dir, adder
-from gids.cli.arguments import add_memory, add_quiet, add_workers, resumable
+from gids.cli.arguments import add_allow_dir, add_memory, add_quiet, add_workers, adder, resumable
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -32,25 +31,20 @@ def add_parser(subparsers: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
     option = adder(parser)
-    add("dataset", metavar="DATASET", type=Path, help="a dataset")
-    add("out", metavar="OUT", type=Path, help="the directory to make")
-    add("--parts", type=int, required=True, metavar="P", help="number of parts, 1 to 4096")
-    option(
-        "--method",
-        ("range", "hash", "community", "metis"),
-        "range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
-        "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, but"
-        " the whole graph must fit in memory; needs pymetis or DGL",
-        "community",
-    )
+    parser.add_argument("dataset", metavar="DATASET", type=Path, help="a dataset")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the directory to make")
+    option("--parts", int, "number of parts, 1 to 4096", metavar="P", required=True)
+    text = "range: equal ranges of ids. hash: at random. community: neighbors together, balanced by rows, "
+    text += "training seeds and in-edges. metis: the same by METIS, usually with fewer edges between parts, "
+    text += "but the whole graph must fit in memory; needs pymetis or DGL"
+    option("--method", ("range", "hash", "community", "metis"), text, "community")
     option("--seed", int, "seed of --method hash", 0)
     add_allow_dir(parser)
     add_workers(parser)
     add_memory(parser)
-    add("--overwrite", action="store_true", help="replace the parts in OUT when the new ones are done")
-    add("--json", action="store_true", help="print one JSON object")
+    option("--overwrite", True, "replace the parts in OUT when the new ones are done")
+    option("--json", True, "print one JSON object")
     add_quiet(parser)
 
 

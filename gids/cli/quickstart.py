@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import READS, adder, numbers, positive, seconds, window
+from gids.cli.arguments import READS, adder, numbers, positive, seconds, window
 
 EXAMPLE = """\
 import gids.dgl, dgl  # gids before dgl
@@ -37,7 +37,6 @@ def add_parser(subparsers: Any) -> None:
         "DGL on a memory-mapped array. Each runs in a new process with a cold page cache. Print the time by "
         "stage.",
     )
-    add = parser.add_argument
     option = adder(parser)
     option("--nodes", positive, "number of nodes", 300_000, "N")
     option("--dim", positive, "float32 features per node", 1024, "D")
@@ -46,28 +45,19 @@ def add_parser(subparsers: Any) -> None:
     option("--fanouts", numbers(1), "fanout per layer", [3, 3, 3], "N,…")
     option("--window", window, "minibatches that gids samples ahead, 0 to 22", 16, "N")
     option("--reads", READS, "how gids reads: at random, by packs, or auto: the faster of the two", "auto")
-    option(
-        "--memory",
-        str,
-        "memory of each side for features; the memory of training is added (default: a quarter of the "
-        "features)",
-        metavar="BYTES",
-    )
-    option(
-        "--seconds",
-        seconds,
-        "stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)",
-        150,
-        "S",
-    )
+    text = "memory of each side for features; the memory of training is added (default: a quarter of the "
+    option("--memory", None, f"{text}features)", metavar="BYTES")
+    text = "stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)"
+    option("--seconds", seconds, text, 150, "S")
     option("--seed", int, "random seed", 0)
     option("--dir", Path, "directory for the files (default: the temporary directory)", metavar="DIR")
-    add("--keep", action="store_true", help="keep the files")
-    add("--json", action="store_true", help="print JSON instead of the table")
+    option("--keep", True, "keep the files")
+    option("--json", True, "print JSON instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
     import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
+    from gids.cli import main
 
     with _directory(args.dir or _default_parent(), keep=args.keep) as directory:
         graph, dataset, results = directory / "graph", directory / "graph.gids", directory / "results.json"
@@ -79,22 +69,17 @@ def run(args: argparse.Namespace) -> int:
             "--reads": args.reads,
             "--memory-limit": args.memory,
             "--seconds": args.seconds,
+            "--json": results if args.json else None,
         }
-        options = [str(word) for pair in training.items() if pair[1] is not None for word in pair]
-        seed = ["--seed", str(args.seed)]
+        options = [word for pair in training.items() if pair[1] is not None for word in pair]
         for command in (
-            ["generate", str(graph), "--nodes", str(args.nodes), "--dim", str(args.dim), *seed],
-            ["convert", str(graph), str(dataset)],
-            [
-                "bench",
-                "epoch",
-                str(dataset),
-                *options,
-                *seed,
-                *(["--json", str(results)] if args.json else []),
-            ],
+            ["generate", graph, "--nodes", args.nodes, "--dim", args.dim, "--seed", args.seed],
+            ["convert", graph, dataset],
+            ["bench", "epoch", dataset, *options, "--seed", args.seed],
         ):
-            if status := _call([*command, *(["--quiet"] if args.json else [])]):
+            words = [*map(str, command), *(["--quiet"] if args.json else [])]
+            print(f"$ gids {shlex.join(words)}", file=sys.stderr, flush=True)
+            if status := main(words):  # which prints its errors
                 return status
         if args.json:
             print(results.read_text(), end="")
@@ -107,14 +92,6 @@ def run(args: argparse.Namespace) -> int:
 def example(path: str, fanouts: list[int], batch_size: int) -> str:
     """Code that loads the features of a homogeneous dataset with gids."""
     return EXAMPLE.format(path=path, fanouts=fanouts, batch_size=batch_size)
-
-
-def _call(command: list[str]) -> int:
-    """Run a command of gids, which prints its errors. Returns its status."""
-    from gids.cli import main
-
-    print(f"$ gids {shlex.join(command)}", file=sys.stderr, flush=True)
-    return main(command)
 
 
 @contextmanager

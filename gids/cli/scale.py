@@ -7,17 +7,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import (
-    SAMPLERS,
+from gids.bench.arguments import SAMPLERS, open_store, parse_cache_size
+from gids.cli.arguments import (
+    SEEDS,
     add_allow_dir,
     add_minibatches,
+    add_path,
+    add_quiet,
     adder,
     natural,
-    parse_cache_size,
     positive,
     rate,
 )
-from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -48,46 +49,28 @@ def add_parser(subparsers: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
     option = adder(parser)
-    add("path", metavar="DATASET", type=Path, help="a dataset with topology and features")
+    add_path(parser, "DATASET", "a dataset with topology and features")
     names = f"{', '.join(SAMPLERS)} (default: neighbor)"
     option("--sampler", SAMPLERS, names, "neighbor", "NAME")
     add_minibatches(parser)
-    option(
-        "--kappa", positive, "minibatches over which draws stay correlated; matters with --policy lru", 1, "N"
-    )
-    option("--seeds", ["train", "val", "test", "all"], "seeds", "train")
+    text = "minibatches over which draws stay correlated; matters with --policy lru"
+    option("--kappa", positive, text, 1, "N")
+    option("--seeds", SEEDS, "seeds", "train")
     option("--ranks", positive, "largest number of ranks", 1024, "N")
-    option("--cache", str, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
-    option(
-        "--policy",
-        ["static", "lru"],
-        "cache policy: keep the pages with the most heat, or those used last",
-        "static",
-    )
+    option("--cache", None, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
+    text = "cache policy: keep the pages with the most heat, or those used last"
+    option("--policy", ["static", "lru"], text, "static")
     option("--owners", ["hash", "range", "community"], "owners of the nodes in cooperative training", "hash")
     option("--hidden", positive, "width of the hidden layers", 256, "N")
-    option(
-        "--memory",
-        parse_bytes,
-        "memory of a rank; larger modes are not recommended (default: no limit)",
-        metavar="BYTES",
-    )
+    text = "memory of a rank; larger modes are not recommended (default: no limit)"
+    option("--memory", parse_bytes, text, metavar="BYTES")
     for name, (_, _, text) in _RATES.items():
-        add(f"--{name.replace('_', '-')}", type=rate, metavar="N", help=text)
-    add(
-        "--measure-network",
-        action="store_true",
-        help="measure --network-gb-s and --latency-us on the ranks that torchrun started",
-    )
-    option(
-        "--seconds",
-        rate,
-        "time for sampling, about; larger minibatches are extrapolated (default: 20)",
-        20.0,
-        "S",
-    )
+        option(f"--{name.replace('_', '-')}", rate, text, metavar="N")
+    text = "measure --network-gb-s and --latency-us on the ranks that torchrun started"
+    option("--measure-network", True, text)
+    text = "time for sampling, about; larger minibatches are extrapolated (default: 20)"
+    option("--seconds", rate, text, 20.0, "S")
     option("--seed", natural, "random seed", 0, "N")
     option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
     option("--plot", Path, "draw curves and predictions to FILE, as PNG", metavar="FILE")
@@ -101,20 +84,21 @@ def run(args: argparse.Namespace) -> int:
     from gids.scale.cut import cut_shares
     from gids.scale.model import Model, Plan, predict_all
     from gids.scale.plot import draw
-    from gids.store import FeatureStore, graphs_of
-    from gids.store.part import refuse_part
+    from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
+    from gids.store import graphs_of
 
     if args.plot is not None:
         check_plotting()
     for path in (args.json, args.plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"{path}: there is no directory {path.absolute().parent}")
-    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
-    refuse_part(store, "gids scale", "measure with the whole dataset")
+    store = open_store(args)
     tables = [t for t in store.tables.values() if isinstance(t.type, str)]
     if not tables:
         raise ValueError(f"{store.name} has no table of nodes")
-    cache_bytes = _cache_bytes(args.cache, sum(t.page_count * t.page_bytes for t in tables))
+    _, unit, cache_bytes = parse_cache_size(args.cache, minibatches=False)
+    whole = sum(t.page_count * t.page_bytes for t in tables)
+    cache_bytes = min(whole, cache_bytes * whole if unit == "%" else cache_bytes)
     rates, where, is_first = _rates(args, store)
     if not is_first:
         return 0
@@ -134,20 +118,14 @@ def run(args: argparse.Namespace) -> int:
     several = len(store.node_types) > 1
     methods = dict.fromkeys(["hash", *([] if several else ["range"]), args.owners])
     shares = {method: cut_shares(store, graphs_of(store), method, ranks) for method in methods}
-    cut = (
-        {}
-        if args.owners == "hash"
-        else {n: share / (1 - 1 / n) for n, share in shares[args.owners].items() if n > 1}
-    )
+    owned = {} if args.owners == "hash" else shares[args.owners]
+    cut = {n: share / (1 - 1 / n) for n, share in owned.items() if n > 1}
     plan, model = Plan(cache_bytes, cut, args.memory), Model(args.hidden, _classes(store))
     predictions = predict_all(curves, rates, plan, model, ranks)
-    from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
-
     advice = recommend(predictions)
     if args.json is not None:
-        args.json.write_text(
-            json.dumps(_json(args, curves, rates, plan, shares, predictions, advice), indent=2) + "\n"
-        )
+        contents = _json(args, curves, rates, plan, shares, predictions, advice)
+        args.json.write_text(json.dumps(contents, indent=2) + "\n")
     if args.plot is not None:
         draw(args.plot, store.name, curves, predictions)
     if args.quiet:
@@ -162,13 +140,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n~: extrapolated from minibatches of at most {curves.largest:,} seeds")
     print(f"\n{advice}")
     return 0
-
-
-def _cache_bytes(text: str, whole: int) -> float:
-    _, unit, number = parse_cache_size(text)
-    if unit == "x":
-        raise ValueError(f"--cache {text}: give a share of the pages (10%) or bytes (4GB)")
-    return min(whole, number * whole if unit == "%" else number)
 
 
 def _rates(args: argparse.Namespace, store: FeatureStore) -> tuple[Rates, str, bool]:
@@ -201,14 +172,8 @@ def _rates(args: argparse.Namespace, store: FeatureStore) -> tuple[Rates, str, b
 
 
 def _classes(store: FeatureStore) -> int:
-    return max(
-        (
-            1 + int(labels.max())
-            for labels in store.labels.values()
-            if labels.numel() and not labels.is_floating_point()
-        ),
-        default=64,
-    )
+    classes = [v for v in store.labels.values() if v.numel() and not v.is_floating_point()]
+    return max((1 + int(labels.max()) for labels in classes), default=64)
 
 
 def _json(

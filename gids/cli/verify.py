@@ -10,8 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import add_allow_dir, adder
-from gids.cli.arguments import add_memory, add_quiet, add_workers
+from gids.cli.arguments import (
+    add_allow_dir,
+    add_memory,
+    add_path,
+    add_quiet,
+    add_repeated,
+    add_workers,
+    adder,
+)
 from gids.cli.convert import (
     add_table_input,
     has_columns,
@@ -30,28 +37,22 @@ def add_parser(subparsers: Any) -> None:
         description="Read the whole dataset and check every page, checksum and id. Prints one line per "
         "fault; the exit status is 1 if there are any.",
     )
-    parser.add_argument("path", metavar="PATH", type=Path, help="a dataset, or a directory of parts")
+    add_path(parser, "PATH", "a dataset, or a directory of parts")
     add_allow_dir(parser)
     add_workers(parser)
-    parser.add_argument(
-        "--against",
-        metavar="SRC",
-        type=Path,
-        action="append",
-        default=[],
-        help="also compare the tables with SRC, the source that was converted to PATH; may be repeated",
-    )
+    text = "also compare the tables with SRC, the source that was converted to PATH; may be repeated"
+    adder(parser)("--against", Path, text, [], "SRC", action="append")
     add_memory(parser)
     add_quiet(parser, "faults")
     group = parser.add_argument_group("options of SRC, as given to `gids convert`")
-    add, option = group.add_argument, adder(group)
-    add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
-    option("--table", str, "table name of a single array", "feat", "[TYPE.]KEY")
-    option("--dtype", str, "element type of raw binary", metavar="TYPE")
+    option = adder(group)
+    option("--from", None, "input format (default: detected)", metavar="NAME", dest="reader")
+    option("--table", None, "table name of a single array", "feat", "[TYPE.]KEY")
+    option("--dtype", None, "element type of raw binary", metavar="TYPE")
     option("--shape", parse_shape, "shape of raw binary", metavar="N,DIM,…")
-    add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
-    add_table_input(add)
-    add("--reverse-edges", action="store_true", help="add the reverse of every edge")
+    add_repeated(option, "--skip", "skip this array; may be repeated", "ARRAY")
+    add_table_input(option)
+    option("--reverse-edges", True, "add the reverse of every edge")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,14 +66,8 @@ def run(args: argparse.Namespace) -> int:
         raise FormatError(f"{args.path} has no manifest.json; is it a gids dataset? `gids convert` makes one")
     count = 0
     with Progress("verify", quiet=args.quiet) as progress:
-        checked = verify(
-            args.path,
-            allow_dirs=args.allow_dir,
-            workers=args.workers,
-            on_total=progress.total,
-            on_bytes=progress.add,
-        )
-        for fault in checked:
+        watch = {"on_total": progress.total, "on_bytes": progress.add}
+        for fault in verify(args.path, allow_dirs=args.allow_dir, workers=args.workers, **watch):
             print(fault)
             count += 1
     if args.against and not count:  # a faulty dataset may not open

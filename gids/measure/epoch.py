@@ -8,8 +8,8 @@ run this code with the same topology in memory, seeds, model, workers and thread
 
 The measurement starts when memory is limited and the features are opened, and ends with the last training
 step. Before it come imports, loading the topology, and some training steps on made-up features, which measure
-the memory of training. Both sides keep some rows of the same minibatches. They are compared with the source
-after the measurement, without a memory limit.
+the memory of training. Both sides keep some rows of the same minibatches. They are compared with the
+dataset after the measurement, without a memory limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import gc
 import mmap
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
@@ -34,16 +34,13 @@ import dgl
 from torch import Tensor, nn
 
 from gids.cache.output_dtype import out_dtype_of
-from gids.errors import MemoryBudgetError
-from gids.inference import layerwise
 from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
-from gids.measure.features import array_file, map_array, why_no_array
+from gids.measure.features import map_array
 from gids.measure.isolation import cached_share, serve
 from gids.measure.kept_rows import KeptRows
 from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
 from gids.measure.model import GraphSage
 from gids.measure.sides import EpochConfig, EpochResult
-from gids.sampler import Block
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 from gids.trace.timeline import Timeline
@@ -67,10 +64,6 @@ class Side:
         self.graph = _load_graph(self.store)
         self.graph.nodes[self.target].data["label"] = self.labels
         self.tables = {str(table.type): table for table in map(self.store.table, config.tables)}
-        self.array_files = {
-            ntype: array_file(Path(config.source) if config.source else None, table)
-            for ntype, table in self.tables.items()
-        }
         self.train_ids = self.store.splits[self.target]["train"][: config.batches * config.batch_size]
         self.batches = -(-len(self.train_ids) // config.batch_size)
         torch.manual_seed(config.seed)
@@ -91,7 +84,8 @@ class Side:
         config = self.config
         kept = {ntype: KeptRows(self.batches, table) for ntype, table in self.tables.items()}
         headroom = self._headroom()
-        cached_before = max(map(cached_share, self._feature_files()), default=0.0)
+        shards = [shard for table in self.store.tables.values() for shard in table.shard_paths]
+        cached_before = max(map(cached_share, shards), default=0.0)
         base_rss = resident_bytes("VmRSS")
         limit = None
         if config.memory_bytes:
@@ -103,14 +97,10 @@ class Side:
         measured = self._train(kept)
         if limit is not None:
             limit_own_memory(None)  # the rest is not measured
-        val_accuracy = None
-        if config.val_nodes and measured["batches"] == self.batches:
-            val_accuracy = self._validate()
-        counts = [rows.compare(self._source_rows(ntype)) for ntype, rows in kept.items()]
+        counts = [rows.compare(self.tables[ntype].read_rows) for ntype, rows in kept.items()]
         compared, wrong = map(sum, zip(*counts, strict=True))
         return EpochResult(
             side=config.side,
-            val_accuracy=val_accuracy,
             base_rss_bytes=base_rss,
             memory_limit_bytes=limit,
             headroom_bytes=None if limit is None else headroom,
@@ -122,21 +112,20 @@ class Side:
 
     def _train(self, kept: Mapping[str, KeptRows]) -> dict[str, Any]:
         """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
-        config, total = self.config, self.batches
+        config = self.config
         optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
         timeline = Timeline() if config.timeline else Timeline(most_events=0)
         waits = Waits(timeline, self.tables, self.target)
-        training_s = 0.0
-        accuracies: list[float] = []
+        training_s, batches = 0.0, 0
         rows = dict.fromkeys(self.tables, 0)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
         with self._open_loader(waits, timeline) as loader:
             for input_nodes, x, labels, blocks in waits.of_next(loader):
                 step_begun = time.perf_counter_ns()
-                accuracies.append(_train_step(self.model, optimizer, blocks, x, labels))
+                _train_step(self.model, optimizer, blocks, x, labels)
                 step_end = time.perf_counter_ns()
-                training_s += (step_end - step_begun) * 1e-9
+                training_s, batches = training_s + (step_end - step_begun) * 1e-9, batches + 1
                 timeline.add("training", step_begun, step_end)
                 for ntype, ids in input_nodes.items():
                     rows[ntype] += len(ids)
@@ -150,16 +139,14 @@ class Side:
             hit_ratio = stats["hit_ratio"] if stats.get("pages") else None
             if config.side == "stock":
                 hit_ratio = _page_cache_hits(read_bytes, rows, self.tables)
-            whole = len(accuracies) == total
             return {
                 "seconds": seconds,
                 "cpu_seconds": cpu_seconds() - cpu_before,
                 "stages": {**waits.stages(stats), "training": training_s},
-                "batches": len(accuracies),
+                "batches": batches,
                 "rows": sum(rows.values()),
                 "read_bytes": read_bytes,
                 "hit_ratio": hit_ratio,
-                "train_accuracy": float(np.mean(accuracies[total // 2 :])) if whole else None,
                 "peak_rss_bytes": resident_bytes("VmHWM"),
                 "loader": stats,
             }
@@ -205,10 +192,7 @@ class Side:
             )
             return gids.dgl.DataLoader(*arguments, gids=source, **options)
         for ntype, table in self.tables.items():
-            file = self.array_files[ntype]
-            if file is None:
-                raise ValueError(f"stock DGL cannot map {table.name!r}: {why_no_array(table)}")
-            array = map_array(file, table, random_access=config.random_access)
+            array = map_array(table, random_access=config.random_access)
             self.graph.nodes[ntype].data[table.key] = array
         waits.watch_stock_reads()
         return dgl.dataloading.DataLoader(*arguments, **options)
@@ -216,31 +200,6 @@ class Side:
     def _seeds(self, ids: Tensor) -> Any:
         """Seeds as DGL takes them."""
         return ids if self.graph.is_homogeneous else {self.target: ids}
-
-    def _validate(self) -> float | None:
-        """Accuracy with full neighborhoods, from the dataset on both sides; not timed. One relation only.
-
-        None if a node's whole neighborhood needs too much memory.
-        """
-        config = self.config
-        ids = self.store.splits[self.target]["val"][: config.val_nodes]
-
-        def layer(index: int, block: Block, h: Tensor) -> Tensor:
-            edges: Any = ("csc", (block.indptr, block.indices, []))
-            dgl_block = dgl.create_block(edges, num_src_nodes=block.num_src, num_dst_nodes=block.num_dst)
-            return self.model.layer(index, dgl_block, {self.target: h})[self.target]
-
-        try:
-            result = layerwise(
-                layer,
-                gids.open(self.store, memory=config.gids_memory_bytes, window=config.window),
-                layer_count=len(config.fanouts),
-                nodes=ids,
-            )
-        except MemoryBudgetError:
-            return None
-        assert isinstance(result.values, Tensor)
-        return _accuracy(result.values, self.labels[ids])
 
     def _headroom(self) -> int:
         """Peak memory of training without features, in bytes, the same for both sides; 0 without a limit.
@@ -279,19 +238,6 @@ class Side:
             _train_step(model, optimizer, blocks, x, blocks[-1].dstnodes[self.target].data["label"])
             if time.perf_counter() - begun > TRIAL_S:
                 break
-
-    def _feature_files(self) -> list[Path]:
-        if self.config.side == "stock":
-            return [file for file in self.array_files.values() if file is not None]
-        return [shard for table in self.store.tables.values() for shard in table.shard_paths]
-
-    def _source_rows(self, ntype: str) -> Callable[[Tensor], Tensor]:
-        """A function that reads rows of a type by id."""
-        table, file = self.tables[ntype], self.array_files[ntype]
-        if file is None:
-            return table.read_rows
-        rows = map_array(file, table, random_access=True)
-        return lambda ids: rows.index_select(0, ids)  # without the GIL
 
 
 def _load_graph(store: FeatureStore) -> Any:
@@ -371,16 +317,11 @@ def _stats(loader: Any) -> dict[str, Any]:
 
 def _train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: PerType, labels: Tensor
-) -> float:
+) -> None:
     logits = model(blocks, {ntype: rows.float() for ntype, rows in x.items()})
     optimizer.zero_grad()
     nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    return _accuracy(logits, labels)
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> float:
-    return float((logits.detach().argmax(1) == labels).float().mean())
 
 
 def _difference(after: int | None, before: int | None) -> int | None:

@@ -1,12 +1,11 @@
-"""The features of a comparison as stock DGL maps them: a feat.npy, or the only shard of a table.
+"""The features of a comparison as stock DGL maps them: the only shard of a table.
 
-Called by epoch.py and gids.bench.epoch.
+Called by epoch.py, gids.bench.epoch and the scripts in bench/.
 """
 
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,22 +29,15 @@ def why_no_array(table: Table) -> str:
     return ""
 
 
-def array_file(source: Path | None, table: Table) -> Path | None:
-    """The file to map: feat.npy in the directory source, or the table's only shard; None without both."""
-    if source is not None:
-        return source / "feat.npy"
-    return None if why_no_array(table) else Path(table.shard_paths[0])
+def map_array(table: Table, *, random_access: bool) -> Tensor:
+    """Map the rows of a table without a reason of why_no_array: [row_count, *shape].
 
-
-def map_array(file: Path, table: Table, *, random_access: bool) -> Tensor:
-    """Map the rows in a file of array_file: [row_count, *shape]. random_access: without read-ahead."""
-    features: np.memmap
+    random_access: without read-ahead.
+    """
+    [shard] = table.shard_paths
+    dtype = np.dtype(str(table.dtype).removeprefix("torch."))
     # "c" maps the file like "r"; torch warns about arrays that cannot be written.
-    if file.suffix == ".npy":
-        features = np.load(file, mmap_mode="c")
-    else:
-        dtype = np.dtype(str(table.dtype).removeprefix("torch."))
-        features = np.memmap(file, dtype, "c", shape=(table.row_count, *table.shape))
+    features = np.memmap(shard, dtype, "c", shape=(table.row_count, *table.shape))
     if random_access:
         features._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
     return torch.from_numpy(features)

@@ -39,10 +39,8 @@ class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
     side: "gids" or "stock". dataset: with labels and a train split of target, by default the first node type.
-    tables: names of the tables of features, one for each node type at most. source: a directory with the only
-    table as feat.npy, which stock maps; "": it maps the tables' shards. batches: minibatches to train on.
-    val_nodes: nodes of the validation split to validate on, with full neighborhoods, read from the dataset on
-    both sides; only with one relation. memory_bytes: memory for features, page cache included; 0: no limit.
+    tables: names of the tables of features, one for each node type at most; stock maps each. batches:
+    minibatches to train on. memory_bytes: memory for features, page cache included; 0: no limit.
     headroom_bytes: memory for everything else from the opening of the features on, besides what is in use
     then; 0: as much as a trial training needs. spare_bytes: added to the headroom. gids_memory_bytes, window,
     reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults. random_access: map stock's
@@ -60,8 +58,6 @@ class EpochConfig:
     hidden: int
     batches: int
     target: str = ""
-    source: str = ""
-    val_nodes: int = 0
     workers: int = 0
     threads: int = 0
     seed: int = 0
@@ -87,9 +83,9 @@ class EpochResult:
     stages: seconds of "sampling", "reading" (waiting for features; for stock also copying them), "gather"
     (copying), "planning", "training". rows: feature rows that the model got. read_bytes: from the device;
     None if the kernel does not report it. hit_ratio: of pages, in gids' cache, or in the page cache for
-    stock; None if unknown. train_accuracy: over the second half of the minibatches; None if stopped early.
+    stock; None if unknown.
     base_rss_bytes: before the features were opened. peak_rss_bytes: the peak after that. memory_limit_bytes:
-    of the process, including headroom_bytes. compared_rows, wrong_rows: rows compared with the source, and
+    of the process, including headroom_bytes. compared_rows, wrong_rows: rows compared with the dataset, and
     rows that differ. cached_before: the share of the features in the page cache at the start. loader:
     FeatureLoader.stats() of gids.
     """
@@ -102,8 +98,6 @@ class EpochResult:
     rows: int
     read_bytes: int | None
     hit_ratio: float | None
-    train_accuracy: float | None
-    val_accuracy: float | None
     base_rss_bytes: int
     peak_rss_bytes: int
     memory_limit_bytes: int | None
@@ -140,7 +134,7 @@ def run_side(
     FreshProcessError, FreshProcessTimeout (after timeout_s), OSError. cached_before shows if the page cache
     could not be emptied.
     """
-    for path in filter(None, (config.source, config.dataset, *config.shards)):
+    for path in (config.dataset, *config.shards):
         with suppress(OSError):  # EpochResult.cached_before shows the rest
             drop_page_cache(path)
     values = asdict(config)

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import gids
 from json_schema import faults
 
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 
-Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/bench-schema.json").read_text())
 
 
 @pytest.fixture(scope="session")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
     write_graph(
         directory / "graph", GraphSpec(node_count=3000, degree=8, dim=1024, train_count=600, val_count=100)
     )
-    assert main(["convert", str(directory / "graph"), str(directory / "graph.gids"), "--quiet"]) == 0
+    gids("convert", directory / "graph", directory / "graph.gids", "--quiet")
     return directory / "graph.gids"
 
 
 @pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, dict[str, Any]]]:
-    """Run `gids bench ARGS --json FILE`. Returns (exit status, output, JSON), and checks the JSON."""
+def bench(tmp_path, capsys):
+    """Run `gids bench ARGS --json FILE`; its output and its JSON, which is checked."""
 
-    def run(*args: object) -> tuple[int, str, dict[str, Any]]:
+    def run(*args, status=0):
         path = tmp_path / "report.json"
         path.unlink(missing_ok=True)
-        status = main(["bench", *map(str, args), "--json", str(path)])
-        said = capsys.readouterr()
+        ended = main(["bench", *map(str, args), "--json", str(path)])
+        out, err = capsys.readouterr()
+        assert ended == status, out + err
         report = json.loads(path.read_text()) if path.exists() else {}
         if report:
             assert faults(report, SCHEMA) == []
-        return status, said.out + said.err, report
+        return out + err, report
 
     return run

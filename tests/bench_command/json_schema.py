@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -17,7 +15,7 @@ _WORDS = {"type", "const", "enum", "minimum", "minItems", "items", "required", "
 _WORDS |= {"additionalProperties", "description", "title", "$schema"}
 
 
-def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
+def faults(value, schema, where="$"):
     """A line for every way in which value is not what schema asks for."""
     assert set(schema) <= _WORDS, f"{where}: this checker does not know {set(schema) - _WORDS}"
     found = []
@@ -47,7 +45,7 @@ def faults(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
     return found
 
 
-def _is(value: Any, name: str) -> bool:
+def _is(value, name):
     if isinstance(value, bool):
         return name == "boolean"
     return isinstance(value, _TYPES[name])

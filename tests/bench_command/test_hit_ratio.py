@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +14,11 @@ from gids.bench.session import Session
 from gids.trace import Trace, record
 from gids.trace.trace_file import TracedTable, TraceWriter
 
-Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
 SMALL = (*SAMPLED, "--cache", "5%,20%")
 
 
-def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], float]:
+def ratios(report, policy):
     return {
         (f["setting"]["lines"], f["setting"]["window"]): f["metrics"]["hit_ratio"]["median"]
         for f in report["figures"]
@@ -30,9 +26,8 @@ def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], 
     }
 
 
-def test_every_policy_is_compared_with_min(dataset: Path, bench: Bench) -> None:
-    status, said, report = bench("hit-ratio", dataset, *SMALL, "--repeat", 2)
-    assert status == 0, said
+def test_every_policy_is_compared_with_min(dataset, bench):
+    said, report = bench("hit-ratio", dataset, *SMALL, "--repeat", 2)
     assert "2 repeats" in said
     best = ratios(report, "MIN")
     assert [lines for lines, _ in best] == [150, 600]
@@ -56,21 +51,20 @@ def test_every_policy_is_compared_with_min(dataset: Path, bench: Bench) -> None:
     assert report["versions"]["gids"]
 
 
-def test_a_recorded_sampled_trace_gives_the_same_results(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_recorded_sampled_trace_gives_the_same_results(dataset, bench, tmp_path):
     trace = tmp_path / "sampled.trace"
-    _, _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
-    _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
+    _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
+    said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
     assert [f["metrics"] for f in replayed["figures"]] == [f["metrics"] for f in sampled["figures"]], said
     assert replayed["figures"][0]["setting"] == sampled["figures"][0]["setting"] | dict.fromkeys(
         ("sampler", "kappa", "order")
     )
 
 
-def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset: Path, bench: Bench) -> None:
+def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset, bench):
     names = ["neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk"]
     args = ("--sampler", ",".join(names), "--kappa", "1,8,inf", "--policies", "lru")
-    status, said, report = bench("hit-ratio", dataset, *SMALL, "--windows", 0, *args)
-    assert status == 0, said
+    said, report = bench("hit-ratio", dataset, *SMALL, "--windows", 0, *args)
     settings = [(f["setting"]["sampler"], f["setting"]["kappa"]) for f in report["figures"]]
     dependent = [(name, kappa) for name in names[:4] for kappa in (1, 8, "inf")]
     assert list(dict.fromkeys(settings)) == [*dependent, *((name, None) for name in names[4:])]
@@ -94,9 +88,7 @@ def test_samplers_and_kappas_are_compared_on_the_same_caches(dataset: Path, benc
         (("--seed", 3), gids.sampler.Neighbor([3, 3]), 3),
     ],
 )
-def test_a_sampled_trace_has_the_pages_of_a_node_loader(
-    dataset: Path, bench: Bench, tmp_path: Path, options: tuple[Any, ...], sampler: Any, seed: int
-) -> None:
+def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset, bench, tmp_path, options, sampler, seed):
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", *options)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
     loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True, seed=seed)
@@ -106,37 +98,29 @@ def test_a_sampled_trace_has_the_pages_of_a_node_loader(
             assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page
 
 
-def record_run(dataset: Path, path: Path) -> int:
+def record_run(dataset, path):
     """Record a run with a small cache. Returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
-    with (
-        gids.FeatureLoader(
-            gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20)),
-            ["feat"],
-        ) as loader,
-        record(loader, path),
-    ):
+    source = gids.open(dataset, memory=64 << 20, tuning=gids.Tuning(cache=2 << 20))
+    with gids.FeatureLoader(source, ["feat"]) as loader, record(loader, path):
         for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
             pass
         return int(loader.stats()["hits"])
 
 
-def test_a_recorded_run_is_replayed(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_recorded_run_is_replayed(dataset, bench, tmp_path):
     path = tmp_path / "run.trace"
     hits = record_run(dataset, path)
-    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
-    assert status == 0, said
+    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
     assert f"hit {hits:,} of" in said
 
 
-def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_it(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
+def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_it(dataset, bench, tmp_path):
     path = tmp_path / "run.trace"
     hits = record_run(dataset, path)
 
-    def change(old: str, new: str) -> None:
+    def change(old, new):
         with np.load(path) as file:
             arrays = dict(file)
         about = arrays["about"].item()
@@ -145,69 +129,62 @@ def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_
             np.savez(changed, **arrays | {"about": np.array(about.replace(old.encode(), new.encode()))})
 
     change(f'"hits": {hits}', f'"hits": {hits - 1}')
-    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
-    assert status == 2
+    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", status=2)
     assert "is damaged: its replay counts" in said
     change(f'"gids": "{gids.__version__}"', '"gids": "0.0"')
-    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
-    assert status == 0, said
+    said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
 
 
-def test_advice_finds_the_smallest_cache(dataset: Path, bench: Bench) -> None:
-    status, said, report = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%")
-    assert status == 0
+def test_advice_finds_the_smallest_cache(dataset, bench):
+    said, report = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%")
     reached = {lines: ratio for (lines, window), ratio in ratios(report, "lookahead").items() if window == 22}
     smallest = min(lines for lines, ratio in reached.items() if ratio >= 0.6)
     assert f"hits with {smallest:,} lines" in said.replace("\n  ", " ")
     assert any(ratio < 0.6 for lines, ratio in reached.items() if smallest * 0.95 < lines < smallest)
 
 
-def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Bench) -> None:
+def test_advice_for_an_epoch_counts_its_missing_pages(dataset, bench):
     args = (*SAMPLED, "--advise", "10s", "--pages-per-s", 300, "--repeat", 2)
-    status, said, report = bench("hit-ratio", dataset, *args)
+    said, report = bench("hit-ratio", dataset, *args)
     assert "--repeat has no effect" in said
-    assert status == 0, said
     assert "an epoch of 75 minibatches then reads" in said.replace("\n  ", " ")
     wanted = 1 - 10 * 300 / (75 * report["subject"]["pages_per_batch"])
     assert report["subject"]["wanted_hit_ratio"] == pytest.approx(wanted, abs=0.05)
 
 
-def test_advice_says_that_no_cache_is_large_enough(dataset: Path, bench: Bench) -> None:
-    status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
-    assert status == 0
+def test_advice_says_that_no_cache_is_large_enough(dataset, bench):
+    said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
     assert "no cache reaches 99.9%: with every page" in said
 
 
 @pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
-def test_advice_takes_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
-    status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
-    assert status == 2
+def test_advice_takes_one_trace(dataset, bench, several):
+    said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several, status=2)
     assert "--advise takes one trace: give one --sampler" in said
 
 
-def test_advice_says_that_no_cache_is_needed(dataset: Path, bench: Bench) -> None:
+def test_advice_says_that_no_cache_is_needed(dataset, bench):
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
-    status, said, report = bench("hit-ratio", dataset, *args)
-    assert status == 0
+    said, report = bench("hit-ratio", dataset, *args)
     assert "no cache is needed: the goal is reached" in said
     assert report["subject"]["wanted_hit_ratio"] == 0
 
 
-def test_a_window_that_is_too_long_is_clipped_if_a_policy_uses_it(dataset: Path, bench: Bench) -> None:
+def test_a_window_that_is_too_long_is_clipped_if_a_policy_uses_it(dataset, bench):
     args = (*SMALL, "--windows", "3,24")
-    _, said, report = bench("hit-ratio", dataset, *args, "--policies", "lookahead")
+    said, report = bench("hit-ratio", dataset, *args, "--policies", "lookahead")
     assert {window for _, window in ratios(report, "lookahead")} == {3, 22}
     assert "window 24 is measured as 22" in said
-    _, said, _ = bench("hit-ratio", dataset, *args, "--policies", "lru")
+    said, _ = bench("hit-ratio", dataset, *args, "--policies", "lru")
     assert "is measured as" not in said
 
 
-def test_a_note_says_that_minibatches_read_most_pages(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_minibatches_read_most_pages(dataset, bench):
     args = ("--batch-size", 512, "--batches", 4, "--cache", "5%", "--policies", "lru")
-    _, said, _ = bench("hit-ratio", dataset, *args)
+    said, _ = bench("hit-ratio", dataset, *args)
     assert "a minibatch reads" in said
-    _, said, _ = bench("hit-ratio", dataset, *SMALL, "--policies", "lru")
+    said, _ = bench("hit-ratio", dataset, *SMALL, "--policies", "lru")
     assert "a minibatch reads" not in said
 
 
@@ -223,58 +200,49 @@ def test_a_note_says_that_minibatches_read_most_pages(dataset: Path, bench: Benc
         (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
     ],
 )
-def test_options_without_effect_on_a_replay_are_refused(
-    dataset: Path, bench: Bench, tmp_path: Path, args: list[str], said: str
-) -> None:
+def test_options_without_effect_on_a_replay_are_refused(dataset, bench, tmp_path, args, said):
     trace = tmp_path / "t.trace"
     bench("hit-ratio", dataset, *SMALL, "--policies", "lru", "--record", trace)
-    status, text, _ = bench("hit-ratio", "--replay", trace, *args)
-    assert status == 2
+    text, _ = bench("hit-ratio", "--replay", trace, *args, status=2)
     assert said.format(trace=trace) in text
 
 
-def test_advice_refuses_a_trace_of_another_dataset(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_advice_refuses_a_trace_of_another_dataset(dataset, bench, tmp_path):
     writer = TraceWriter(tmp_path / "t", [TracedTable("_N.feat", 7, 4096, 1, None, None)])
     for _ in range(8):
         writer.enter([np.arange(7)])
     writer.finish()
-    status, said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s")
-    assert status == 2
+    said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s", status=2)
     assert "the trace is from another dataset" in said
 
 
-def test_a_note_says_that_the_cache_holds_the_whole_table(dataset: Path, bench: Bench) -> None:
-    _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "1GB", "--policies", "lru")
+def test_a_note_says_that_the_cache_holds_the_whole_table(dataset, bench):
+    said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "1GB", "--policies", "lru")
     assert "holds the whole table" in said
     assert ratios(report, "lru") == ratios(report, "MIN")
 
 
-def test_a_file_that_is_not_a_trace_is_refused(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(bench, tmp_path):
     (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
-    status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")
-    assert status == 2
+    text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace", status=2)
     assert text.startswith(f"gids bench: {tmp_path}/x.trace is not a complete trace of this gids")
 
 
-def test_a_dataset_or_a_trace_is_required(bench: Bench) -> None:
-    assert bench("hit-ratio")[:2] == (
-        2,
-        "gids bench: give a dataset to sample, or a recorded trace with --replay\n",
-    )
+def test_a_dataset_or_a_trace_is_required(bench):
+    said, _ = bench("hit-ratio", status=2)
+    assert said == "gids bench: give a dataset to sample, or a recorded trace with --replay\n"
 
 
-def test_a_note_says_that_the_cache_is_smaller_than_a_page(dataset: Path, bench: Bench) -> None:
-    _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
+def test_a_note_says_that_the_cache_is_smaller_than_a_page(dataset, bench):
+    said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
     assert "a cache of 3000 is smaller than a page of 4096 B: nothing is hit (2% is a share" in said
     assert ratios(report, "MIN") == {(0, None): 0.0}
 
 
-def test_an_interrupted_run_reports_lookahead_then_min_and_lru(
-    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_reports_lookahead_then_min_and_lru(dataset, bench, monkeypatch):
     runs = 0
 
-    def interrupt(self: Session) -> None:
+    def interrupt(self):
         nonlocal runs
         runs += 1
         if runs == 13:
@@ -283,10 +251,9 @@ def test_an_interrupted_run_reports_lookahead_then_min_and_lru(
     monkeypatch.setattr(Session, "done", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        status, said, report = bench("hit-ratio", dataset, *SMALL)
+        said, report = bench("hit-ratio", dataset, *SMALL, status=130)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert status == 130
     assert "PARTIAL: interrupted; number of results: 13" in said
     assert report["partial"] == "interrupted"
     assert Counter(f["setting"]["policy"] for f in report["figures"]) == {"lookahead": 10, "MIN": 2, "lru": 1}
@@ -294,9 +261,8 @@ def test_an_interrupted_run_reports_lookahead_then_min_and_lru(
     assert report["figures"][0]["setting"]["policy"] == "MIN"  # the table keeps its order
 
 
-def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Bench) -> None:
-    status, said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
-    assert status == 0
+def test_the_measurement_stops_after_the_given_seconds(dataset, bench):
+    said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
     assert report["partial"] == "time"
     assert "PARTIAL: stopped by --seconds 1e-06" in said
     assert report["seconds"] < 20  # it would take a minute

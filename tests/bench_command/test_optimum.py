@@ -18,7 +18,7 @@ from gids.trace.replay import BatchList, Optimum, replay
 Pages = npt.NDArray[np.int64]
 
 
-def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> BatchList:
+def random_trace(rng, pages, batches, most):
     """Skewed minibatches of distinct pages; some are empty."""
     found = []
     for _ in range(batches):
@@ -27,12 +27,12 @@ def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) 
     return BatchList(found)
 
 
-def brute_force(trace: BatchList, lines: int) -> int:
+def brute_force(trace, lines):
     """The greatest number of hits, by trying all choices of pages to keep after each minibatch."""
     batches = [frozenset(b.tolist()) for b in trace.batches]
 
     @cache
-    def best(t: int, held: frozenset[int]) -> int:
+    def best(t, held):
         if t == len(batches):
             return 0
         candidates = sorted(held | batches[t])
@@ -44,7 +44,7 @@ def brute_force(trace: BatchList, lines: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_min_equals_brute_force(seed: int) -> None:
+def test_min_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
     pages = int(rng.integers(2, 7))
     trace = random_trace(rng, pages, int(rng.integers(1, 7)), pages)
@@ -53,7 +53,7 @@ def test_min_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_min_equals_the_model_for_each_minibatch(seed: int) -> None:
+def test_min_equals_the_model_for_each_minibatch(seed):
     rng = np.random.default_rng(seed)
     pages = int(rng.integers(5, 300))
     trace = random_trace(rng, pages, 50, pages)
@@ -64,7 +64,7 @@ def test_min_equals_the_model_for_each_minibatch(seed: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(12))
-def test_no_policy_hits_more_than_min(policy: str, seed: int) -> None:
+def test_no_policy_hits_more_than_min(policy, seed):
     rng = np.random.default_rng(seed)
     pages, planned = int(rng.integers(5, 400)), int(rng.integers(1, 5))
     window = int(rng.integers(0, 24 - planned + 1))
@@ -81,18 +81,18 @@ def test_no_policy_hits_more_than_min(policy: str, seed: int) -> None:
             assert np.array_equal(found.hits + found.loads + found.bypasses, found.pages)
 
 
-def test_a_repeated_page_in_a_minibatch_is_damage() -> None:
+def test_a_repeated_page_in_a_minibatch_is_damage():
     trace = BatchList([np.array([1, 2, 1])])
     with pytest.raises(FormatError, match="has a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
 
 
-def test_too_many_live_minibatches_are_refused() -> None:
+def test_too_many_live_minibatches_are_refused():
     with pytest.raises(ValueError, match="both together 24 or less"):
         replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
 
 
-def test_unique_pages_keep_the_order_of_first_use() -> None:
+def test_unique_pages_keep_the_order_of_first_use():
     rng = np.random.default_rng(5)
     marks = np.zeros(100, np.uint32)
     for mark in range(1, 20):
@@ -107,6 +107,6 @@ def test_unique_pages_keep_the_order_of_first_use() -> None:
 @pytest.mark.parametrize(
     ("following", "ends"), [([1, 1], [0, 1, 2]), ([5], [0, 2, 1]), ([5, 5], [0, 1, 1]), ([0], [0, 1, 1])]
 )
-def test_impossible_next_uses_are_refused(following: list[int], ends: list[int]) -> None:
+def test_impossible_next_uses_are_refused(following, ends):
     with pytest.raises(ValueError, match="min_hits"):
         _core.min_hits(np.array(following, np.uint32), np.array(ends, np.int64), 1, 0, np.empty(2, np.int64))

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
+from commands import gids
 
-import gids
+from gids import FeatureStore
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.store import verify
 
-Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "5,5", "--cache", "5%", "--policies", "lookahead", "--windows", 16)
 SAMPLED = (*SMALL, "--batches", 60)
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graph(tmp_path_factory):
     """Many classes, most edges within one, ids in no order: rows of 256 bytes, 16 per page."""
     spec = GraphSpec(20_000, degree=12, dim=64, classes=200, homophily=0.9, train_count=2000)
     return write_graph(tmp_path_factory.mktemp("clustered") / "graph", spec)
 
 
-def convert(graph: Path, order: str) -> Path:
+def convert(graph, order):
     path = graph.with_name(f"{order.partition(':')[0]}.gids")
     if not path.exists():
         command = ["convert", str(graph), str(path), "--quiet", "--order", order, "--page-bytes", "4096"]
-        assert main(command) == 0
+        gids(*command)
     return path
 
 
-def pages(report: dict[str, Any]) -> dict[tuple[str, str], float]:
+def pages(report):
     """Pages read per epoch by (order, policy)."""
     return {
         (f["setting"]["order"], f["setting"]["policy"]): f["metrics"]["epoch_pages_read"]["median"]
@@ -42,37 +38,35 @@ def pages(report: dict[str, Any]) -> dict[tuple[str, str], float]:
     }
 
 
-def test_an_order_by_community_reads_fewer_pages_and_converts_to_the_same(graph: Path, bench: Bench) -> None:
-    status, said, report = bench(
+def test_an_order_by_community_reads_fewer_pages_and_converts_to_the_same(graph, bench):
+    _, report = bench(
         "hit-ratio", convert(graph, "original"), *SAMPLED, "--order", "original,degree,community"
     )
-    assert status == 0, said
     found = pages(report)
     assert found["original", "lookahead"] >= 1.5 * found["community", "lookahead"]
     assert found["original", "lookahead"] >= found["degree", "lookahead"]
     for order in ("degree", "community"):
-        _, _, report = bench("hit-ratio", convert(graph, order), *SAMPLED)
+        _, report = bench("hit-ratio", convert(graph, order), *SAMPLED)
         stored = pages(report)
         for policy in ("MIN", "lookahead"):
             assert stored["stored", policy] == found[order, policy]
-        _, _, report = bench("hit-ratio", convert(graph, order), *SAMPLED, "--order", "original")
+        _, report = bench("hit-ratio", convert(graph, order), *SAMPLED, "--order", "original")
         assert pages(report)["original", "lookahead"] == found["original", "lookahead"]
 
 
-def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_trace_of_rows_gives_an_order(graph, bench, tmp_path):
     trace, original = tmp_path / "rows.trace", convert(graph, "original")
-    status, said, _ = bench("hit-ratio", original, *SMALL, "--batches", 250, "--rows", "--record", trace)
-    assert status == 0, said
+    said, _ = bench("hit-ratio", original, *SMALL, "--batches", 250, "--rows", "--record", trace)
     assert "--rows: each row counts as a page" in said
     path = convert(graph, f"trace:{trace}")
     assert not list(verify(path))
     ids = np.random.default_rng(0).integers(0, 20_000, 3000)
-    table = gids.FeatureStore(path).table("feat")
+    table = FeatureStore(path).table("feat")
     assert np.array_equal(table.read_rows(ids).numpy(), np.load(graph / "feat.npy")[ids])
-    _, _, report = bench("hit-ratio", original, *SAMPLED, "--seed", 3, "--order", f"original,trace:{trace}")
+    _, report = bench("hit-ratio", original, *SAMPLED, "--seed", 3, "--order", f"original,trace:{trace}")
     found = pages(report)
     assert found["original", "lookahead"] >= 1.5 * found[f"trace:{trace}", "lookahead"]
-    _, _, report = bench("hit-ratio", path, *SAMPLED, "--seed", 3)
+    _, report = bench("hit-ratio", path, *SAMPLED, "--seed", 3)
     assert pages(report)["stored", "lookahead"] == found[f"trace:{trace}", "lookahead"]
 
 
@@ -89,15 +83,12 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
         (("--order", "degree,original", "--record", "x"), "--record writes one trace"),
     ],
 )
-def test_bad_orders_of_a_trace(graph: Path, bench: Bench, args: tuple[str, ...], cause: str) -> None:
-    status, said, _ = bench("hit-ratio", convert(graph, "original"), *SAMPLED, *args)
-    assert status == 2
+def test_bad_orders_of_a_trace(graph, bench, args, cause):
+    said, _ = bench("hit-ratio", convert(graph, "original"), *SAMPLED, *args, status=2)
     assert cause in said.replace("\n  ", " ")
 
 
-def test_bad_orders_of_a_conversion(
-    graph: Path, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_orders_of_a_conversion(graph, bench, tmp_path, capsys):
     pages_only = tmp_path / "pages.trace"
     bench("hit-ratio", convert(graph, "original"), *SMALL, "--batches", 5, "--record", pages_only)
     for order, cause in (
@@ -112,16 +103,14 @@ def test_bad_orders_of_a_conversion(
     assert not (tmp_path / "x.gids").exists()
 
 
-def test_advice_speaks_about_pages_with_several_rows(graph: Path, bench: Bench) -> None:
+def test_advice_speaks_about_pages_with_several_rows(graph, bench):
     args = ("--batch-size", 8, "--fanouts", "5,5", "--batches", 30, "--advise", "20%")
-    status, said, report = bench("hit-ratio", convert(graph, "original"), *args)
-    assert status == 0, said
+    _, report = bench("hit-ratio", convert(graph, "original"), *args)
     (answer,) = (a for a in report["answers"] if "--page-bytes" in a)
     assert answer.startswith("a page of 4096 B has 16 rows; if rows are read at random, the same memory ")
     assert "in pages of 512 B: convert with --page-bytes 512, on a disk" in answer
     short = graph.with_name("short.gids")
-    assert main(["convert", str(graph), str(short), "--quiet", "--page-bytes", "512"]) == 0
-    status, said, report = bench("hit-ratio", short, *args)
-    assert status == 0, said
+    gids("convert", graph, short, "--quiet", "--page-bytes", "512")
+    _, report = bench("hit-ratio", short, *args)
     assert report["answers"]
     assert not [a for a in report["answers"] if "--page-bytes" in a]

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from gids.bench import text
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session, TimeIsUp
-from gids.bench.text import Column, ratio, seconds, shared, table
+from gids.bench.text import Column, ratio, shared, table
 from gids.cli.bench import _hand_over
 
 
-def test_time_is_up_only_if_runs_are_left() -> None:
-    limited = Session(seconds=1e-9)
+def session(seconds):
+    return Session(argparse.Namespace(seconds=seconds, repeat=1), Report("test", ["gids"]))
+
+
+def test_time_is_up_only_if_runs_are_left():
+    limited = session(1e-9)
     limited.total(2)
     with pytest.raises(TimeIsUp):
         limited.done()
@@ -27,24 +32,22 @@ def test_time_is_up_only_if_runs_are_left() -> None:
         limited.check()
 
 
-def test_without_a_limit_there_is_always_time() -> None:
-    unlimited = Session()
+def test_without_a_limit_there_is_always_time():
+    unlimited = session(0)
     assert unlimited.left_s() == float("inf")
     unlimited.check()
 
 
-def test_the_table_is_printed_if_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_is_printed_if_the_disk_is_full(tmp_path, monkeypatch, capsys):
     report = Report("test", ["gids"])
     report.figure(place="a").add(score=3.0)
 
     class Question:
         @staticmethod
-        def columns(_: Report) -> tuple[dict[str, str], list[Column]]:
+        def columns(_):
             return {"place": "place"}, [Column("score", "score", ratio)]
 
-    def fill(path: Path, text: str) -> None:
+    def fill(path, text):
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
@@ -56,7 +59,7 @@ def test_the_table_is_printed_if_the_disk_is_full(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_has_medians_and_ranges_and_omits_empty_columns() -> None:
+def test_a_table_has_medians_and_ranges_and_omits_empty_columns():
     report = Report("test", ["gids"])
     for value in (3.0, 1.0, 2.0):
         report.figure(place="a", size=1).add(score=value, missing=None)
@@ -64,7 +67,7 @@ def test_a_table_has_medians_and_ranges_and_omits_empty_columns() -> None:
     report.figure(place="b", size=None)  # was not measured
     columns = [
         Column("score", "score", ratio, spread=True),
-        Column("time", "time", seconds),
+        Column("time", "time", text.seconds),
         Column("-", "missing", ratio),
     ]
     assert table(report.figures, {"place": "place", "size": "size"}, columns).splitlines() == [
@@ -75,11 +78,11 @@ def test_a_table_has_medians_and_ranges_and_omits_empty_columns() -> None:
     ]
 
 
-def test_an_upright_table_has_a_column_per_figure() -> None:
+def test_an_upright_table_has_a_column_per_figure():
     report = Report("test", ["gids"])
     report.figure(place="a").add(score=1.0, time=0.25)
     report.figure(place="bb").add(score=22.0)
-    columns = [Column("score", "score", ratio), Column("time", "time", seconds)]
+    columns = [Column("score", "score", ratio), Column("time", "time", text.seconds)]
     assert table(report.figures, {"place": "place"}, columns, upright=True).splitlines() == [
         "place        a      bb",
         "----------------------",
@@ -88,7 +91,7 @@ def test_an_upright_table_has_a_column_per_figure() -> None:
     ]
 
 
-def test_shared_settings_are_found() -> None:
+def test_shared_settings_are_found():
     report = Report("test", ["gids"])
     report.figure(place="a", size=None, depth=4, kind="x").add(score=1)
     report.figure(place="a", size=2, depth=4, kind="y").add(score=1)
@@ -97,7 +100,7 @@ def test_shared_settings_are_found() -> None:
     assert shared(report.figures, titles) == {"size": 2, "depth": 4}
 
 
-def test_standard_output_that_is_a_file_gets_the_report_at_its_end(tmp_path: Path) -> None:
+def test_standard_output_that_is_a_file_gets_the_report_at_its_end(tmp_path):
     with open(tmp_path / "out", "w") as out:
         print("before", file=out, flush=True)
         path = Path(f"/dev/fd/{out.fileno()}")
@@ -107,7 +110,7 @@ def test_standard_output_that_is_a_file_gets_the_report_at_its_end(tmp_path: Pat
     assert (before, json.loads(report)["question"]) == ("before", "test")
 
 
-def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+def test_a_pipe_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     check_writable(tmp_path / "pipe")
     found: list[str] = []
@@ -119,7 +122,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
 
 
-def test_checking_a_path_does_not_change_the_file(tmp_path: Path) -> None:
+def test_checking_a_path_does_not_change_the_file(tmp_path):
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old")
     check_writable(tmp_path / "new")
@@ -132,5 +135,5 @@ def test_checking_a_path_does_not_change_the_file(tmp_path: Path) -> None:
     ("value", "shown"),
     [(0.0, "0 ns"), (5e-9, "5 ns"), (12.3e-6, "12.3 us"), (0.25, "250 ms"), (3.0, "3.00 s")],
 )
-def test_seconds_have_a_fitting_unit(value: float, shown: str) -> None:
-    assert seconds(value) == shown
+def test_seconds_have_a_fitting_unit(value, shown):
+    assert text.seconds(value) == shown

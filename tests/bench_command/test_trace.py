@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ from gids.write import DatasetWriter
 ROWS = 4000
 
 
-def table(name: str = "_N.feat", pages: int = 1000, *, heat: bool = True) -> TracedTable:
+def table(name="_N.feat", pages=1000, *, heat=True):
     values = (np.arange(pages) % 251).astype(np.uint8) if heat else None
     return TracedTable(name, pages, 4096, 4, None, values)
 
 
-def write(path: Path, tables: list[TracedTable], batches: list[list[np.ndarray]]) -> None:
+def write(path, tables, batches):
     writer = TraceWriter(path, tables)
     for pages in batches:
         writer.enter(pages)
@@ -38,7 +37,7 @@ def write(path: Path, tables: list[TracedTable], batches: list[list[np.ndarray]]
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "two.gids"
     rng = np.random.default_rng(0)
     with DatasetWriter(path) as writer:
@@ -49,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def minibatches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
+def minibatches(count, seed):
     """Skewed ids with repeats; some minibatches omit the second table."""
     rng = np.random.default_rng(seed)
     result = []
@@ -63,12 +62,17 @@ def minibatches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     return result
 
 
-def papers(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def open_loader(dataset, *tables, **options):
+    source = gids.open(dataset, memory=32 << 20, **tuned(options))
+    return gids.FeatureLoader(source, list(tables) or ["paper.feat"])
+
+
+def papers(ids):
     return {"paper.feat": ids["paper.feat"]}
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
+def test_a_written_trace_is_read_back(tmp_path, wide):
     rng = np.random.default_rng(1)
     big = (1 << 32) + 7 if wide else 1000
     tables = [table("a.x", heat=False, pages=big), table("b.y", pages=37)]
@@ -102,17 +106,12 @@ def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
     ("policy", "window", "planned"),
     [*((policy, 6, 3) for policy in POLICIES), ("lookahead", 0, 1), ("lookahead", 22, 2)],
 )
-def test_a_recorded_run_replays_to_the_counts_of_the_run(
-    dataset: Path, tmp_path: Path, policy: str, window: int, planned: int
-) -> None:
+def test_a_recorded_run_replays_to_the_counts_of_the_run(dataset, tmp_path, policy, window, planned):
     options = {"window": window, "planned": planned, "policy": policy, "queue_depth": 16}
-    options |= {"memory": 32 << 20, "cache": 1 << 20}
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
-    with (
-        gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["paper.feat", "author.feat"]) as loader,
-        record(loader, path),
-    ):
+    tables = ("paper.feat", "author.feat")
+    with open_loader(dataset, *tables, cache=1 << 20, **options) as loader, record(loader, path):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
             assert all(torch.equal(features[t], loader.store.read_rows(ids[t], t)) for t in ids)
         for _ in loader.attach(batches[::-1], lambda ids: ids):  # and another
@@ -137,12 +136,9 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
             assert found.evictions == run["evictions"]
 
 
-def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset, tmp_path):
     path = tmp_path / "run.trace"
-    with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)),
-        ["paper.feat"],
-    ) as loader:
+    with open_loader(dataset, cache=1 << 20) as loader:
         with record(loader, path):
             for _ in range(3):
                 for _ in loader.attach(minibatches(30, seed=2), papers):
@@ -155,9 +151,7 @@ def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_pa
         assert int(replay_as_recorded(trace, 0).hits.sum()) == hits
 
 
-def test_a_trace_ends_when_another_loader_takes_the_memory(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trace_ends_when_another_loader_takes_the_memory(dataset, tmp_path, caplog):
     path = tmp_path / "run.trace"
     with gids.open(dataset, memory=32 << 20, tuning=gids.Tuning(cache=1 << 20)) as source:
         loader, other = (gids.FeatureLoader(source, [table]) for table in ("paper.feat", "author.feat"))
@@ -172,53 +166,44 @@ def test_a_trace_ends_when_another_loader_takes_the_memory(
         assert int(replay_as_recorded(trace, 0).hits.sum()) == hits == trace.counters["paper.feat"]["hits"]
 
 
-def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset: Path, tmp_path: Path) -> None:
+def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset, tmp_path):
     path = tmp_path / "run.trace"
 
-    def train(loader: gids.FeatureLoader) -> None:
+    def train(loader):
         with record(loader, path):
             for number, _ in enumerate(loader.attach(minibatches(30, seed=2), papers)):
                 if number == 9:
                     raise RuntimeError("the model exploded")
 
-    with gids.FeatureLoader(
-        gids.open(dataset, memory=32 << 20, window=4),
-        ["paper.feat"],
-    ) as loader:
-        with pytest.raises(RuntimeError, match="the model exploded"):
-            train(loader)
+    with open_loader(dataset, window=4) as loader, pytest.raises(RuntimeError, match="the model exploded"):
+        train(loader)
     with Trace(path) as trace:
         assert trace.batch_count >= 10
         replay_as_recorded(trace, 0)
 
 
-def test_a_full_disk_ends_the_recording_but_not_the_training(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_ends_the_recording_but_not_the_training(dataset, tmp_path, monkeypatch, caplog):
     path = tmp_path / "run.trace"
     calls = iter(range(100))
 
-    def fill(self: TraceWriter) -> None:
+    def fill(self):
         if next(calls) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TraceWriter, "plan", fill)
-    with (
-        gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader,
-        record(loader, path),
-    ):
+    with open_loader(dataset) as loader, record(loader, path):
         assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
     assert "incomplete: [Errno 28] No space left on device" in caplog.text
     with pytest.raises(FormatError, match="is not a complete trace of this gids: record it again"):
         Trace(path)
 
 
-def test_recording_must_start_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
-    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
+def test_recording_must_start_before_the_first_minibatch(dataset, tmp_path):
+    with open_loader(dataset) as loader:
         next(loader.attach(minibatches(3, seed=2), papers))
         with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
             pass
-    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
+    with open_loader(dataset) as loader:
         with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
             pass
         with record(loader, tmp_path / "none"):
@@ -226,7 +211,7 @@ def test_recording_must_start_before_the_first_minibatch(dataset: Path, tmp_path
         assert not (tmp_path / "none").exists(), "without a minibatch nothing is left that is no trace"
 
 
-def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path: Path) -> None:
+def test_a_node_loader_is_recorded_by_its_feature_loader(dataset, tmp_path):
     path = tmp_path / "run.trace"
     options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
@@ -246,19 +231,19 @@ def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path
             pass
 
 
-def test_a_sampled_trace_cannot_be_replayed_as_recorded(tmp_path: Path) -> None:
+def test_a_sampled_trace_cannot_be_replayed_as_recorded(tmp_path):
     write(tmp_path / "t", [table()], [[np.arange(3)]])
     with Trace(tmp_path / "t") as trace, pytest.raises(ValueError, match="was sampled, not recorded"):
         replay_as_recorded(trace, 0)
 
 
 @pytest.fixture
-def good(tmp_path: Path) -> bytes:
+def good(tmp_path):
     write(tmp_path / "good", [table(pages=100)], [[np.arange(5)], [np.arange(7, 90)]])
     return (tmp_path / "good").read_bytes()
 
 
-def test_every_truncation_is_one_clear_error(tmp_path: Path, good: bytes) -> None:
+def test_every_truncation_is_one_clear_error(tmp_path, good):
     path = tmp_path / "cut"
     for size in [*range(0, len(good), 11), len(good) - 1]:
         path.write_bytes(good[:size])
@@ -266,7 +251,7 @@ def test_every_truncation_is_one_clear_error(tmp_path: Path, good: bytes) -> Non
             Trace(path)
 
 
-def test_every_changed_byte_is_harmless_or_an_error(tmp_path: Path, good: bytes) -> None:
+def test_every_changed_byte_is_harmless_or_an_error(tmp_path, good):
     rng = np.random.default_rng(3)
     path = tmp_path / "changed"
     refused = 0
@@ -286,7 +271,7 @@ def test_every_changed_byte_is_harmless_or_an_error(tmp_path: Path, good: bytes)
     assert refused > 200  # the others changed a date, or another field that nobody reads
 
 
-def test_files_that_are_not_traces_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_traces_are_refused(tmp_path):
     for name, data in (("old", b"GIDSTRCE" + bytes(99)), ("empty", b""), ("zip", b"PK\x03\x04" * 20)):
         (tmp_path / name).write_bytes(data)
     np.savez(tmp_path / "other", pages=np.arange(3))
@@ -295,7 +280,7 @@ def test_files_that_are_not_traces_are_refused(tmp_path: Path) -> None:
             Trace(path)
 
 
-def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_file, "VERSION", 4)
     write(tmp_path / "t", [table()], [])
     monkeypatch.undo()
@@ -303,7 +288,7 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Trace(tmp_path / "t")
 
 
-def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
+def test_pages_beyond_the_table_are_refused(tmp_path):
     write(tmp_path / "t", [table(pages=10)], [[np.array([3, 10])]])
     with (
         Trace(tmp_path / "t") as trace,
@@ -323,22 +308,20 @@ HOSTILE: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, v) for name, values in HOSTILE.items() for v in values])
-def test_arrays_that_are_whole_and_wrong_are_damage(
-    tmp_path: Path, good: bytes, name: str, value: Any
-) -> None:
+def test_arrays_that_are_whole_and_wrong_are_damage(tmp_path, good, name, value):
     with np.load(io.BytesIO(good)) as arrays, open(tmp_path / "wrong", "wb") as file:
         np.savez(file, **{**arrays, name: value})
     with pytest.raises(FormatError, match=r"is damaged|is a trace of version"):
         read_all(tmp_path / "wrong")
 
 
-def test_compressed_pages_are_damage(tmp_path: Path, good: bytes) -> None:
+def test_compressed_pages_are_damage(tmp_path, good):
     with np.load(io.BytesIO(good)) as arrays, open(tmp_path / "wrong", "wb") as file:
         np.savez_compressed(file, **arrays)
     with pytest.raises(FormatError, match="is damaged"):
         read_all(tmp_path / "wrong")
 
 
-def read_all(path: Path) -> None:
+def read_all(path):
     with Trace(path) as trace:
         list(map(trace.pages, range(trace.batch_count)))

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from commands import gids
+from datasets import save_arrays
 
 from gids import FeatureStore
 from gids.cli import main
@@ -22,16 +24,13 @@ def dataset(tmp_path):
         "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
         "edges/paper.cites.paper/edge_index": rng.integers(0, 40, (2, 99)),
     }
-    for name, values in arrays.items():
-        path = source / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
-    assert main(["convert", str(source), str(tmp_path / "mag.gids"), "--quiet"]) == 0
+    save_arrays(source, **arrays)
+    gids("convert", source, tmp_path / "mag.gids", "--quiet")
     return tmp_path / "mag.gids"
 
 
 def test_damped_walks_are_stored(dataset, capsys):
-    assert main(["heat", str(dataset), "--method", "reverse-pagerank", "--damping", "0.5"]) == 0
+    gids("heat", dataset, "--method", "reverse-pagerank", "--damping", "0.5")
     store = FeatureStore(dataset)
     expected = reverse_pagerank(store, choose_seeds(store, "train"), damping=0.5)
     for ntype in ("paper", "author"):
@@ -44,7 +43,7 @@ def test_damped_walks_are_stored(dataset, capsys):
 def test_heat_without_damping_equals_the_visits_of_sampling(dataset):
     for options, fanouts in ((["--fanouts", "5,-1,2"], [5, -1, 2]), ([], [10, 10, 10])):
         arguments = [*options, "--seeds", "all", "--quiet"]  # the default method
-        assert main(["heat", str(dataset), *arguments]) == 0
+        gids("heat", dataset, *arguments)
         store = FeatureStore(dataset)
         expected = expected_visits(store, choose_seeds(store, "all"), fanouts)["author"]
         assert np.array_equal(store.heat("reverse-pagerank", "author"), expected.astype(np.float32))
@@ -52,7 +51,7 @@ def test_heat_without_damping_equals_the_visits_of_sampling(dataset):
 
 def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
     arguments = ["--fanouts", "3,2", "--batch-size", "4", "--batches", "5", "--seed", "3", "--seeds", "val"]
-    assert main(["heat", str(dataset), "--method", "sampled", *arguments, "--quiet"]) == 0
+    gids("heat", dataset, "--method", "sampled", *arguments, "--quiet")
     assert capfd.readouterr() == ("", "")
     store = FeatureStore(dataset)
     expected = sampled_counts(store, choose_seeds(store, "val"), [3, 2], batch_size=4, batches=5, seed=3)
@@ -60,10 +59,10 @@ def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
 
 
 def test_info_lists_the_methods(dataset, capsys):
-    assert main(["heat", str(dataset), "--method", "reverse-pagerank", "--quiet"]) == 0
-    assert main(["info", str(dataset)]) == 0
+    gids("heat", dataset, "--method", "reverse-pagerank", "--quiet")
+    gids("info", dataset)
     assert "  author  7  heat reverse-pagerank, out-degree\n" in capsys.readouterr().out
-    assert main(["info", str(dataset), "--json"]) == 0
+    gids("info", dataset, "--json")
     assert json.loads(capsys.readouterr().out)["nodes"][0]["heat"] == ["reverse-pagerank", "out-degree"]
 
 

@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from commands import gids
+from datasets import save_arrays
 
 from gids.cli import main
 
@@ -28,17 +30,14 @@ def dataset(tmp_path_factory):
         "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
         "edges/paper.cites.paper/weight": np.ones((9, 1), np.float16),
     }
-    for name, values in arrays.items():
-        path = folder / f"source/{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+    save_arrays(folder / "source", **arrays)
     command = ["convert", str(folder / "source"), str(folder / "mag.gids"), "--page-bytes", "4096"]
-    assert main([*command, "--quiet"]) == 0
+    gids(*command, "--quiet")
     return folder / "mag.gids"
 
 
 def test_info_prints_the_content(dataset, capsys):
-    assert main(["info", str(dataset)]) == 0
+    gids("info", dataset)
     assert (
         capsys.readouterr().out
         == f"""\
@@ -64,7 +63,7 @@ relations
 
 
 def test_json_has_the_same_content(dataset, capsys):
-    assert main(["info", str(dataset), "--json"]) == 0
+    gids("info", dataset, "--json")
     found = json.loads(capsys.readouterr().out)
     assert found["tables"][0] == {
         "name": "author.feat",
@@ -95,9 +94,9 @@ def test_info_prints_the_size_of_each_shard(tmp_path, capsys):
         os.mkdir(disk)
     path = str(tmp_path / "a.gids")
     command = ["convert", str(tmp_path / "feat.npy"), path, "--page-bytes", "4096", "--quiet"]
-    assert main([*command, "--stripe", *disks]) == 0
+    gids(*command, "--stripe", *disks)
     allowed = [word for disk in disks for word in ("--allow-dir", disk)]
-    assert main(["info", path, *allowed]) == 0
+    gids("info", path, *allowed)
     shards = [line.split(".bin  ")[1] for line in capsys.readouterr().out.splitlines() if ".bin" in line]
     assert shards == ["12.3 kB, 60.0%", "8.2 kB, 40.0%"]
 
@@ -146,11 +145,11 @@ def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
 def test_info_prints_the_scale(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((9, 6), np.float32))
     command = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "int8", "--quiet"]
-    assert main([*command, "--page-bytes", "4096"]) == 0
+    gids(*command, "--page-bytes", "4096")
     capsys.readouterr()
-    assert main(["info", str(tmp_path / "x.gids")]) == 0
+    gids("info", tmp_path / "x.gids")
     said = capsys.readouterr().out.splitlines()[2]
     assert said == "  _N.feat  int8 with a scale per row, 9 x 6  1 page of 4096 B, 341 rows each  4.1 kB"
-    assert main(["info", str(tmp_path / "x.gids"), "--json"]) == 0
+    gids("info", tmp_path / "x.gids", "--json")
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert (table["dtype"], table["scale"], table["row_bytes"]) == ("int8", "row", 12)

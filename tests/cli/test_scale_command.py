@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from commands import gids
+from datasets import save_arrays
 
 from gids.bench.arguments import SAMPLERS
 from gids.cli import main
@@ -24,18 +24,15 @@ RATES = ["--storage-gb-s", "2", "--reads-per-s", "1e5"]
 QUICK = ["--fanouts", "3,2", "--batch-size", "8", *RATES]
 
 
-def convert(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
-    for name, values in arrays.items():
-        path = folder / "source" / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, values)
+def convert(folder, arrays):
+    save_arrays(folder / "source", **arrays)
     out = folder / "made.gids"
-    assert main(["convert", str(folder / "source"), str(out), "--quiet", "--page-bytes", "512"]) == 0
+    gids("convert", folder / "source", out, "--quiet", "--page-bytes", "512")
     return out
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory):
     """Clusters of 50 nodes, with successive ids; rows of a page."""
     rng = np.random.default_rng(1)
     targets = rng.integers(0, 2000, 16_000)
@@ -51,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def typed(tmp_path_factory):
     rng = np.random.default_rng(1)
     arrays = {
         "nodes/paper/feat": np.zeros((800, 16), np.float32),
@@ -66,8 +63,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: Any, status: int = 0) -> str:
+def run(capsys):
+    def run(*arguments, status=0):
         assert main(["scale", *map(str, arguments)]) == status
         said = capsys.readouterr()
         return said.err if status else said.out
@@ -75,7 +72,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def test_tables_and_json_agree(dataset: Path, run: Run, tmp_path: Path) -> None:
+def test_tables_and_json_agree(dataset, run, tmp_path):
     said = run(dataset, *QUICK, "--ranks", "16", "--json", tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
     assert said.splitlines()[0] == "made.gids: 1,000 seeds, batch 8 per rank, neighbor"
@@ -101,7 +98,7 @@ def test_tables_and_json_agree(dataset: Path, run: Run, tmp_path: Path) -> None:
     assert found["cut"]["hash"]["4"] == pytest.approx(0.75, abs=0.02)
 
 
-def test_rates_decide_the_bottleneck(dataset: Path, run: Run, tmp_path: Path) -> None:
+def test_rates_decide_the_bottleneck(dataset, run, tmp_path):
     out = tmp_path / "out.json"
     slow = {
         "storage": ["--reads-per-s", "1000"],
@@ -115,7 +112,7 @@ def test_rates_decide_the_bottleneck(dataset: Path, run: Run, tmp_path: Path) ->
         assert {p["bottleneck"] for p in found if p["mode"] == "partitioned" and p["ranks"] > 1} == {resource}
 
 
-def test_more_ranks_than_seeds_share_them(dataset: Path, run: Run, tmp_path: Path) -> None:
+def test_more_ranks_than_seeds_share_them(dataset, run, tmp_path):
     out = tmp_path / "out.json"
     run(dataset, *QUICK, "--ranks", "1024", "--json", out, "--quiet")
     found = {(p["ranks"], p["mode"]): p for p in json.loads(out.read_text())["predictions"]}
@@ -124,20 +121,20 @@ def test_more_ranks_than_seeds_share_them(dataset: Path, run: Run, tmp_path: Pat
     assert not any(p["extrapolated"] for p in found.values())
 
 
-def test_larger_minibatches_than_there_is_time_for_are_marked(dataset: Path, run: Run) -> None:
+def test_larger_minibatches_than_there_is_time_for_are_marked(dataset, run):
     said = run(dataset, *QUICK, "--ranks", "64", "--seconds", "1e-9")
     assert "~: extrapolated from minibatches of at most 16 seeds" in said
     assert " ~" in said
 
 
-def test_memory_limits_the_recommendation(dataset: Path, run: Run) -> None:
+def test_memory_limits_the_recommendation(dataset, run):
     said = run(dataset, *QUICK, "--ranks", "8", "--memory", "1kB")
     assert said.splitlines()[-1].startswith("No mode fits: the smallest, ")
     assert said.count("(too large)") >= 3 * 4
     assert "(too large)" not in run(dataset, *QUICK, "--ranks", "8", "--memory", "1GB")
 
 
-def test_owners_of_communities_cut_fewer_edges(dataset: Path, run: Run, tmp_path: Path) -> None:
+def test_owners_of_communities_cut_fewer_edges(dataset, run, tmp_path):
     store, found = FeatureStore(dataset), {}
     graphs = graphs_of(store)
     cut = {method: cut_shares(store, graphs, method, [4])[4] for method in ("hash", "range", "community")}
@@ -155,7 +152,7 @@ def test_owners_of_communities_cut_fewer_edges(dataset: Path, run: Run, tmp_path
     assert found["range"]["rows"] == found["hash"]["rows"]
 
 
-def test_a_dataset_without_nodes_is_refused(tmp_path: Path, run: Run) -> None:
+def test_a_dataset_without_nodes_is_refused(tmp_path, run):
     with DatasetWriter(tmp_path / "empty.gids", page_bytes=512) as writer:
         writer.write_table("node", "paper", "feat", np.ones((0, 4), np.float32))
         relation = ("paper", "cites", "paper")
@@ -164,7 +161,7 @@ def test_a_dataset_without_nodes_is_refused(tmp_path: Path, run: Run) -> None:
     assert "empty.gids has no nodes, so there are no seeds" in said
 
 
-def test_several_node_types(typed: Path, run: Run, tmp_path: Path) -> None:
+def test_several_node_types(typed, run, tmp_path):
     out = tmp_path / "out.json"
     run(typed, *QUICK, "--ranks", "4", "--sampler", "labor", "--policy", "lru", "--kappa", "8", "--json", out)
     found = json.loads(out.read_text())
@@ -179,7 +176,7 @@ def test_several_node_types(typed: Path, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_has_curves(dataset: Path, run: Run, tmp_path: Path, sampler: str) -> None:
+def test_every_sampler_has_curves(dataset, run, tmp_path, sampler):
     out = tmp_path / "out.json"
     run(dataset, *QUICK, "--sampler", sampler, "--ranks", "4", "--json", out, "--quiet")
     points = json.loads(out.read_text())["curves"]
@@ -194,7 +191,7 @@ def test_every_sampler_has_curves(dataset: Path, run: Run, tmp_path: Path, sampl
             assert inputs - drawn <= most * point["batch_size"] / 8
 
 
-def test_plot(dataset: Path, run: Run, tmp_path: Path) -> None:
+def test_plot(dataset, run, tmp_path):
     pytest.importorskip("matplotlib")
     run(dataset, *QUICK, "--ranks", "8", "--plot", tmp_path / "out.png")
     data = (tmp_path / "out.png").read_bytes()
@@ -202,7 +199,7 @@ def test_plot(dataset: Path, run: Run, tmp_path: Path) -> None:
     assert len(data) > 20_000
 
 
-def test_storage_is_measured_unless_given(dataset: Path, run: Run) -> None:
+def test_storage_is_measured_unless_given(dataset, run):
     options = ["--fanouts", "2", "--batch-size", "8", "--ranks", "2"]
     assert "reads/s (measured)" in run(dataset, *options)
     assert "reads/s (partly measured)" in run(dataset, *options, "--reads-per-s", "1e5")
@@ -210,7 +207,7 @@ def test_storage_is_measured_unless_given(dataset: Path, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_network_of_ranks_is_measured(dataset: Path, tmp_path: Path) -> None:
+def test_the_network_of_ranks_is_measured(dataset, tmp_path):
     out = tmp_path / "out.json"
     command = ["scale", dataset, *QUICK, "--ranks", "2", "--measure-network", "--json", out]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -233,7 +230,7 @@ def test_the_network_of_ranks_is_measured(dataset: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--cache", "5x"], "--cache 5x: give a share of the pages (10%) or bytes (4GB)"),
+        (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "much"], "--cache much is not a cache size"),
         (["--measure-network"], "--measure-network needs ranks: start it with torchrun -m gids scale …"),
         (["--json", "no/where/out.json"], "no/where/out.json: there is no directory"),
@@ -241,14 +238,12 @@ def test_the_network_of_ranks_is_measured(dataset: Path, tmp_path: Path) -> None
         (["--fanouts", "0"], "fanout"),
     ],
 )
-def test_errors(
-    dataset: Path, run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
-) -> None:
+def test_errors(dataset, run, monkeypatch, options, said):
     monkeypatch.delenv("RANK", raising=False)
     assert said in run(dataset, *QUICK, *options, status=2)
 
 
-def test_wrong_values_are_refused(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_values_are_refused(dataset, capsys):
     for option, value in (
         ("--network-gb-s", "0"),
         ("--flops", "fast"),
@@ -260,7 +255,7 @@ def test_wrong_values_are_refused(dataset: Path, capsys: pytest.CaptureFixture[s
         assert f"argument {option}: " in capsys.readouterr().err
 
 
-def test_a_dataset_without_topology_or_features(tmp_path: Path, run: Run) -> None:
+def test_a_dataset_without_topology_or_features(tmp_path, run):
     rows = convert(tmp_path / "rows", {"feat": np.zeros((40, 4), np.float32), "train_idx": np.arange(9)})
     assert "has no topology" in run(rows, *QUICK, status=2)
     with DatasetWriter(tmp_path / "edges.gids") as writer:
@@ -268,7 +263,7 @@ def test_a_dataset_without_topology_or_features(tmp_path: Path, run: Run) -> Non
     assert "edges.gids has no table of nodes" in run(tmp_path / "edges.gids", *QUICK, status=2)
 
 
-def test_a_part_is_refused(dataset: Path, tmp_path: Path, run: Run) -> None:
-    assert main(["partition", str(dataset), str(tmp_path / "parts"), "--parts", "2", "--quiet"]) == 0
+def test_a_part_is_refused(dataset, tmp_path, run):
+    gids("partition", dataset, tmp_path / "parts", "--parts", "2", "--quiet")
     part = next(p for p in (tmp_path / "parts").iterdir() if p.is_dir())
     assert "measure with the whole dataset" in run(part, *QUICK, status=2)

@@ -5,7 +5,8 @@ import random
 
 import numpy as np
 import pytest
-from datasets import sign
+from commands import gids
+from datasets import save_arrays, sign
 
 from gids.cli import main
 
@@ -16,14 +17,16 @@ def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     rng = np.random.default_rng(1)
     source = folder / "source"
-    source.mkdir()
-    np.save(source / "feat.npy", rng.standard_normal((40, 50), np.float32))
-    np.save(source / "long.npy", rng.integers(0, 9, (40, 700)))
-    np.save(source / "edge_index.npy", rng.integers(0, 40, (2, 90)))
-    np.save(source / "label.npy", rng.integers(0, 4, 40))
+    save_arrays(
+        source,
+        feat=rng.standard_normal((40, 50), np.float32),
+        long=rng.integers(0, 9, (40, 700)),
+        edge_index=rng.integers(0, 40, (2, 90)),
+        label=rng.integers(0, 4, 40),
+    )
     (folder / "ssd").mkdir()
     arguments = ["--page-bytes", "512", "--stripe", str(folder / "ssd"), str(folder / "ssd"), "--quiet"]
-    assert main(["convert", str(source), str(folder / "a.gids"), *arguments]) == 0
+    gids("convert", source, folder / "a.gids", *arguments)
     return folder / "a.gids"
 
 
@@ -149,22 +152,23 @@ KINDS = {
 def source(tmp_path):
     """A directory with features, whole numbers, edges and a table of edges."""
     rng = np.random.default_rng(2)
-    folder = tmp_path / "source"
-    folder.mkdir()
-    np.save(folder / "feat.npy", rng.standard_normal((300, 50), np.float32))
-    np.save(folder / "year.npy", rng.integers(0, 100, (300, 1)))
-    np.save(folder / "edge_index.npy", rng.integers(0, 300, (2, 900)))
-    np.save(folder / "edge_w.npy", rng.standard_normal((900, 3)))
-    return folder
+    save_arrays(
+        tmp_path / "source",
+        feat=rng.standard_normal((300, 50), np.float32),
+        year=rng.integers(0, 100, (300, 1)),
+        edge_index=rng.integers(0, 300, (2, 900)),
+        edge_w=rng.standard_normal((900, 3)),
+    )
+    return tmp_path / "source"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dataset_is_compared_with_its_source(tmp_path, source, capsys, kind):
     path = tmp_path / "a.gids"
     dtype = [f"feat={a}" if a[0] != "-" else a for a in KINDS[kind]]
-    assert main(["convert", str(source), str(path), "--reverse-edges", "--quiet", *dtype]) == 0
+    gids("convert", source, path, "--reverse-edges", "--quiet", *dtype)
     against = ["verify", str(path), "--against", str(source), "--reverse-edges"]
-    assert main(against) == 0
+    gids(*against)
     out, err = capsys.readouterr()
     assert out == f"{path}: no faults\n"
     said = err.splitlines()
@@ -187,11 +191,8 @@ def test_an_error_just_beyond_the_bound_is_found(tmp_path, capsys):
     values = np.linspace(-1, 1, 255, dtype=np.float32).reshape(1, 255)
     np.save(tmp_path / "x.npy", values)
     command = ["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.npy"), "--quiet"]
-    assert (
-        main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "a.gids"), "--dtype", "int8", "--quiet"])
-        == 0
-    )
-    assert main(command) == 0
+    gids("convert", tmp_path / "x.npy", tmp_path / "a.gids", "--dtype", "int8", "--quiet")
+    gids(*command)
     for change, status in ((0.49 / 127, 0), (0.51 / 127, 1)):
         moved = values.copy()
         moved[0, 127] = change  # 0 is stored as it is
@@ -209,7 +210,7 @@ def test_bound_depends_on_the_source_not_on_the_stored_scale(tmp_path, capsys, s
     values[3, 0] = 1000
     np.save(tmp_path / "x.npy", values)
     convert = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "a.gids"), "--quiet", "--dtype", "int8"]
-    assert main([*convert, "--scale", scale]) == 0
+    gids(*convert, "--scale", scale)
     values[3, 0] = 0.5  # what is stored of its row or column is within the stored scale, and far off
     np.save(tmp_path / "x.npy", values)
     assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.npy"), "--quiet"]) == 1
@@ -218,7 +219,7 @@ def test_bound_depends_on_the_source_not_on_the_stored_scale(tmp_path, capsys, s
 
 def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     path = tmp_path / "a.gids"
-    assert main(["convert", str(source), str(path), "--quiet"]) == 0
+    gids("convert", source, path, "--quiet")
     (source / "year.npy").rename(source / "age.npy")
     np.save(source / "feat.npy", np.zeros((300, 51), np.float32))
     assert main(["verify", str(path), "--against", str(source), "--quiet"]) == 1
@@ -234,8 +235,8 @@ def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys,
     values = np.array([[1, 2, 9], [3, 4, 9], [0, (1 << 15) - 1, 9]], dtype)
     np.save(tmp_path / "x.npy", values)
     path, against = str(tmp_path / "a.gids"), ["--against", str(tmp_path / "x.npy")]
-    assert main(["convert", str(tmp_path / "x.npy"), path, "--dtype", "int64", "--quiet"]) == 0
-    assert main(["verify", path, *against]) == 0
+    gids("convert", tmp_path / "x.npy", path, "--dtype", "int64", "--quiet")
+    gids("verify", path, *against)
     assert capsys.readouterr().err == "_N.feat: equal\n"
     values[1, 1] = -2 if dtype == "int16" else np.iinfo(dtype).max - 1
     np.save(tmp_path / "x.npy", values)
@@ -247,7 +248,7 @@ def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys,
 def test_raw_source_is_compared(tmp_path, capsys):
     np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
     describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]
-    assert main(["convert", str(tmp_path / "x.bin"), str(tmp_path / "a.gids"), *describe, "--quiet"]) == 0
-    assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.bin"), *describe]) == 0
+    gids("convert", tmp_path / "x.bin", tmp_path / "a.gids", *describe, "--quiet")
+    gids("verify", tmp_path / "a.gids", "--against", tmp_path / "x.bin", *describe)
     assert capsys.readouterr().err == "paper.emb: equal\n"
     assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "none")]) == 2
