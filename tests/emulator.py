@@ -43,7 +43,7 @@ from gids.cuda.device import (
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
+FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
 FLAGS += [
     "-Wall",
     "-Wextra",
