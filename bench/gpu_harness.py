@@ -19,7 +19,7 @@ from harness import Figures
 from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device, Stream
 from gids.io import open_engine
-from gids.io.device.extents import open_extent_reader
+from gids.io.device.kvikio_reader import open_extent_reader
 from gids.sampler import Minibatch
 from gids.store import FeatureStore, Table
 from gids.store.names import NODE

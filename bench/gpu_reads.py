@@ -27,7 +27,9 @@ from harness import PAGE_BYTES, alternate, check_pages, read_pages, write_pages
 
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
-from gids.io.device.extents import ExtentReader, open_extent_reader
+from gids.io.device.extents import ExtentReader, PinnedExtentReader
+from gids.io.device.kvikio_probe import probe_kvikio
+from gids.io.device.kvikio_reader import KvikioReader
 
 QUEUE = {
     "file_bytes": (2 << 30, 4 << 20),
@@ -144,14 +146,15 @@ def extents(bench: Bench) -> None:
     write_pages(path, bench.sizes.file_bytes // PAGE_BYTES)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(gids.io.open_engine([path], depth=bench.sizes.depth))
-        readers: dict[str, ExtentReader] = {}
-        for kind in ("pinned", "kvikio"):
-            try:
-                reader = open_extent_reader(bench.device, engine, [path], kind=kind)
-            except (ImportError, OSError) as error:
-                print(f"{kind}: {error}", flush=True)
-                continue
-            readers[reader.name] = stack.enter_context(contextlib.closing(reader))
+        readers: dict[str, ExtentReader] = {
+            f"{engine.name}+pinned": stack.enter_context(PinnedExtentReader(bench.device, engine, [path]))
+        }
+        probe = probe_kvikio(path, bench.device.index)
+        if probe.gds or probe.compat:
+            kvikio = KvikioReader(bench.device, [path], gds=probe.gds)
+            readers[f"kvikio ({'GDS' if probe.gds else 'compat'})"] = stack.enter_context(kvikio)
+        else:
+            print(f"kvikio: {probe.reason}", flush=True)
         for run_bytes in (64 << 10, 1 << 20):
             _compare_extents(bench, engine, readers, run_bytes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -42,7 +43,7 @@ from gids.cuda.device import (
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
+FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
 FLAGS += [
     "-Wall",
     "-Wextra",
@@ -172,13 +173,14 @@ class Builder:
         made_of = [text, *FLAGS, *options, *libraries]
         made_of += [path.read_text() for path in [*sorted(HERE.glob("emulator*.h")), *SOURCES.headers()]]
         target = self._folder / f"{stem}-{_digest(*made_of)}.so"
-        if not target.exists():
-            built = target.with_suffix(f".{os.getpid()}")
-            compiled = built.with_suffix(built.suffix + ".o")
-            _run([COMPILER, *FLAGS, *options, "-c", "-o", str(compiled)])
-            _run([COMPILER, "-shared", "-pthread", str(compiled), *libraries, "-o", str(built)])
-            compiled.unlink()
-            built.replace(target)
+        with open(target.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process of tests may be compiling it
+            if not target.exists():
+                compiled, built = target.with_suffix(".o"), target.with_suffix(".part")
+                _run([COMPILER, *FLAGS, *options, "-c", "-o", str(compiled)])
+                _run([COMPILER, "-shared", "-pthread", str(compiled), *libraries, "-o", str(built)])
+                compiled.unlink()
+                built.replace(target)
         return target
 
 

@@ -36,12 +36,11 @@ class FeatureCache:
 
     engine: opened on the shards of all tables, in order. lines: number of cache lines, by table. heats:
     uint8[page_count], by table; tables without heat are left out. keep: pages of heat 255 keep their lines
-    for good. check_crc: compare every page that is read
-    with its checksum. output_dtype: float32, float16 or bfloat16; gather() converts tables of these dtypes
-    and of int8 with a scale. None: the stored dtype; float32 for int8 with a scale. output_rows: rows that
-    an output has room for, by table, so that outputs of smaller minibatches are reused for larger ones.
-    keep_output_bytes: bytes of outputs to keep for reuse. late_outputs: allocate outputs in gather(), which
-    then reads the pages without a line.
+    for good. check_crc: compare every page that is read with its checksum. output_dtype: float32, float16 or
+    bfloat16; gather() converts tables of these dtypes and of int8 with a scale. None: the stored dtype;
+    float32 for int8 with a scale. output_rows: rows that an output has room for, by table, so that outputs of
+    smaller minibatches are reused for larger ones. keep_output_bytes: bytes of outputs to keep for reuse.
+    late_outputs: allocate outputs in gather(), which then reads the pages without a line.
     """
 
     def __init__(
@@ -245,20 +244,13 @@ def check_ids(ids: Mapping[str, torch.Tensor], tables: Iterable[str], device: to
     for name, tensor in ids.items():
         if name not in tables:
             raise MissingError(f"no table '{name}' in this loader (it loads {', '.join(map(repr, tables))})")
-        _check_tensor(tensor, name, device)
-
-
-def _check_tensor(ids: torch.Tensor, table: str, device: torch.device) -> None:
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
-    if ids.dtype != torch.int64:
-        raise TypeError(
-            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
-        )
-    if ids.device != device and ids.device.type != "cpu":
-        wanted, cure = (device, ".cpu()") if device.type == "cpu" else (f"{device} or cpu", ".to()")
-        raise ValueError(
-            f"ids for table '{table}' are on {ids.device}; expected {wanted}: move them with {cure}"
-        )
-    if ids.dim() != 1:
-        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")
+        what = f"ids for table '{name}'"
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{what} are {type(tensor).__name__}; expected a torch.Tensor of int64")
+        if tensor.dtype != torch.int64:
+            raise TypeError(f"{what} are {tensor.dtype}; expected torch.int64: convert them with .long()")
+        if tensor.device != device and tensor.device.type != "cpu":
+            wanted, cure = (device, ".cpu()") if device.type == "cpu" else (f"{device} or cpu", ".to()")
+            raise ValueError(f"{what} are on {tensor.device}; expected {wanted}: move them with {cure}")
+        if tensor.dim() != 1:
+            raise ValueError(f"{what} have shape {tuple(tensor.shape)}; expected one dimension")

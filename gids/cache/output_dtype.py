@@ -45,15 +45,17 @@ class RowForm:
 
 def row_form(table: Table, wanted: torch.dtype | None) -> RowForm:
     """The conversion of a table's rows to out_dtype_of(table, wanted)."""
-    values = math.prod(table.shape)
-    out_dtype = out_dtype_of(table, wanted)
-    if table.scale is None and out_dtype == table.dtype:
-        return RowForm(_UNCHANGED, _UNCHANGED, values, table.row_bytes)
-    stored_as = (
-        _value_type(table.dtype) if table.scale is None else _core.VALUE_TYPES[f"int8_by_{table.scale}"]
+    values, nbytes, out_dtype = (
+        math.prod(table.shape),
+        out_row_bytes(table, wanted),
+        out_dtype_of(table, wanted),
     )
+    if table.scale is None and out_dtype == table.dtype:
+        return RowForm(_UNCHANGED, _UNCHANGED, values, nbytes)
+    stored_as = _name_of(table.dtype) if table.scale is None else f"int8_by_{table.scale}"
     scales = table.column_scales() if table.scale == "column" else None
-    return RowForm(stored_as, _value_type(out_dtype), values, values * out_dtype.itemsize, scales)
+    types: dict[str, int] = _core.VALUE_TYPES
+    return RowForm(types[stored_as], types[_name_of(out_dtype)], values, nbytes, scales)
 
 
 def out_dtype_of(table: Table, wanted: torch.dtype | None) -> torch.dtype:
@@ -95,8 +97,8 @@ class Outputs:
         return make_bools_proper(flat.view(len(out), *table.shape))
 
 
-def _value_type(dtype: torch.dtype) -> int:
-    return _core.VALUE_TYPES[str(dtype).removeprefix("torch.")]
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_out_dtype(wanted: torch.dtype | None) -> None:

@@ -27,7 +27,7 @@ from gids.cache.device.reads import COPY_BUFFERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.cuda import on_host
 from gids.errors import MemoryBudgetError, MissingError
-from gids.io.device.extents import open_extent_reader
+from gids.io.device.kvikio_reader import open_extent_reader
 from gids.io.disks import disk_count
 from gids.loader.counting import is_size
 from gids.loader.options import MAX_PLANNED

@@ -18,8 +18,7 @@ import torch
 
 from gids import _core
 from gids.cuda.numa import prefer_node
-from gids.errors import StorageError
-from gids.io.device.kvikio_probe import probe_kvikio, why_no_gds
+from gids.io.device.kvikio_reader import open_kvikio_reader
 from gids.packs.memory import ALIGNMENT
 from gids.packs.row_memory import Bad, Extent
 
@@ -36,8 +35,6 @@ STAGING_PARTS = 4
 
 _KVIKIO_BYTES = 256 << 20
 """What kvikio reads at a time. Closing waits for one of these."""
-
-_logged: set[str] = set()
 
 Stopped = Callable[[], bool]
 
@@ -189,29 +186,14 @@ class DeviceLoad:
 
 
 def open_kvikio(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
-    """Open a scratch file with kvikio, if GPUDirect Storage reads it; else None, and the log says why.
+    """Open a scratch file with kvikio, if GPUDirect Storage reads it; see open_kvikio_reader.
 
-    scratch: nothing is written to it yet. The first call probes kvikio in a child process, for at most a
-    minute for each file system, if GDS may work.
+    scratch: nothing is written to it yet.
     """
-    obstacle = why_no_gds()
-    for fd in scratch.fds:
-        if obstacle:
-            break
-        # The file has no name: the child finds it among the files of this process.
-        result = probe_kvikio(f"/proc/{os.getpid()}/fd/{fd}", device.index, scratch=True)
-        obstacle = "" if result.gds else result.reason
-    if not obstacle:
-        from gids.io.device.kvikio_reader import KvikioReader
-
-        try:
-            return KvikioExtents(device, KvikioReader(device, scratch.paths, gds=True), priority, scratch)
-        except StorageError as error:
-            obstacle = str(error)
-    if obstacle not in _logged:
-        _logged.add(obstacle)
-        log.info("reading packs through pinned memory: %s", obstacle)
-    return None
+    # The file has no name: the probe's child finds it among the files of this process.
+    paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in scratch.fds]
+    reader = open_kvikio_reader(device, paths, scratch=True)
+    return None if reader is None else KvikioExtents(device, reader, priority, scratch)
 
 
 def _pieces(extents: Sequence[Extent], most_bytes: int) -> Iterator[Extent]:

@@ -115,7 +115,7 @@ def test_memory_of_a_device_is_on_its_node(device: Device, memory: np.ndarray, t
     from gids.cache.device.state import HostArray
     from gids.io import open_engine
     from gids.io.device.device_queue import DeviceQueue, QueueTable
-    from gids.io.device.extent_reader import PinnedExtentReader
+    from gids.io.device.extents import PinnedExtentReader
     from gids.sampler.device.pinned_graph import PinnedGraph
     from gids.store import Graph
 

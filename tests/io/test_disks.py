@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from engines import needs_uring
+from open_options import feature_loader
 from test_io_open import threads_since
 
 import gids
@@ -126,10 +127,10 @@ def test_a_loader_has_them_and_a_bounce_pool_of_as_many(
     monkeypatch.setattr(disks, "disks_of", lambda path: {"nvme0n1", "nvme1n1", "nvme2n1", "nvme3n1"})
     tables, nine = ["paper.feat"], gids.Tuning(queue_depth=9)
     for memory, longest in (("16GB", 32768), ("8MB", 4096)):
-        with gids.FeatureLoader(gids.open(path, memory=memory), tables) as loader:
+        with feature_loader(path, tables, memory=memory) as loader:
             assert loader.engine.depth == 1024
             assert loader.engine.max_read_bytes == longest
-        with gids.FeatureLoader(gids.open(path, memory=memory, tuning=nine), tables) as loader:
+        with feature_loader(path, tables, memory=memory, tuning=nine) as loader:
             assert loader.engine.depth == 9
 
 

@@ -1,26 +1,21 @@
-"""Extents read into device memory: by pinned staging, by the faster of two readers, and their shared code."""
+"""Extents read into device memory through pinned staging, and what all readers of extents share."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import gids.io.device.extents as module
 from gids.cuda import Device
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
-from gids.io.device.extent_reader import ExtentReader, Extents, PinnedExtentReader
-from gids.io.device.extents import FasterReader, open_extent_reader
-from gids.io.device.kvikio_probe import KvikioProbe
+from gids.io.device.extents import ExtentReader, Extents, PinnedExtentReader
 
 PAGE = 4096
 
@@ -189,114 +184,6 @@ def test_merging_and_splitting_keep_the_bytes() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(again, runs, strict=True))
 
 
-class Paced(ExtentReader):
-    """A reader that forwards to another one and advances a clock, or fails."""
-
-    name = ""
-
-    def __init__(self, name: str, reader: Any, seconds: float, clock: list[float], error: Any = None) -> None:
-        self.name, self.reads, self.closed = name, 0, 0  # type: ignore[misc]
-        self._reader, self._seconds, self._clock, self._error = reader, seconds, clock, error
-
-    def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
-        if self._error:
-            raise self._error
-        self.reads += 1
-        self._clock[0] += self._seconds
-        self._reader.read_checked(extents, out)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.mark.parametrize("outcome", ["the first", "the second", "an error"])
-def test_the_faster_of_two_readers_is_kept(
-    device: Device,
-    reader: PinnedExtentReader,
-    contents: list[np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    outcome: str,
-) -> None:
-    monkeypatch.setattr(module, "_TRIAL_BYTES", 4 * PAGE)
-    clock = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    error = StorageError(errno.EIO, "cuFile fails", "shard", 0) if outcome == "an error" else None
-    first = Paced("a", reader, 2.0 if outcome == "the second" else 1.0, clock)
-    second = Paced("b", reader, 2.0 if outcome == "the first" else 1.0, clock, error)
-    chooser = FasterReader(device, ["shard"] * 4, first, second)
-    out, kept = blank(device, 40 * PAGE), "b" if outcome == "the second" else "a"
-    assert chooser.name == "a or b, not yet measured"
-    read(chooser, columns([(0, 0, PAGE, 0)]), out)
-    assert (first.reads, second.reads) == (1, 0), "one page is too little to measure"
-    with caplog.at_level(logging.INFO, "gids"):
-        for size in (5, 9, 40):  # a trial is four pages: one, then two, then the last and the rest
-            read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(size)]), out)
-    assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
-    assert chooser.name == kept
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"reading extents with {kept}: ")
-    assert ("cuFile fails" in said) == (error is not None)
-    chooser.close()
-    assert (first.closed, second.closed) == (1, 1)
-
-
-Open = Callable[..., ExtentReader]
-
-
-@pytest.fixture
-def open_reader(
-    device: Device,
-    engine: Engine,
-    shards: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> Open:
-    """open_reader(probe, obstacle, files=4, **options): where kvikio's probe and why_no_gds() say this."""
-    caplog.set_level(logging.INFO, "gids")
-    monkeypatch.setattr(module, "_logged", set())
-
-    def opened(probe: KvikioProbe, obstacle: str = "", files: int = 4, **options: Any) -> ExtentReader:
-        monkeypatch.setattr(module.kvikio_probe, "why_no_gds", lambda: obstacle)
-        monkeypatch.setattr(module.kvikio_probe, "probe_kvikio", lambda path, index: probe)
-        return open_extent_reader(device, engine, shards[:files], **options)
-
-    return opened
-
-
-@pytest.mark.parametrize(("kind", "tried"), [("auto", False), ("auto", True), ("pinned", False)])
-def test_without_gds_extents_go_through_pinned_memory(
-    open_reader: Open, engine: Engine, caplog: pytest.LogCaptureFixture, kind: str, tried: bool
-) -> None:
-    probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
-    for _ in range(2):
-        # A probe that says nothing must not be asked.
-        opened = open_reader(*((probe, "") if tried else (None, probe.reason)), kind=kind)
-        assert opened.name == f"{engine.name}+pinned"
-        opened.close()
-    said = [f"reading extents with {engine.name}+pinned: nvidia-fs is not loaded"]
-    assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
-
-
-NONE = KvikioProbe(None, False, False, "kvikio is not installed")
-BROKEN = KvikioProbe("26.10", False, False, "no driver")
-
-
-@pytest.mark.parametrize(
-    ("probe", "kind", "error", "message"),
-    [
-        (NONE, "kvikio", ImportError, "pip install kvikio-cu13"),
-        (BROKEN, "kvikio", OSError, "kvikio 26.10 does not work here: no driver"),
-        (NONE, "gds", ValueError, r"'auto', 'kvikio' or 'pinned' \(got 'gds'\)"),
-    ],
-)
-def test_a_kind_that_is_not_there_is_an_error(
-    open_reader: Open, probe: KvikioProbe, kind: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        open_reader(probe, kind=kind)
-
-
 def test_staging_that_fails_to_be_mapped_leaves_nothing(
     device: Device, engine: Engine, shards: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,31 +195,3 @@ def test_staging_that_fails_to_be_mapped_leaves_nothing(
         PinnedExtentReader(device, engine, shards)
     with pytest.raises(ValueError, match="at least 8192"):
         PinnedExtentReader(device, engine, shards, staging_bytes=4096)
-
-
-class NoKvikio:
-    """A KvikioReader that may fail to open."""
-
-    name = "kvikio (GDS)"
-
-    def __init__(self, device: Device, paths: list[Path], *, gds: bool, small: PinnedExtentReader) -> None:
-        assert gds
-        self.close = small.close
-        if len(paths) > 1:
-            small.close()
-            raise StorageError(errno.EIO, "kvikio cannot open it", paths[1])
-
-
-def test_with_gds_both_readers_are_opened_and_a_refused_file_is_reported(
-    open_reader: Open, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "KvikioReader", NoKvikio)
-    probe, pinned = KvikioProbe("26.10.0", True, True, ""), f"{engine.name}+pinned"
-    both = f"{pinned} or kvikio (GDS), not yet measured"
-    for files, kind, name in ((1, "auto", both), (1, "kvikio", "kvikio (GDS)"), (4, "auto", pinned)):
-        opened = open_reader(probe, files=files, kind=kind)
-        assert opened.name == name
-        opened.close()
-    assert "kvikio cannot open it" in caplog.text
-    with pytest.raises(StorageError, match="kvikio cannot open it"):
-        open_reader(probe, kind="kvikio")

@@ -1,19 +1,22 @@
 """kvikio: what the probe finds, and that kvikio reads the same bytes as the pinned reader.
 
-The reader runs in a child process on kvikio itself, in compatibility mode and into host memory: without a
-driver, kvikio is given a libcuda that knows no device. Registration and GPUDirect Storage need a GPU.
+The reader runs on a module in place of kvikio. Where kvikio is installed, it also runs on that, in a child,
+in compatibility mode and into host memory: without a driver, kvikio is given a libcuda that knows no device.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +26,12 @@ from emulator import EmulatedDevice
 import gids.io.device.kvikio_probe as module
 from gids.cuda import Device
 from gids.cuda.driver import ask_driver
-from gids.io import open_engine
-from gids.io.device.extents import open_extent_reader
+from gids.errors import StorageError
+from gids.io import Engine, open_engine
+from gids.io.device import kvikio_reader
+from gids.io.device.extents import PinnedExtentReader
 from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.io.device.kvikio_reader import open_extent_reader
 from gids.packs import device_loads
 from gids.packs.scratch import Scratch
 
@@ -51,10 +57,9 @@ ctypes.CDLL({library!r}, ctypes.RTLD_GLOBAL)
 import numpy as np
 import torch
 from emulator import EmulatedDevice
-from gids.errors import StorageError
 from gids.io import open_engine
 from gids.io.device.kvikio_reader import KvikioReader
-from gids.io.device.extent_reader import PinnedExtentReader
+from gids.io.device.extents import PinnedExtentReader
 
 device = EmulatedDevice()
 paths = {paths!r}
@@ -109,25 +114,16 @@ for _ in range(150):  # runs of up to 40 KiB and single small extents, of odd le
 rows = [rows[i] for i in rng.permutation(len(rows))]
 before = os.environ.get("KVIKIO_COMPAT_MODE")
 with open_engine(paths) as engine:
-    small = PinnedExtentReader(device, engine, paths)
-    readers = [KvikioReader(device, paths, gds=False), KvikioReader(device, paths, gds=False, small=small)]
+    pinned = PinnedExtentReader(device, engine, paths)
+    readers = [KvikioReader(device, paths, gds=False), KvikioReader(device, paths, gds=False, pinned=pinned)]
     outs = [torch.full((out_offset,), 170, dtype=torch.uint8) for _ in range(3)]
-    PinnedExtentReader(device, engine, paths).read(*columns(rows)[:3], outs[2], columns(rows)[3])
-    reads = engine.stats()["reads"]
-    for reader, out in zip(readers, outs):
+    for reader, out in zip([pinned, *readers], outs):
+        reads = engine.stats()["reads"]
         files, offsets, lengths, out_offsets = columns(rows)
         reader.read(files, offsets, lengths, out, out_offsets)
-        assert reader.name == "kvikio (compat)"
-        reads_before, reads = reads, engine.stats()["reads"]
-        assert (reads > reads_before) == (reader is readers[1]), "only short extents go to the engine"
+        assert (engine.stats()["reads"] > reads) == (reader is not readers[0]), "only short extents"
+    for reader in readers:
         reader.close()
-        reader.close()
-        try:
-            reader.read(files, offsets, lengths, out, out_offsets)
-        except RuntimeError as error:
-            assert "closed" in str(error)
-        else:
-            raise AssertionError("a closed reader reads")
 assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[2])
 assert os.environ.get("KVIKIO_COMPAT_MODE") == before
 import kvikio.defaults
@@ -137,45 +133,139 @@ print("threads", kvikio.defaults.get("num_threads"))
     assert run(code, library=stub_libcuda, paths=shards, KVIKIO_NTHREADS="3") == "threads 3\n"
 
 
-@has_kvikio
-@no_driver
-def test_errors_of_kvikio_name_shard_offset_and_errno(stub_libcuda: str, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole.bin", tmp_path / "cut.bin"
-    for path in (whole, cut):
-        path.write_bytes(os.urandom(200_000))
-    code = """
-reader = KvikioReader(device, paths, gds=False)
-os.truncate(paths[1], 100_000)
-out = torch.zeros(400_000, dtype=torch.uint8)
-def attempt(*rows):
-    files, offsets, lengths, out_offsets = columns(rows)
-    try:
+class FakeKvikio(ModuleType):
+    """kvikio, which reads files into arrays. fails_at: number of the read that fails, 0 for opening."""
+
+    def __init__(self) -> None:
+        super().__init__("kvikio")
+        self.CompatMode = SimpleNamespace(OFF="OFF", ON="ON")
+        self.fails_at, self.reads, self.calls = -1, 0, list[tuple[str, int]]()
+        self.options = {"gds_threshold": 16384, "num_threads": 1, "compat_mode": "ON"}
+        self.defaults: Any = ModuleType("kvikio.defaults")
+        self.defaults.get, self.defaults.set = self.options.get, self._set
+        self.memory_register = lambda array: self.calls.append(("register", array.ctypes.data))
+        self.memory_deregister = lambda array: self.calls.append(("deregister", array.ctypes.data))
+
+    def _set(self, changes: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        before = {name: self.options[name] for name in changes}
+        self.options.update(changes)
+        stack = contextlib.ExitStack()
+        stack.callback(self.options.update, before)
+        return stack  # type: ignore[return-value]
+
+    def CuFile(self, path: str, flags: str) -> Any:
+        assert self.options["compat_mode"] == "OFF"
+        if self.fails_at == 0:
+            raise RuntimeError("cufile.cc:7\nno GDS on this file system")
+        fd = os.open(path, os.O_RDONLY)
+        return SimpleNamespace(
+            pread=partial(self._pread, fd), close=lambda: (self.calls.append(("close", 0)), os.close(fd))
+        )
+
+    def _pread(self, fd: int, array: np.ndarray, nbytes: int, offset: int) -> Any:
+        assert self.options["compat_mode"] == "ON", "the mode is process-wide, and this reader's only"
+        self.reads += 1
+        number = self.reads
+
+        def get() -> int:
+            if number == self.fails_at:
+                raise RuntimeError("posix.cc:12\nInput/output error")
+            return os.preadv(fd, [array[:nbytes]], offset)
+
+        return SimpleNamespace(get=get)
+
+
+@pytest.fixture
+def kvikio(monkeypatch: pytest.MonkeyPatch) -> FakeKvikio:
+    made = FakeKvikio()
+    monkeypatch.setitem(sys.modules, "kvikio", made)
+    monkeypatch.setitem(sys.modules, "kvikio.defaults", made.defaults)
+    monkeypatch.setattr(kvikio_reader, "_logged", set())
+    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda: "")
+    monkeypatch.setattr(kvikio_reader, "probe_kvikio", lambda *_, **__: KvikioProbe("1", True, True, ""))
+    return made
+
+
+@pytest.fixture
+def engine(shards: list[Path]) -> Iterator[Engine]:
+    with open_engine(shards) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("fails_at", [-1, 1, 30])
+def test_long_extents_are_read_by_kvikio_and_after_its_error_none(
+    kvikio: FakeKvikio,
+    engine: Engine,
+    shards: list[Path],
+    contents: list[np.ndarray],
+    caplog: pytest.LogCaptureFixture,
+    fails_at: int,
+) -> None:
+    caplog.set_level("INFO", "gids")
+    kvikio.fails_at, environment = fails_at, os.environ.get("KVIKIO_COMPAT_MODE")
+    reader = open_extent_reader(EmulatedDevice(), engine, shards[:2])
+    assert os.environ.get("KVIKIO_COMPAT_MODE") == environment
+    rng = np.random.default_rng(fails_at + 1)
+    outs = []
+    for _ in range(2):
+        lengths = rng.choice([100, 5000, 16384, 60_000], 90)
+        files, offsets = rng.integers(0, 2, 90).astype(np.uint32), rng.integers(0, 100 * 4096, 90)
+        out_offsets = np.cumsum(lengths) - lengths
+        outs.append(out := torch.full((int(lengths.sum()),), 170, dtype=torch.uint8))
         reader.read(files, offsets, lengths, out, out_offsets)
-    except StorageError as error:
-        print(error.errno, os.path.basename(error.filename), error.offset, error)
-    else:
-        print("read")
-attempt((0, 0, 90_000, 0), (1, 90_000, 60_000, 100_000), (0, 100_000, 90_000, 200_000))
-attempt((1, 150_000, 10, 0))
-attempt((0, 0, 200_000, 0), (1, 0, 100_000, 200_000))
-reader.close()
-mem = KvikioReader(device, ["/proc/self/mem"], gds=False)
-try:
-    mem.read(*columns([(0, 16, 100_000, 0)])[:3], out, np.zeros(1, np.int64))
-except StorageError as error:
-    print(error.errno, error.filename, error.offset)
-try:
-    KvikioReader(device, [paths[0], paths[0] + ".none"], gds=False)
-except StorageError as error:
-    print(error.errno, error.filename == paths[0] + ".none", error.offset)
-"""
-    lines = run(code, library=stub_libcuda, paths=[whole, cut]).splitlines()
-    assert lines[0].startswith(
-        f"{errno.ENODATA} cut.bin 90000 [Errno {errno.ENODATA}] cannot read 60000 bytes"
-    )
-    assert lines[1].startswith(f"{errno.ENODATA} cut.bin 150000 ")
-    assert lines[2] == "read"
-    assert lines[3:] == [f"{errno.EIO} /proc/self/mem 16", f"{errno.ENOENT} True None"]
+        expected = [contents[f][o : o + n] for f, o, n in zip(files, offsets, lengths, strict=True)]
+        assert np.array_equal(out.numpy(), np.concatenate(expected))
+    failed = [r for r in caplog.records if "shard-" in r.getMessage() and "Input/output" in r.getMessage()]
+    assert len(failed) == (fails_at > 0)
+    assert (kvikio.reads >= 90) == (fails_at < 0)
+    reader.close()
+    reader.close()
+    at = outs[0].data_ptr()
+    assert kvikio.calls == [("register", at), ("deregister", at), ("close", 0), ("close", 0)]
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.read(files, offsets, lengths, out, out_offsets)
+
+
+def test_an_error_without_a_pinned_reader_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
+    (tmp_path / "cut.bin").write_bytes(bytes(100_000))
+    reader = kvikio_reader.KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)
+    out, one = torch.zeros(200_000, dtype=torch.uint8), np.zeros(1, np.int64)
+    for kvikio.fails_at, offset, said in ((1, 5000, "Input/output error"), (-1, 50_000, "read 50000")):
+        with pytest.raises(StorageError, match=rf"cannot read 60000 bytes: .*{said}") as caught:
+            reader.read(one.astype(np.uint32), one + offset, one + 60_000, out, one)
+        assert (caught.value.filename, caught.value.offset) == (str(tmp_path / "cut.bin"), offset)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "probe", "why"),
+    [
+        ("kvikio is not installed", None, "kvikio is not installed"),  # then it is not probed
+        ("", KvikioProbe("1", False, True, "nvidia-fs is not loaded"), "nvidia-fs is not loaded"),
+        ("", KvikioProbe("1", True, True, ""), "kvikio cannot open it (no GDS on this file system)"),
+    ],
+)
+def test_without_gds_extents_go_through_pinned_memory(
+    kvikio: FakeKvikio,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    obstacle: str,
+    probe: KvikioProbe,
+    why: str,
+) -> None:
+    caplog.set_level("INFO", "gids")
+    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda: obstacle)
+    monkeypatch.setattr(kvikio_reader, "probe_kvikio", lambda *_, **__: probe)
+    kvikio.fails_at = 0
+    for _ in range(2):
+        reader = open_extent_reader(EmulatedDevice(), engine, shards)
+        assert type(reader) is PinnedExtentReader
+        reader.close()
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("reading packs and extents through pinned memory: ")
+    assert why in said
 
 
 @pytest.mark.gpu
@@ -192,10 +282,11 @@ def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, s
     lengths, out_offsets = np.full(150, 4001), np.arange(150) * 4096
     outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
     with open_engine(shards) as engine:
-        for kind, out in zip(("kvikio", "pinned"), outs, strict=True):
-            reader = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
+        pinned = PinnedExtentReader(device, engine, shards)
+        kvikio = kvikio_reader.KvikioReader(device, shards, gds=found.gds, pinned=pinned)
+        for reader, out in ((kvikio, outs[0]), (pinned, outs[1])):
             reader.read(files, offsets, lengths, out, out_offsets)
-            reader.close()
+        kvikio.close()
     assert np.array_equal(outs[0].cpu().numpy(), outs[1].cpu().numpy())
 
 
@@ -402,8 +493,8 @@ def test_kvikio_is_used_for_scratch_only_if_it_reads_what_was_written(
     """Scratch is allocated before it is written: a file system reads zeros from it."""
     caplog.set_level("INFO", "gids")
     fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
-    monkeypatch.setattr("gids.io.device.kvikio_reader.KvikioReader", lambda device, paths, gds: paths)
-    monkeypatch.setattr(device_loads, "_logged", set())
+    monkeypatch.setattr(kvikio_reader, "KvikioReader", lambda device, paths, **_: SimpleNamespace())
+    monkeypatch.setattr(kvikio_reader, "_logged", set())
     file = Scratch([tmp_path], 1 << 30).open()
     file.reserve(2 << 20)
     opened = device_loads.open_kvikio(EmulatedDevice(), file, None)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from emulator import EmulatedDevice, EmulatedStream
 from engines import URING
 from late_device import WITHOUT_MEMORY, LateDevice, LateEvent
 from loader_example import ROWS, Ids, check, ids_of, minibatches
-from open_options import tuned
+from open_options import feature_loader, node_loader
 from torch.overrides import TorchFunctionMode
 from waits import Waits
 
@@ -60,11 +60,7 @@ def test_features_equal_the_source_over_epochs(
     on: Device, path: Path, source: Ids, window: int, policy: str
 ) -> None:
     options: dict[str, Any] = {"window": window, "policy": policy, "staging": 1 << 20}
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 23, **tuned(options)),
-        list(source),
-        device="cuda",
-    ) as loader:
+    with feature_loader(path, list(source), device="cuda", device_memory=1 << 23, **options) as loader:
         for epoch in range(2):
             batches = minibatches(9, epoch, on.torch_device, most=200)
             for minibatch, features in loader.attach(batches, ids_of):
@@ -81,14 +77,15 @@ def test_features_equal_the_source_over_epochs(
 def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
     on: Device, path: Path, source: Ids, engine: str, cache_bytes: int | None, wait: Any
 ) -> None:
-    with gids.FeatureLoader(
-        gids.open(
-            path,
-            device_memory=1 << 25,
-            tuning=gids.Tuning(cache=cache_bytes, engine=engine, wait=wait, staging=1 << 18),
-        ),
+    with feature_loader(
+        path,
         list(source),
         device="cuda",
+        device_memory=1 << 25,
+        cache=cache_bytes,
+        engine=engine,
+        wait=wait,
+        staging=1 << 18,
     ) as loader:
         for minibatch, features in loader.attach(minibatches(6, most=150), ids_of):  # ids on the CPU
             check(source, minibatch, features)
@@ -100,10 +97,15 @@ def test_threads_rounds_pairs_and_transfer_reach_the_queue(
     on: Device, path: Path, source: Ids, transfer: Any
 ) -> None:
     options: dict[str, Any] = {"io_threads": 3, "rounds": 10, "pairs": 5, "transfer": transfer}
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=1 << 25, **tuned(options, cache=0, engine="threads", staging=1 << 20)),
+    with feature_loader(
+        path,
         list(source),
         device="cuda",
+        device_memory=1 << 25,
+        **options,
+        cache=0,
+        engine="threads",
+        staging=1 << 20,
     ) as loader:
         for minibatch, features in loader.attach(minibatches(4, most=150), ids_of):
             check(source, minibatch, features)
@@ -129,15 +131,15 @@ def test_two_ssds_have_a_queue_pair_and_its_thread(
 def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, host_policy: Any) -> None:
     misses = {}
     for host_cache_bytes in (0, 2 << 20):
-        with gids.FeatureLoader(
-            gids.open(
-                path,
-                device_memory=1 << 25,
-                memory=host_cache_bytes + (1 << 20),
-                tuning=gids.Tuning(cache=1 << 18, host_policy=host_policy, staging=1 << 20),
-            ),
+        with feature_loader(
+            path,
             ["paper.feat"],
             device="cuda",
+            device_memory=1 << 25,
+            memory=host_cache_bytes + (1 << 20),
+            cache=1 << 18,
+            host_policy=host_policy,
+            staging=1 << 20,
         ) as loader:
             batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(12, most=300)]
             for minibatch, features in loader.attach(batches, ids_of):
@@ -150,9 +152,7 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
 
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
     memory_bytes = 1 << 23
-    with gids.FeatureLoader(
-        gids.open(path, device_memory=memory_bytes, **tuned(STAGING)), list(source), device="cuda"
-    ) as loader:
+    with feature_loader(path, list(source), device="cuda", device_memory=memory_bytes, **STAGING) as loader:
         for _minibatch, _features in loader.attach(minibatches(20), ids_of):
             memory = loader.stats()["memory"]
             on_device = sum(n for purpose, n in memory.items() if purpose not in ("host lines", "staging"))
@@ -168,8 +168,8 @@ def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
     batches = [{"paper.feat": torch.arange(n)} for n in (3, 3, 700, 3)]
     for foretold in (None, {"paper.feat": 700}):
         caplog.clear()
-        with gids.FeatureLoader(
-            gids.open(path, **tuned(options)), ["paper.feat"], device="cuda", minibatch_rows=foretold
+        with feature_loader(
+            path, ["paper.feat"], device="cuda", minibatch_rows=foretold, **options
         ) as loader:
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
@@ -183,7 +183,7 @@ def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callabl
     cuda_is(EmulatedDevice(total_bytes=3 << 20))
     for options in ({"cache": 4 << 20}, {"device_memory": 4 << 20}):
         with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
-            gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
+            feature_loader(path, ["paper.feat"], device="cuda", **options)  # type: ignore[arg-type]
 
 
 def test_a_loader_of_a_large_cache_opens_again_and_again(
@@ -195,9 +195,7 @@ def test_a_loader_of_a_large_cache_opens_again_and_again(
     for given in (4 << 20, None) * 3:
         trained = device.empty(3 << 20, torch.uint8)  # torch keeps this memory when it is released
         del trained
-        with gids.FeatureLoader(
-            gids.open(path, device_memory=given, **tuned(STAGING)), ["paper.feat"], device="cuda"
-        ) as loader:
+        with feature_loader(path, ["paper.feat"], device="cuda", device_memory=given, **STAGING) as loader:
             for minibatch, features in loader.attach([{"paper.feat": torch.arange(50)}], ids_of):
                 check(source, minibatch, features)
             lines.append(loader.stats()["memory"]["lines"])
@@ -213,8 +211,8 @@ def test_two_loaders_at_once_share_the_free_memory(
     options: dict[str, Any] = {"device_memory": 5 << 20, "window": 2} | STAGING
     batches = [{"paper.feat": torch.arange(50 * i, 50 * i + 50)} for i in range(4)]
     with (
-        gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as one,
-        gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as other,
+        feature_loader(path, ["paper.feat"], device="cuda", **options) as one,
+        feature_loader(path, ["paper.feat"], device="cuda", **options) as other,
     ):
         for (minibatch, features), (_, same) in zip(
             one.attach(batches, ids_of), other.attach(batches, ids_of), strict=True
@@ -222,8 +220,8 @@ def test_two_loaders_at_once_share_the_free_memory(
             check(source, minibatch, features)
             check(source, minibatch, same)
         with pytest.raises(MemoryBudgetError, match="device_memory=5242880"):
-            gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda")
-    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda"):
+            feature_loader(path, ["paper.feat"], device="cuda", **options)
+    with feature_loader(path, ["paper.feat"], device="cuda", **options):
         pass
 
 
@@ -237,7 +235,7 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     training.slow = True
     batches = [{"paper.feat": torch.randint(0, ROWS, (300,))} for _ in range(25)]
     options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
-    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"], device="cuda") as loader:
+    with feature_loader(path, ["paper.feat"], device="cuda", **options) as loader:
         with device.use(training):
             for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, device, sampling)):
                 training.put(lambda: None)  # training, which never synchronizes
@@ -260,8 +258,8 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
         options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": 3} | STAGING
         training = late.new_stream()
         with (
-            gids.NodeLoader(
-                gids.open(papers, **tuned(options)),
+            node_loader(
+                papers,
                 torch.arange(200),
                 sampler=gids.sampler.Neighbor([5, 5]),
                 tables=["paper.feat"],
@@ -269,6 +267,7 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
                 device="cuda",
                 topology_on="host",
                 seed=3,
+                **options,
             ) as loader,
             late.use(training),
         ):
@@ -302,14 +301,15 @@ def test_a_minibatch_does_not_wait_for_what_is_sampled_after_it(
     options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": window, "planned": 1}
     training = device.new_stream()
     with (
-        gids.NodeLoader(
-            gids.open(papers, **tuned(options | STAGING)),
+        node_loader(
+            papers,
             torch.arange(600),
             [3, 3],
             tables=["paper.feat", "paper.cites.paper.weight"],
             labels=True,
             batch_size=20,
             device="cuda",
+            **options | STAGING,
         ) as loader,
         device.use(training),
     ):
@@ -372,13 +372,14 @@ def test_a_minibatch_enters_the_driver_eight_times_to_enqueue_and_four_times_to_
     new_stream = device.new_stream
     device.new_stream = lambda *args: made.append(new_stream(*args)) or made[-1]  # type: ignore[method-assign, func-returns-value]
     options: dict[str, Any] = {"device_memory": 1 << 23, "cache": 200 << 10, "window": 4} | STAGING
-    with gids.NodeLoader(
-        gids.open(tmp_path / "one.gids", **tuned(options)),
+    with node_loader(
+        tmp_path / "one.gids",
         torch.arange(3000),
         fanouts,
         batch_size=15,
         device="cuda",
         topology_on="host",
+        **options,
     ) as loader:
         epoch, seen = iter(loader), []
         for number in range(22):
@@ -426,8 +427,8 @@ def test_sampling_is_waited_for_a_minibatch_later(
     device = Waits()
     cuda_is(device)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": 0, "planned": 1} | STAGING
-    with gids.NodeLoader(
-        gids.open(papers, **tuned(options)),
+    with node_loader(
+        papers,
         torch.arange(180),
         [5, 5],
         tables=["paper.feat"],
@@ -435,6 +436,7 @@ def test_sampling_is_waited_for_a_minibatch_later(
         labels=labels,
         device="cuda",
         topology_on="host",
+        **options,
     ) as loader:
         epoch, calls = iter(loader), []
         for number in range(6):
@@ -463,13 +465,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
 
     monkeypatch.setattr(gids.sampler.Neighbor, "start", fail)
     options: dict[str, Any] = {"device_memory": 1 << 23, "window": window} | STAGING
-    with gids.NodeLoader(
-        gids.open(papers, **tuned(options)),
-        torch.arange(600),
-        [5],
-        batch_size=100,
-        device="cuda",
-    ) as loader:
+    with node_loader(papers, torch.arange(600), [5], batch_size=100, device="cuda", **options) as loader:
         epoch = iter(loader)
         assert [next(epoch).step for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ValueError, match="too many edges"):
@@ -479,7 +475,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
 
 def test_policy_lru_is_refused_on_a_device(path: Path) -> None:
     with pytest.raises(ValueError, match=r"policy='lru' works on device='cpu' only"):
-        gids.FeatureLoader(gids.open(path, tuning=gids.Tuning(policy="lru")), ["paper.feat"], device="cuda")
+        feature_loader(path, ["paper.feat"], device="cuda", policy="lru")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")

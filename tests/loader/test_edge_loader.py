@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from open_options import take_options
+from open_options import edge_loader
 
 import gids
 from gids.cuda import Device
@@ -65,8 +65,7 @@ def several(tmp_path_factory: pytest.TempPathFactory, edges: Pairs, rows: dict[s
 
 def open_loader(path: Path, edges: Any, **options: Any) -> gids.EdgeLoader:
     given: dict[str, Any] = {"batch_size": 64, "shuffle": True, "memory": 32 << 20, "cache": 20_000} | options
-    source = gids.open(path, **take_options(given))
-    return gids.EdgeLoader(source, edges, given.pop("sampler", [5, -1]), **given)
+    return edge_loader(path, edges, given.pop("sampler", [5, -1]), **given)
 
 
 def ends_of(m: EdgeMinibatch, relation: Relation) -> np.ndarray:

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches
-from open_options import take_options, tuned
+from open_options import feature_loader, tuned
 
 import gids
 from gids import _core
-from gids.loader import feature_loader
 from gids.loader.learned import Learned
 from gids.loader.memory import KEPT_HEAT
 from gids.loader.row_source import EpochInput
@@ -30,14 +29,8 @@ from gids.loader.row_source import EpochInput
 @pytest.mark.parametrize("window", [0, 1, 16, 23])
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static", "pinned"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
-    with gids.FeatureLoader(
-        gids.open(
-            path,
-            window=window,
-            memory=1 << 30,
-            tuning=gids.Tuning(policy=policy, cache=300_000, queue_depth=32),
-        ),
-        TABLES,
+    with feature_loader(
+        path, TABLES, window=window, memory=1 << 30, policy=policy, cache=300_000, queue_depth=32
     ) as loader:
         for epoch in range(3):
             batches = minibatches(30, epoch)
@@ -54,9 +47,8 @@ def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: 
 def test_every_engine_with_no_a_tiny_and_a_full_cache(
     path: Path, source: Ids, engine: str, cache_bytes: int | None
 ) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, memory=1 << 30, check_crc=True, tuning=gids.Tuning(engine=engine, cache=cache_bytes)),
-        TABLES,
+    with feature_loader(
+        path, TABLES, memory=1 << 30, check_crc=True, engine=engine, cache=cache_bytes
     ) as loader:
         for epoch in range(2):
             for minibatch, features in loader.attach(minibatches(20, epoch), ids_of):
@@ -84,10 +76,7 @@ def test_the_first_minibatch_comes_after_one_is_sampled(path: Path) -> None:
             pulled.append(i)
             yield minibatch
 
-    with gids.FeatureLoader(
-        gids.open(path, window=8, memory=1 << 30, tuning=gids.Tuning(planned=2)),
-        TABLES,
-    ) as loader:
+    with feature_loader(path, TABLES, window=8, memory=1 << 30, planned=2) as loader:
         stream = loader.attach(sample(), ids_of)
         next(stream)
         assert len(pulled) == 1
@@ -101,9 +90,8 @@ def test_the_first_minibatch_comes_after_one_is_sampled(path: Path) -> None:
 def test_hits_do_not_depend_on_timing(path: Path) -> None:
     counts = set()
     for depth in (1, 64, 256):
-        with gids.FeatureLoader(
-            gids.open(path, memory=1 << 30, tuning=gids.Tuning(cache=200_000, queue_depth=depth, planned=2)),
-            TABLES,
+        with feature_loader(
+            path, TABLES, memory=1 << 30, cache=200_000, queue_depth=depth, planned=2
         ) as loader:
             for epoch in range(2):
                 for _ in loader.attach(minibatches(30, epoch), ids_of):
@@ -114,7 +102,7 @@ def test_hits_do_not_depend_on_timing(path: Path) -> None:
 
 
 def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
-    with gids.FeatureLoader(gids.open(path, memory=3 << 20), TABLES) as loader:
+    with feature_loader(path, TABLES, memory=3 << 20) as loader:
         with pytest.raises(
             gids.MemoryBudgetError, match=r"page tables .* bounce pool .* outputs .* window .* = \d+ bytes"
         ):
@@ -140,7 +128,7 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
 )
 def test_bad_options_are_refused_with_the_reason(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gids.FeatureLoader(gids.open(path, **take_options(options)), TABLES, **options)
+        feature_loader(path, TABLES, **options)
 
 
 def test_a_missing_table_names_what_there_is(path: Path) -> None:
@@ -150,10 +138,7 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
 
 def test_planned_minibatches_adapt_within_and_between_epochs(path: Path) -> None:
     small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
-    with gids.FeatureLoader(
-        gids.open(path, memory=1 << 30, tuning=gids.Tuning(cache=0, queue_depth=2)),
-        ["paper.feat"],
-    ) as loader:
+    with feature_loader(path, ["paper.feat"], memory=1 << 30, cache=0, queue_depth=2) as loader:
         counts = [loader.stats()["planned"] for _ in loader.attach(small, ids_of)]
         changed = counts.index(4)  # 2 x depth 2 over 1 page each
         assert counts == [2] * changed + [4] * (40 - changed)
@@ -183,7 +168,7 @@ def test_pages_to_keep_are_never_evicted(path: Path, source: Ids) -> None:
 
 
 def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
-    loader = gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES)
+    loader = feature_loader(path, TABLES, memory=1 << 30)
     with pytest.raises(TypeError, match="FeatureStore"):
         pickle.dumps(loader)
     loader.close()
@@ -195,10 +180,7 @@ def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
 def test_the_window_can_be_lowered_while_it_runs(
     path: Path, source: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, window=16, memory=1 << 30),
-        TABLES,
-    ) as loader:
+    with feature_loader(path, TABLES, window=16, memory=1 << 30) as loader:
         stream = loader.attach(minibatches(40), ids_of)
         for i, (minibatch, features) in enumerate(stream):
             check(source, minibatch, features)
@@ -211,7 +193,7 @@ def test_the_window_can_be_lowered_while_it_runs(
 
 
 def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
-    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
+    with feature_loader(path, TABLES, memory=1 << 30) as loader:
         gc.disable()
         try:
             for epoch in range(3):
@@ -228,7 +210,7 @@ def resident_bytes() -> int:
 
 
 def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
-    loader = gids.FeatureLoader(gids.open(path, memory=1 << 30), ["paper.feat"])
+    loader = feature_loader(path, ["paper.feat"], memory=1 << 30)
     everything = [{"paper.feat": torch.arange(ROWS)}]
     stream = loader.attach(everything, ids_of)
     list(stream)
@@ -271,9 +253,7 @@ def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_r
     options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1}
 
     def memory_after(*epochs: list[Any], minibatch_rows: Any = None) -> list[int]:
-        with gids.FeatureLoader(
-            gids.open(path, **tuned(options)), ["paper.feat"], minibatch_rows=minibatch_rows
-        ) as loader:
+        with feature_loader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
             used = []
             for epoch in epochs:
                 for _ in loader.attach(epoch, ids_of):
@@ -298,8 +278,8 @@ def test_minibatches_larger_than_the_first_are_warned_of_in_one_epoch_and_have_r
 def test_memory_that_the_machine_does_not_have_is_warned_of_once(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_loader, "available_bytes", lambda: 1 << 20)
-    with gids.FeatureLoader(gids.open(path, memory="1TB"), ["paper.feat"]) as loader:
+    monkeypatch.setattr("gids.loader.feature_loader.available_bytes", lambda: 1 << 20)
+    with feature_loader(path, ["paper.feat"], memory="1TB") as loader:
         for _ in range(2):
             list(loader.attach([{"paper.feat": torch.arange(900)}], ids_of))
             loader.release_cache()
@@ -377,7 +357,7 @@ def test_minibatches_that_no_cache_has_room_for(path: Path, caplog: pytest.LogCa
 
 def test_minibatches_are_sampled_in_bulk_again_once_there_is_room_for_larger_ones(path: Path) -> None:
     options = {"memory": 9 << 19, "queue_depth": 16, "window": 4, "planned": 1}
-    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
+    with feature_loader(path, ["paper.feat"], **options) as loader:
         for _epoch in range(2):
             reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 900)]
             epoch = EpochInput(minibatches=reads, ids_of=ids_of, learned=Learned(), waiting_batches=3)
@@ -390,7 +370,7 @@ def test_more_minibatches_are_planned_only_while_they_have_room(path: Path) -> N
     """All pages are in the cache soon, so that up to eight are planned, if memory allows."""
     given = 9 << 20
     options = {"memory": given, "queue_depth": 16, "window": 0}
-    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
+    with feature_loader(path, ["paper.feat"], **options) as loader:
         for _ in loader.attach([{"paper.feat": torch.arange(n)} for n in [40, *[1300] * 60]], ids_of):
             pass
         assert sum(loader.stats()["memory"].values()) <= given
@@ -400,7 +380,7 @@ def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"memory": 8 << 20, "queue_depth": 16, "window": 2}
-    with gids.FeatureLoader(gids.open(path, **tuned(options)), ["paper.feat"]) as loader:
+    with feature_loader(path, ["paper.feat"], **options) as loader:
 
         def planned_after(*rows: int) -> int:
             list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
@@ -417,10 +397,7 @@ def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
 
 
 def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, memory=1 << 26, window=2),
-        ["paper.feat"],
-    ) as loader:
+    with feature_loader(path, ["paper.feat"], memory=1 << 26, window=2) as loader:
         sizes = [1000, 5_000_000, 2000]
         ids = {"paper.feat": torch.arange(10)}
         list(loader.attach(sizes, lambda _: ids, bytes_of=lambda size: size))
@@ -444,10 +421,7 @@ def test_what_is_no_number_of_rows_is_refused(
 
 
 def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
-    with gids.FeatureLoader(
-        gids.open(path, memory=32 << 20, tuning=gids.Tuning(queue_depth=16)),
-        ["paper.feat"],
-    ) as loader:
+    with feature_loader(path, ["paper.feat"], memory=32 << 20, queue_depth=16) as loader:
         growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
         for _minibatch, _features in loader.attach(growing, ids_of):
             pass
@@ -456,7 +430,7 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
 
 def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gids")
-    with gids.FeatureLoader(gids.open(path, memory=1 << 26), TABLES) as loader:
+    with feature_loader(path, TABLES, memory=1 << 26) as loader:
         for count in (6, 4):
             caplog.clear()
             list(loader.attach(minibatches(count), ids_of))
@@ -467,7 +441,7 @@ def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCapt
 
 def test_profilers_see_the_stages(path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        with gids.FeatureLoader(gids.open(path, memory=1 << 26), TABLES) as loader:
+        with feature_loader(path, TABLES, memory=1 << 26) as loader:
             list(loader.attach(minibatches(3), ids_of))
     counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
     assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}
@@ -517,7 +491,7 @@ def test_planned_minibatches_adapt_in_a_new_cache(path: Path) -> None:
 
 
 def test_pages_that_are_kept_take_half_of_the_lines(path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(gids.open(path, memory=3 << 20, window=2), ["paper.feat"]) as loader:
+    with feature_loader(path, ["paper.feat"], memory=3 << 20, window=2) as loader:
         [table] = loader.tables
         loader.keep_pages(table.name, np.ones(table.page_count, np.bool_))
         for minibatch, features in loader.attach(minibatches(6), lambda m: {table.name: m[table.name]}):

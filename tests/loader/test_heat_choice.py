@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
+from open_options import feature_loader
 
-import gids
 from gids import FeatureLoader
 from gids.cache import page_heat
 from gids.store import FeatureStore
@@ -52,10 +52,7 @@ def test_the_heat_asked_for_is_in_the_page_words(path: Path) -> None:
     expected["auto"] = expected["reverse-pagerank"]
     assert len({tuple(e) for e in expected.values()}) == 4
     for heat, pages in expected.items():
-        with FeatureLoader(
-            gids.open(path, heat=heat, memory=1 << 28),
-            ["paper.feat"],
-        ) as loader:
+        with feature_loader(path, ["paper.feat"], heat=heat, memory=1 << 28) as loader:
             assert np.array_equal(heat_in_words(loader, "paper.feat"), pages)
 
 
@@ -63,10 +60,7 @@ def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
     tables = ["paper.feat", "venue.feat", "paper.cites.paper.w"]
 
     def chosen(heat: str = "auto") -> list[str | None]:
-        with FeatureLoader(
-            gids.open(path, heat=heat, memory=1 << 28),
-            tables,
-        ) as loader:
+        with feature_loader(path, tables, heat=heat, memory=1 << 28) as loader:
             return list(loader.stats()["heat"].values())
 
     assert chosen() == ["out-degree", None, None]
@@ -80,15 +74,9 @@ def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
 
 def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
     with pytest.raises(KeyError) as caught:
-        FeatureLoader(
-            gids.open(path, heat="sampled", memory=1 << 28),
-            ["paper.feat"],
-        )
+        feature_loader(path, ["paper.feat"], heat="sampled", memory=1 << 28)
     assert f"compute it with `gids heat {path} --method sampled`" in str(caught.value)
     with pytest.raises(
         ValueError, match=r"heat must be one of auto, reverse-pagerank, .* \(got 'pagerank'\)"
     ):
-        FeatureLoader(
-            gids.open(path, heat="pagerank", memory=1 << 28),
-            ["paper.feat"],
-        )
+        feature_loader(path, ["paper.feat"], heat="pagerank", memory=1 << 28)

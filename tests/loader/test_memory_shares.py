@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
-from open_options import tuned
+from open_options import feature_loader, node_loader
 
 import gids
 from gids.cache import POLICIES
@@ -73,10 +73,7 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
 ) -> None:
     """A hundredth of a table of 2 GB with 512 MB, and minibatches of 133,000 or 415,000 rows."""
     given = 5_120_000
-    with gids.FeatureLoader(
-        gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
-        [TABLE],
-    ) as loader:
+    with feature_loader(path, [TABLE], memory=given, queue_depth=4) as loader:
         read_all(loader, reads(rows, 40), source, given)
         stats = loader.stats()
     assert stats["memory"]["lines"] >= least_lines
@@ -87,10 +84,7 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
 
 def least_memory(path: Path, batches: list[Ids], **options: Any) -> int:
     """What the error says is enough."""
-    with gids.FeatureLoader(
-        gids.open(path, memory=1000, **tuned(options)),
-        [TABLE],
-    ) as loader:
+    with feature_loader(path, [TABLE], memory=1000, **options) as loader:
         with pytest.raises(gids.MemoryBudgetError, match="is too small") as caught:
             next(loader.attach(batches, same))
     found = re.search(r"Give memory=([\d_]+) or more", str(caught.value))
@@ -110,10 +104,7 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     windows = []
     for times in (1, 1.2, 1.6, 20):
         given = int(times * least)
-        with gids.FeatureLoader(
-            gids.open(path, memory=given, **tuned(options)),
-            [TABLE],
-        ) as loader:
+        with feature_loader(path, [TABLE], memory=given, **options) as loader:
             read_all(loader, batches, source, given)
             read_all(loader, batches[:2], source, given)  # another epoch
             windows.append(loader.stats()["window"])
@@ -146,11 +137,8 @@ def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tenso
     for given in (1_600_000, 3_000_000, 1 << 30):
         sampler = Counting([5, 5], threads=2)
         sampler.calls = []
-        with gids.NodeLoader(
-            gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
-            torch.arange(600),
-            sampler,
-            batch_size=40,
+        with node_loader(
+            path, torch.arange(600), sampler, batch_size=40, memory=given, queue_depth=4
         ) as loader:
             minibatches = []
             for minibatch in loader:
@@ -168,9 +156,7 @@ def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tenso
 
 def test_the_sampler_is_not_told_twice(path: Path) -> None:
     """Buffers of the minibatches in the window come back to the sampler when the epoch ends."""
-    with gids.NodeLoader(
-        gids.open(path, memory=1 << 28), torch.arange(4000), [10, 10], batch_size=200
-    ) as loader:
+    with node_loader(path, torch.arange(4000), [10, 10], batch_size=200, memory=1 << 28) as loader:
         epoch = iter(loader)
         nbytes = 0
         for _ in range(3):
@@ -201,10 +187,7 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
     def line_of(given: int) -> tuple[str, dict[str, Any]]:
         caplog.clear()
-        with gids.FeatureLoader(
-            gids.open(path, memory=given, tuning=gids.Tuning(queue_depth=4)),
-            [TABLE],
-        ) as loader:
+        with feature_loader(path, [TABLE], memory=given, queue_depth=4) as loader:
             for _ in range(2):
                 list(loader.attach(reads(1330, 6), same, bytes_of=lambda ids: 32 * len(ids[TABLE])))
             [line] = memory_lines(caplog)
@@ -235,10 +218,8 @@ def test_a_device_with_little_memory_has_a_shorter_window(
     batches, given = reads(1330, 4), 5_120_000
     windows = []
     for memory_bytes in (given, 1 << 26):
-        with gids.FeatureLoader(
-            gids.open(path, device_memory=memory_bytes, tuning=gids.Tuning(staging=1 << 20)),
-            [TABLE],
-            device="cuda",
+        with feature_loader(
+            path, [TABLE], device="cuda", device_memory=memory_bytes, staging=1 << 20
         ) as loader:
             for ids, features in loader.attach(batches, same):
                 assert torch.equal(features[TABLE].cpu(), source[ids[TABLE]])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
-from open_options import take_options
+from open_options import node_loader
 
 import gids
 from gids.cuda import Device
@@ -82,9 +82,7 @@ def open_loader(path: Path, **options: Any) -> gids.NodeLoader:
         "cache": 100_000,
     } | options
     seeds = given.pop("seeds", torch.arange(0, PAPERS, 3))
-    return gids.NodeLoader(
-        gids.open(path, **take_options(given)), seeds, given.pop("sampler", [3, 4]), **given
-    )
+    return node_loader(path, seeds, given.pop("sampler", [3, 4]), **given)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

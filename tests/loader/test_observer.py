@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from open_options import tuned
+from open_options import feature_loader
 
-import gids
 from gids.loader import Observer
 from gids.write import DatasetWriter
 
@@ -66,7 +65,7 @@ def by_table(ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def test_every_step_enters_is_planned_gathered_and_retired_in_this_order(dataset: Path) -> None:
     notes = Notes()
-    with gids.FeatureLoader(gids.open(dataset, **tuned(OPTIONS)), ["_N.feat"], observer=notes) as loader:
+    with feature_loader(dataset, ["_N.feat"], observer=notes, **OPTIONS) as loader:
         for _ in range(2):
             assert len(list(loader.attach(BATCHES, by_table))) == 8
     order = ["entered", "planned", "gathered", "retired"]
@@ -81,7 +80,7 @@ def test_every_step_enters_is_planned_gathered_and_retired_in_this_order(dataset
 
 def test_closing_a_stream_retires_what_entered(dataset: Path) -> None:
     notes = Notes()
-    with gids.FeatureLoader(gids.open(dataset, **tuned(OPTIONS)), ["_N.feat"], observer=notes) as loader:
+    with feature_loader(dataset, ["_N.feat"], observer=notes, **OPTIONS) as loader:
         stream = loader.attach(BATCHES, by_table)
         next(stream)
         next(stream)
@@ -92,7 +91,7 @@ def test_closing_a_stream_retires_what_entered(dataset: Path) -> None:
 
 def test_an_observer_is_called_while_its_block_runs(dataset: Path) -> None:
     first, later = Notes(), Notes()
-    with gids.FeatureLoader(gids.open(dataset, **tuned(OPTIONS)), ["_N.feat"], observer=first) as loader:
+    with feature_loader(dataset, ["_N.feat"], observer=first, **OPTIONS) as loader:
         with loader.observe(later):
             list(loader.attach(BATCHES, by_table))
         assert later.events == first.events
@@ -102,7 +101,7 @@ def test_an_observer_is_called_while_its_block_runs(dataset: Path) -> None:
 
 def test_stages_run_in_the_observers_context(dataset: Path) -> None:
     notes = Notes()
-    with gids.FeatureLoader(gids.open(dataset, **tuned(OPTIONS)), ["_N.feat"], observer=notes) as loader:
+    with feature_loader(dataset, ["_N.feat"], observer=notes, **OPTIONS) as loader:
         list(loader.attach(BATCHES, by_table))
     begun = [name for name in notes.stages if not name.startswith("end of ")]
     assert {name: begun.count(name) for name in begun} == {"sample": 9, "enter": 8, "plan": 8, "gather": 8}
@@ -115,7 +114,7 @@ def test_an_exception_of_an_observer_reaches_the_training_loop(dataset: Path) ->
             raise OSError("no space")
 
     with (
-        gids.FeatureLoader(gids.open(dataset, **tuned(OPTIONS)), ["_N.feat"], observer=Failing()) as loader,
+        feature_loader(dataset, ["_N.feat"], observer=Failing(), **OPTIONS) as loader,
         pytest.raises(OSError, match="no space"),
     ):
         list(loader.attach(BATCHES, by_table))

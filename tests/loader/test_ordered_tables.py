@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import damage
 from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
-from open_options import tuned
+from open_options import feature_loader
 
 import gids
 from gids.cache import page_heat
@@ -73,10 +73,7 @@ def order_dtype(path: Path) -> str:
 def test_features_equal_the_source(store: FeatureStore, policy: str, window: int, engine: str) -> None:
     source = make_source()
     options: dict[str, Any] = {"policy": policy, "window": window, "engine": engine}
-    with gids.FeatureLoader(
-        gids.open(store, memory=1 << 24, check_crc=True, **tuned(options)),
-        list(source),
-    ) as loader:
+    with feature_loader(store, list(source), memory=1 << 24, check_crc=True, **options) as loader:
         for epoch in range(2):
             stream = loader.attach(minibatches(9, epoch), ids_of)
             for minibatch, features in stream:
@@ -99,14 +96,15 @@ def test_features_equal_the_source_on_a_device(
 ) -> None:
     cuda_is(device)
     source = make_source()
-    with gids.FeatureLoader(
-        gids.open(
-            store,
-            device_memory=1 << 24,
-            tuning=gids.Tuning(cache=200_000, policy=policy, wait=wait, staging=1 << 19),
-        ),
+    with feature_loader(
+        store,
         list(source),
         device="cuda",
+        device_memory=1 << 24,
+        cache=200_000,
+        policy=policy,
+        wait=wait,
+        staging=1 << 19,
     ) as loader:
         where = device.torch_device if on_device else "cpu"
         for minibatch, features in loader.attach(minibatches(5, 1, where, most=200), ids_of):
@@ -124,7 +122,7 @@ def test_features_equal_the_source_on_a_device(
 
 @pytest.mark.parametrize("id_", [-1, ROWS])
 def test_an_id_out_of_range_is_named(store: FeatureStore, id_: int) -> None:
-    with gids.FeatureLoader(gids.open(store, memory=1 << 24), [PAPERS]) as loader:
+    with feature_loader(store, [PAPERS], memory=1 << 24) as loader:
         with pytest.raises(IndexError, match=rf"id {id_}\b"):
             list(loader.attach([{PAPERS: torch.tensor([0, id_])}], ids_of))
         ((_, features),) = loader.attach([{PAPERS: torch.tensor([7])}], ids_of)
@@ -139,10 +137,7 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
     whole = file.read_bytes()
     damage(file, b"\xff" * 8, offset)
     try:
-        with gids.FeatureLoader(
-            gids.open(store, memory=1 << 24, check_crc=True),
-            [PAPERS],
-        ) as loader:
+        with feature_loader(store, [PAPERS], memory=1 << 24, check_crc=True) as loader:
             others = np.setdiff1d(np.arange(ROWS), rows)
             stream = loader.attach(
                 [{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows, others[50:99])], ids_of
@@ -176,7 +171,7 @@ def pages_by_minibatch(store: FeatureStore, batches: list[Ids]) -> list[list[int
 def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, tmp_path: Path) -> None:
     batches = minibatches(6, 2)
     for rows, name in ((False, "pages.trace"), (True, "rows.trace")):
-        with gids.FeatureLoader(gids.open(store, memory=1 << 24), [PAPERS]) as loader:
+        with feature_loader(store, [PAPERS], memory=1 << 24) as loader:
             with record(loader, tmp_path / name, rows=rows):
                 for _ in loader.attach(batches, lambda m: {PAPERS: m[PAPERS]}):
                     pass
@@ -197,7 +192,7 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
 def test_which_rows_are_held_goes_by_ids(path: Path, store: FeatureStore) -> None:
     table = store.table(PAPERS)
     ids = torch.tensor([3, 77, 500])
-    with gids.FeatureLoader(gids.open(store, memory=64 << 20), [PAPERS]) as loader:
+    with feature_loader(store, [PAPERS], memory=64 << 20) as loader:
         assert not loader.cached_rows(PAPERS).any()
         with loader.attach([{PAPERS: ids}], ids_of) as stream:
             next(stream)

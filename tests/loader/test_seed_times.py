@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from open_options import take_options
+from open_options import edge_loader
 
 import gids
 from gids.loader import EdgeMinibatch
@@ -58,8 +58,7 @@ def several(tmp_path_factory: pytest.TempPathFactory, rows: torch.Tensor) -> Pat
 
 def open_edges(path: Path, edges: Any = None, **options: Any) -> gids.EdgeLoader:
     given: dict[str, Any] = {"batch_size": 64, "shuffle": True, "memory": 32 << 20, "cache": 20_000} | options
-    source = gids.open(path, **take_options(given))
-    return gids.EdgeLoader(source, edges, given.pop("sampler", [4, 4]), **given)
+    return edge_loader(path, edges, given.pop("sampler", [4, 4]), **given)
 
 
 def assert_never_later(minibatch: Minibatch) -> int:

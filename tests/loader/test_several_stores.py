@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from open_options import edge_loader, feature_loader, node_loader
 
 import gids
 from gids.cuda import Device
@@ -91,12 +92,14 @@ def check(minibatch: Any, source: Rows, device: str = "cpu") -> None:
 
 
 def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> None:
-    with gids.NodeLoader(
-        gids.open(paths[0], memory=1 << 30, tuning=gids.Tuning(cache=300_000)),
+    with node_loader(
+        paths[0],
         {"paper": torch.arange(PAPERS)},
         [4, 6],
         tables=tables_of(paths),
         batch_size=100,
+        memory=1 << 30,
+        cache=300_000,
     ) as loader:
         for _ in range(2):
             for minibatch in loader:
@@ -114,9 +117,7 @@ def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> 
 
 
 def test_an_edge_loader_takes_tables_of_several_stores(paths: list[Path], source: Rows) -> None:
-    with gids.EdgeLoader(
-        gids.open(paths[0], memory=1 << 30), None, [3], tables=tables_of(paths), batch_size=500
-    ) as loader:
+    with edge_loader(paths[0], None, [3], tables=tables_of(paths), batch_size=500, memory=1 << 30) as loader:
         for minibatch in loader:
             check(minibatch, source)
 
@@ -124,14 +125,12 @@ def test_an_edge_loader_takes_tables_of_several_stores(paths: list[Path], source
 def test_a_list_names_them_by_their_own_names(paths: list[Path], source: Rows) -> None:
     graph, weights = FeatureStore(paths[0]), FeatureStore(paths[3])
     tables = ["author.feat", weights.table("weight"), FeatureStore(paths[1]).table("feat").named("bert")]
-    with gids.NodeLoader(
-        gids.open(graph, memory=1 << 28), {"paper": torch.arange(50)}, [3], tables=tables
-    ) as loader:
+    with node_loader(graph, {"paper": torch.arange(50)}, [3], tables=tables, memory=1 << 28) as loader:
         minibatch = next(iter(loader))
     assert list(minibatch.features) == ["author.feat", "author.writes.paper.weight", "bert"]
     assert torch.equal(minibatch.features["bert"], source["text"][minibatch.input_nodes["paper"]])  # type: ignore
     ids = {"bert": torch.tensor([5, 5, 0]), "author.feat": torch.tensor([1])}
-    with gids.FeatureLoader(gids.open(graph, memory=1 << 28), tables) as features:
+    with feature_loader(graph, tables, memory=1 << 28) as features:
         [(_, rows)] = features.attach([ids], lambda m: m)
         assert torch.equal(rows["bert"], source["text"][ids["bert"]])
         assert torch.equal(rows["author.feat"], source["author.feat"][1:2])
@@ -165,13 +164,16 @@ def test_features_come_on_the_device(
 ) -> None:
     cuda_is(device)
     tables = {name: table for name, table in tables_of(paths).items() if name in ("author", "text", "image")}
-    with gids.NodeLoader(
-        gids.open(paths[0], device_memory=32 << 20, tuning=gids.Tuning(staging=1 << 20, queue_depth=32)),
+    with node_loader(
+        paths[0],
         {"paper": torch.arange(60)},
         [3],
         tables=tables,
         batch_size=30,
         device="cuda",
+        device_memory=32 << 20,
+        staging=1 << 20,
+        queue_depth=32,
     ) as loader:
         for minibatch in loader:
             for name, ntype, of in (

@@ -14,6 +14,7 @@ import torch
 from datasets import read_source
 from emulator import EmulatedDevice
 from model import int8_with_a_scale
+from open_options import feature_loader, node_loader
 
 import gids
 from gids.convert import Options, convert
@@ -96,15 +97,14 @@ def test_rows_are_those_of_the_model(
     path: Path, expected: Rows, engine: str, dtype: torch.dtype | None
 ) -> None:
     for cache_bytes, check_crc in ((0, True), (60_000, False)):
-        with gids.FeatureLoader(
-            gids.open(
-                path,
-                memory=1 << 26,
-                check_crc=check_crc,
-                tuning=gids.Tuning(cache=cache_bytes, engine=engine),
-            ),
+        with feature_loader(
+            path,
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
+            memory=1 << 26,
+            check_crc=check_crc,
+            cache=cache_bytes,
+            engine=engine,
         ) as loader:
             for ids, features in loader.attach(minibatches(5), lambda ids: ids):
                 check(features, ids, expected, dtype)
@@ -123,17 +123,18 @@ def test_rows_are_those_of_the_model_on_a_device(
 ) -> None:
     cuda_is(device)
     for cache_bytes, host_cache_bytes, check_crc in ((0, 40_000, True), (60_000, 30_000, False)):
-        with gids.FeatureLoader(
-            gids.open(
-                path,
-                device_memory=1 << 26,
-                memory=host_cache_bytes + (1 << 18),
-                check_crc=check_crc,
-                tuning=gids.Tuning(cache=cache_bytes, host_policy="static", staging=1 << 18, wait=wait),
-            ),
+        with feature_loader(
+            path,
             [f"paper.{kind}" for kind in KINDS],
             dtype=dtype,
             device="cuda",
+            device_memory=1 << 26,
+            memory=host_cache_bytes + (1 << 18),
+            check_crc=check_crc,
+            cache=cache_bytes,
+            host_policy="static",
+            staging=1 << 18,
+            wait=wait,
         ) as loader:
             for ids, features in loader.attach(minibatches(3, 60), lambda ids: ids):
                 check(features, ids, expected, dtype)
@@ -151,15 +152,14 @@ def test_bytes_that_are_no_bool_come_as_true(
         cuda_is(EmulatedDevice())
     ids = [{"paper.flag": batch["paper.flag"]} for batch in minibatches(4)]
     for cache_bytes in (0, 20_000):
-        with gids.FeatureLoader(
-            gids.open(
-                damaged,
-                memory=1 << 26,
-                device_memory=1 << 26,
-                tuning=gids.Tuning(cache=cache_bytes, staging=1 << 18),
-            ),
+        with feature_loader(
+            damaged,
             ["paper.flag"],
             device="cuda" if where == "device" else "cpu",
+            memory=1 << 26,
+            device_memory=1 << 26,
+            cache=cache_bytes,
+            staging=1 << 18,
         ) as loader:
             stream = loader.attach(ids, lambda ids: ids)
             beside = loader.attach(ids, lambda ids: ids)
@@ -173,15 +173,12 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
     """Four bytes a value, not the one that is stored; 1250 rows of it do not fit, of int8 they would."""
     ids = {"paper.column": torch.arange(PAPERS)}
     row_bytes = 4 * DIM
-    with gids.FeatureLoader(
-        gids.open(path, memory=1 << 26, tuning=gids.Tuning(cache=0)),
-        ["paper.column"],
-    ) as loader:
+    with feature_loader(path, ["paper.column"], memory=1 << 26, cache=0) as loader:
         list(loader.attach([ids], lambda ids: ids))
         assert loader.stats()["memory"]["outputs"] >= PAPERS * row_bytes
     with (
         pytest.raises(gids.MemoryBudgetError, match="outputs"),
-        gids.FeatureLoader(gids.open(path, memory=2 * PAPERS * row_bytes), ["paper.column"]) as loader,
+        feature_loader(path, ["paper.column"], memory=2 * PAPERS * row_bytes) as loader,
     ):
         list(loader.attach([ids], lambda ids: ids))
 
@@ -189,9 +186,7 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
 def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) -> None:
     weights = FeatureStore(path).table("weight").read_rows
     tables = ["paper.row", "paper.cites.paper.weight"]
-    with gids.NodeLoader(
-        gids.open(path, memory=1 << 28), torch.arange(200), [3, 4], tables=tables, batch_size=50
-    ) as loader:
+    with node_loader(path, torch.arange(200), [3, 4], tables=tables, batch_size=50, memory=1 << 28) as loader:
         for minibatch in loader:
             assert isinstance(minibatch.input_nodes, torch.Tensor)
             assert torch.equal(minibatch.features[tables[0]], expected[tables[0]][minibatch.input_nodes])

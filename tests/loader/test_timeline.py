@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from open_options import tuned
+from open_options import feature_loader
 
-import gids
 from gids.trace.timeline import Timeline
 from gids.write import DatasetWriter
 
@@ -30,7 +29,7 @@ def train(dataset: Path, timeline: Timeline) -> None:
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(2000, (300,), generator=generator) for _ in range(BATCHES)]
     options: dict[str, Any] = {"memory": 64 << 20, "cache": 1 << 20, "window": 4}
-    with gids.FeatureLoader(gids.open(dataset, **tuned(options)), ["_N.feat"]) as loader:
+    with feature_loader(dataset, ["_N.feat"], **options) as loader:
         with timeline.follow(loader):
             for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
                 begun = time.perf_counter_ns()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def assert_same(a: Minibatch, b: Minibatch) -> None:
     assert a.features.keys() == b.features.keys()
     for name in a.features:
         assert same_bits(a.features[name], b.features[name]), name
+
+
+def assert_all_same(expected: Iterable[Minibatch], found: Iterable[Minibatch]) -> None:
+    for a, b in zip(expected, found, strict=True):
+        assert_same(a, b)
 
 
 def scratch_files(path: Path) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from datasets import same_bits
 from packs_example import (
     PAPERS,
+    assert_all_same,
     assert_same,
     background_threads,
     cut_small,
@@ -66,8 +67,7 @@ def loader(path: Path, tmp_path: Path) -> Iterator[gids.NodeLoader]:
 def check(loader: gids.NodeLoader, expected: list[list[Minibatch]], first: int = 2) -> None:
     """Compare two epochs, this one first."""
     for epoch in range(first, min(first + 2, EPOCHS)):
-        for a, b in zip(expected[epoch], loader, strict=True):
-            assert_same(a, b)
+        assert_all_same(expected[epoch], loader)
 
 
 def was_prepared(loader: gids.NodeLoader) -> bool:
@@ -132,8 +132,7 @@ def test_a_state_is_loaded(loader: gids.NodeLoader, expected: list[list[Minibatc
     loader.load_state_dict(state)  # the same place
     assert was_prepared(loader)
     loader.load_state_dict({**state, "step": 7})
-    for a, b in zip(expected[2][7:], loader, strict=True):
-        assert_same(a, b)
+    assert_all_same(expected[2][7:], loader)
     check(loader, expected, first=3)
 
 
@@ -165,10 +164,8 @@ def test_a_second_stream_of_the_same_loader(loader: gids.NodeLoader, expected: l
     first = iter(loader)
     for minibatch in expected[2][:8]:
         assert_same(next(first), minibatch)
-    for a, b in zip(expected[3], loader, strict=True):
-        assert_same(a, b)
-    for a, b in zip(expected[2][8:], first, strict=True):
-        assert_same(a, b)
+    assert_all_same(expected[3], loader)
+    assert_all_same(expected[2][8:], first)
     check(loader, expected, first=4)
 
 
@@ -192,8 +189,7 @@ def test_what_the_user_changes_counts(path: Path, loader: gids.NodeLoader, chang
     with open_source(path, "random") as source, open_loader(source) as other:
         change(other)
         other.epoch = 2
-        for a, b in zip(other, loader, strict=True):
-            assert_same(a, b)
+        assert_all_same(other, loader)
 
 
 @pytest.mark.parametrize("changed", ["negatives", "exclude"])
@@ -217,8 +213,7 @@ def test_what_the_user_changes_of_an_edge_loader_counts(path: Path, changed: str
             assert (loader._learned.next_epoch is not None) == (reads == "pack")
             setattr(loader, changed, {"negatives": 3, "exclude": "self"}[changed])
             epochs[reads] = list(loader)
-    for a, b in zip(*epochs.values(), strict=True):
-        assert_same(a, b)
+    assert_all_same(*epochs.values())
 
 
 def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_in_mid_epoch(path: Path) -> None:
@@ -234,8 +229,7 @@ def test_a_sampler_that_may_change_is_not_sampled_early_if_it_is_set_in_mid_epoc
             for of_relation in weights.values():
                 of_relation[::3] = 0
             epochs[reads] = list(loader)
-    for a, b in zip(*epochs.values(), strict=True):
-        assert_same(a, b)
+    assert_all_same(*epochs.values())
 
 
 def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
@@ -254,8 +248,7 @@ def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
         open_loader(source, batch_size=80, shuffle=False) as valid,
     ):
         for epoch in expected:
-            for a, b in zip(epoch, loader, strict=True):
-                assert_same(a, b)
+            assert_all_same(epoch, loader)
             assert len(list(valid)) == len(valid)
         assert (loader._learned.why_random, valid._learned.why_random) == ("", "")
         counted = [each.stats()["packs"]["minibatches"] for each in (loader, valid, source)]
@@ -322,8 +315,7 @@ def test_a_failure_costs_no_minibatch(
         for epoch, minibatches in enumerate(expected):
             if epoch == 1:
                 monkeypatch.setattr(owner, where, fails)
-            for a, b in zip(minibatches, loader, strict=True):
-                assert_same(a, b)
+            assert_all_same(minibatches, loader)
     assert failed
     assert not scratch_files(path)
 
@@ -414,6 +406,5 @@ def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list
     """Packs of one are larger then."""
     with open_source(path, "pack", 4 << 20) as source, open_loader(source) as loader:
         for epoch in expected:
-            for a, b in zip(epoch, loader, strict=True):
-                assert_same(a, b)
+            assert_all_same(epoch, loader)
         assert loader._learned.next_epoch is None

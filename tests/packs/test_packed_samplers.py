@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges
-from packs_example import AUTHORS, PAPERS, assert_same, cut_small, open_loader, open_source
+from packs_example import AUTHORS, PAPERS, assert_all_same, assert_same, cut_small, open_loader, open_source
 
 import gids
-from gids.sampler import Labor, Ladies, LocalityBias, Neighbor, RandomWalk
+from gids.sampler import Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
 from gids.write import DatasetWriter
 
 NODES = 2000
@@ -56,10 +54,6 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def pairs(one: Iterable[Any], other: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(one, other, strict=True)
-
-
 @pytest.mark.few(4)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_every_sampler(one: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +67,7 @@ def test_every_sampler(one: Path, kind: str, monkeypatch: pytest.MonkeyPatch) ->
     with open_source(one, "pack") as source:
         loader = gids.NodeLoader(source, torch.arange(NODES), SAMPLERS[kind](one), **options)
         for epoch in expected:
-            for a, b in pairs(epoch, loader):
-                assert_same(a, b)
+            assert_all_same(epoch, loader)
         stats = loader.stats()["packs"]
         assert stats["minibatches"] == 2 * len(loader)
         assert stats["superbatches"] >= 6
@@ -95,9 +88,8 @@ def test_edge_loaders(path: Path, relation: Any, monkeypatch: pytest.MonkeyPatch
 
     expected = epochs("random")
     cut_small(monkeypatch, minibatches=5, packs=2)
-    for one, other in pairs(expected, epochs("pack")):
-        for a, b in pairs(one, other):
-            assert_same(a, b)
+    for one, other in zip(expected, epochs("pack"), strict=True):
+        assert_all_same(one, other)
 
 
 def test_drop_last_several_seed_types_and_other_dtypes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,19 +100,16 @@ def test_drop_last_several_seed_types_and_other_dtypes(path: Path, monkeypatch: 
     cut_small(monkeypatch, minibatches=4, packs=1)
     with open_source(path, "pack") as source:
         loader = gids.NodeLoader(source, seeds, [3, 2], **options)
-        for a, b in pairs(expected, loader):
-            assert_same(a, b)
+        assert_all_same(expected, loader)
         assert loader.stats()["packs"]["minibatches"] == len(expected)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("stop", [5, 12, 20])
 def test_resuming_between_and_inside_superbatches(
-    path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, epochs: list[list[Minibatch]], stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_source(path, "random") as source:
-        loader = open_loader(source)
-        expected = [*loader, *loader]
+    expected = [*epochs[0], *epochs[1]]
     cut_small(monkeypatch, minibatches=6, packs=2)
     with open_source(path, "pack") as source:
         loader = open_loader(source)
@@ -132,6 +121,4 @@ def test_resuming_between_and_inside_superbatches(
     with open_source(path, "pack") as source:
         resumed = open_loader(source)
         resumed.load_state_dict(state)
-        found = [*resumed, *resumed]
-        for a, b in zip_longest(expected[stop:], found):
-            assert_same(a, b)
+        assert_all_same(expected[stop:], [*resumed, *resumed])

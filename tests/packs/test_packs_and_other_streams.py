@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import same_bits
-from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source
+from packs_example import PAPERS, assert_all_same, assert_same, cut_small, open_loader, open_source
 from test_packs_on_a_bad_disk import needs, place
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_switch
+from gids.sampler import Minibatch
 
 Ids = dict[str, torch.Tensor]
 
@@ -28,10 +29,12 @@ def validation(source: gids.Source, tables: list[str] | None = None) -> gids.Nod
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("check_crc", [False, True])
-def test_validation_in_mid_epoch(path: Path, check_crc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_in_mid_epoch(
+    path: Path, expected: list[Minibatch], check_crc: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_source(path, "random") as source:
-        loader, other = open_loader(source), validation(source)
-        expected, validated = list(loader), [list(other) for _ in range(4)]
+        other = validation(source)
+        validated = [list(other) for _ in range(4)]
     cut_small(monkeypatch, minibatches=5, packs=2)
     passes = iter(validated)
     with open_source(path, "pack", check_crc=check_crc) as source:
@@ -39,30 +42,26 @@ def test_validation_in_mid_epoch(path: Path, check_crc: bool, monkeypatch: pytes
         for step, (a, b) in enumerate(zip(expected, loader, strict=True)):
             assert_same(a, b)
             if step in (0, 6, 20):
-                for one, another in zip(next(passes), other, strict=True):
-                    assert_same(one, another)
+                assert_all_same(next(passes), other)
         before = other.stats()["packs"]["minibatches"]
-        for one, another in zip(next(passes), other, strict=True):  # now with packs of its own
-            assert_same(one, another)
+        assert_all_same(next(passes), other)  # now with packs of its own
         assert other.stats()["packs"]["minibatches"] == before + len(other)
 
 
-def test_loaders_of_one_source_take_turns(path: Path) -> None:
+def test_loaders_of_one_source_take_turns(path: Path, expected: list[Minibatch]) -> None:
     with open_source(path, "random") as source:
         other = validation(source, ["paper.text"])
-        expected = [list(open_loader(source)), [list(other) for _ in range(2)][1]]
+        second = [list(other) for _ in range(2)][1]
     with open_source(path, "pack") as source:
         loaders = [open_loader(source), validation(source, ["paper.text"])]
         first = iter(loaders[0])
-        assert_same(next(first), expected[0][0])
+        assert_same(next(first), expected[0])
         with pytest.raises(MemoryBudgetError, match="epoch"):
             next(iter(loaders[1]))  # its first epoch
-        for a, b in zip(expected[0][1:], first, strict=True):
-            assert_same(a, b)
-        for a, b in zip(expected[1], loaders[1], strict=True):
-            assert_same(a, b)
-        assert loaders[0].stats()["packs"]["minibatches"] == len(expected[0])
-        assert len(list(loaders[0])) == len(expected[0])
+        assert_all_same(expected[1:], first)
+        assert_all_same(second, loaders[1])
+        assert loaders[0].stats()["packs"]["minibatches"] == len(expected)
+        assert len(list(loaders[0])) == len(expected)
 
 
 @pytest.mark.parametrize("damage", ["checksum", "truncated"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from packs_example import assert_same, open_loader, open_source, take_over_at
+from packs_example import assert_all_same, open_loader, open_source, take_over_at
 
 import gids
 from gids.loader import pack_chooser, pack_switch
@@ -75,8 +75,7 @@ def test_training_is_read_by_packs_whatever_validation_is(
             assert len(list(valid)) == 2
         for epoch in expected:
             before = train.stats()["packs"]["minibatches"]
-            for a, b in zip(epoch, train, strict=True):
-                assert_same(a, b)
+            assert_all_same(epoch, train)
             assert train.stats()["packs"]["minibatches"] == before + len(epoch)
             assert len(list(valid)) == 2
         assert "random" in ways(valid)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import in_edges, same_bits
-from packs_example import PAPERS, assert_same, open_loader, open_source
+from packs_example import PAPERS, assert_all_same, open_loader, open_source
 
 import gids
 from gids import _core
@@ -95,8 +95,7 @@ def test_a_sweep_keeps_every_disk_busy_within_an_eighth_of_the_memory(
     assert sorted(set(depths)) == [32, 96, 128]
     assert sweeps == [sweeps[0], 3 * sweeps[0], 4 * sweeps[0]]
     for epoch in epochs[1:]:
-        for a, b in zip(epochs[0], epoch, strict=True):
-            assert_same(a, b)
+        assert_all_same(epochs[0], epoch)
 
 
 @pytest.mark.parametrize("check_crc", [False, True])

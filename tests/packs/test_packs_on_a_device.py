@@ -22,6 +22,7 @@ from datasets import random_in_edges, same_bits
 from emulator import EmulatedDevice, EmulatedStream
 from late_device import LateDevice, LateStream
 from packs_example import (
+    assert_all_same,
     assert_same,
     cut_small,
     scratch_files,
@@ -38,7 +39,7 @@ from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine
-from gids.io.device.extent_reader import PinnedExtentReader
+from gids.io.device.extents import PinnedExtentReader
 from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows, spaces_of
 from gids.packs import memory as pack_memory
@@ -46,6 +47,7 @@ from gids.packs.device_loads import KvikioExtents
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
 from gids.packs.scratch import ScratchFile
+from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 Ids = dict[str, torch.Tensor]
@@ -78,6 +80,18 @@ def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
     return open_large_loader(source, every=12, **{"batch_size": 16} | options)
 
 
+@pytest.fixture(scope="module")
+def epochs(path: Path) -> list[list[Minibatch]]:
+    """Two epochs of open_loader(), by random reads on the CPU."""
+    with open_source(path, "random") as source, open_loader(source) as loader:
+        return [list(loader) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def expected(epochs: list[list[Minibatch]]) -> list[Minibatch]:
+    return epochs[0]
+
+
 def loads_that_run() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("gids-pack-load")]
 
@@ -95,17 +109,17 @@ def check_beside_training(device: LateDevice, expected: list[Any], loader: gids.
 @pytest.mark.few(1)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_minibatches_and_rows_are_those_of_random_reads_on_the_cpu(
-    on: Device, path: Path, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    on: Device,
+    path: Path,
+    epochs: list[list[Minibatch]],
+    cut: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with open_source(path, "random") as source:
-        random = open_loader(source)
-        expected = [list(random) for _ in range(2)]
     cut_small(monkeypatch, **cut)
     with open_source(path, check_crc=True) as source:
         loader = open_loader(source, device="cuda")
-        for epoch in expected:
-            for a, b in zip(epoch, loader, strict=True):
-                assert_same(a, b)
+        for epoch in epochs:
+            assert_all_same(epoch, loader)
         stats = loader.stats()["packs"]
         assert stats["minibatches"] == 2 * len(loader)
         assert stats["packs"] > 4
@@ -129,8 +143,7 @@ def test_a_homogeneous_graph_and_converted_features(
         with open_source(path, "random") as random, open_source(path) as source:
             one = gids.NodeLoader(random, torch.arange(0, 1500, 10), [3, 3], **options)
             other = gids.NodeLoader(source, torch.arange(0, 1500, 10), [3, 3], device="cuda", **options)
-            for a, b in zip(one, other, strict=True):
-                assert_same(a, b)
+            assert_all_same(one, other)
             assert other.stats()["packs"]["minibatches"] == len(other)
 
 
@@ -211,10 +224,12 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_minibatches_that_are_sampled_on_the_device(
-    path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+    path: Path,
+    expected: list[Minibatch],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda_is: Callable[[Device], None],
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=900_000, minibatches=6)
     device = LateDevice(seed)
     cuda_is(device)
@@ -227,9 +242,9 @@ def test_minibatches_that_are_sampled_on_the_device(
 
 
 @pytest.mark.slow
-def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
+def test_a_run_resumes_inside_a_pack(
+    on: Device, path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut_small(monkeypatch, pack_bytes=900_000)
     for stop, first, second in ((1, "cuda", "cuda"), (7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
         with open_source(path) as source:
@@ -242,8 +257,7 @@ def test_a_run_resumes_inside_a_pack(on: Device, path: Path, monkeypatch: pytest
         with open_source(path) as source:
             resumed = open_loader(source, device=second)
             resumed.load_state_dict(state)
-            for a, b in zip(expected[stop:], resumed, strict=True):
-                assert_same(a, b)
+            assert_all_same(expected[stop:], resumed)
 
 
 @pytest.mark.slow
@@ -327,20 +341,22 @@ def test_auto_changes_to_packs_at_any_minibatch(
 @pytest.mark.parametrize("first", [0, 2, 8, 20])
 @pytest.mark.parametrize("most", [22, 7])
 def test_auto_changes_to_packs_whatever_runs_late(
-    path: Path, first: int, most: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
+    path: Path,
+    epochs: list[list[Minibatch]],
+    first: int,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda_is: Callable[[Device], None],
 ) -> None:
     """Sampling, reads and training."""
     consider_packs(monkeypatch, SLOW_AT_RANDOM)
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
     monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
     cuda_is(device := LateDevice(first, lazy=0.7))  # else nothing is ever ready without a wait
-    with open_source(path, "random") as source:
-        random = open_loader(source)
-        expected = [list(random) for _ in range(2)]
     take_over_at(monkeypatch, first)
     with open_source(path, "auto", device_memory=2 << 20) as source:
         loader = open_loader(source, device="cuda")
-        for epoch in expected:
+        for epoch in epochs:
             check_beside_training(device, epoch, loader)
         assert loader.stats()["packs"]["minibatches"] >= 2 * len(loader) - first - 1 or first > most
     device.close()
@@ -427,14 +443,13 @@ def test_scratch_that_cannot_be_read_ends_packs(
 @pytest.mark.parametrize("turn", [1, 2])
 def test_a_full_disk_goes_on_by_random_reads(
     path: Path,
+    expected: list[Minibatch],
     method: str,
     turn: int,
     cuda_is: Callable[[Device], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=900_000, minibatches=5)
     original, calls = getattr(Superbatch, method), 0
 
@@ -500,14 +515,13 @@ def test_closing_does_not_wait_for_a_long_load(
 def test_packs_that_kvikio_reads(
     on: Device,
     path: Path,
+    expected: list[Minibatch],
     fails_at: int | None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In place of kvikio another reader of extents, which fails at a time: then staging does the rest."""
     caplog.set_level("INFO", "gids")
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=900_000)
     monkeypatch.setattr(device_loads, "_KVIKIO_BYTES", 1 << 18)
     done: list[int] = []
@@ -538,8 +552,7 @@ def test_packs_that_kvikio_reads(
     monkeypatch.setattr(device_rows, "open_kvikio", opened)
     with open_source(path) as source:
         loader = open_loader(source, device="cuda")
-        for a, b in zip(expected, loader, strict=True):
-            assert_same(a, b)
+        assert_all_same(expected, loader)
     told = [r for r in caplog.records if "reading packs through pinned memory" in r.getMessage()]
     if fails_at is None:
         assert len(done) > 5
@@ -555,10 +568,13 @@ def test_packs_that_kvikio_reads(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("by_kvikio", [False, True])
 def test_packs_that_are_striped_over_directories(
-    on: Device, path: Path, tmp_path: Path, by_kvikio: bool, monkeypatch: pytest.MonkeyPatch
+    on: Device,
+    path: Path,
+    expected: list[Minibatch],
+    tmp_path: Path,
+    by_kvikio: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=900_000)
     files: list[np.ndarray] = []
 
@@ -583,8 +599,7 @@ def test_packs_that_are_striped_over_directories(
         directory.mkdir()
     with open_source(path, scratch=directories) as source:
         loader = open_loader(source, device="cuda")
-        for a, b in zip(expected, loader, strict=True):
-            assert_same(a, b)
+        assert_all_same(expected, loader)
         assert loader.stats()["packs"]["minibatches"] == len(expected)
     if by_kvikio:
         assert set(np.concatenate(files)) == {0, 1}
@@ -664,12 +679,10 @@ def test_loads_go_on_while_a_graph_is_captured() -> None:
 
 @pytest.mark.parametrize("reads", ["random", "pack"])
 def test_minibatches_are_taken_outside_a_capture(
-    path: Path, cuda_is: Callable[[Device], None], reads: str
+    path: Path, expected: list[Minibatch], cuda_is: Callable[[Device], None], reads: str
 ) -> None:
     device = EmulatedDevice()
     cuda_is(device)
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     with open_source(path, reads) as source:
         epoch = iter(open_loader(source, device="cuda"))
         for minibatch in expected:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from full_disk import fail_at
-from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import assert_all_same, assert_same, cut_small, open_loader, open_source, scratch_files
 
 import gids
 from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch, spool
+from gids.sampler import Minibatch
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -28,14 +29,13 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}])
 def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     path: Path,
+    expected: list[Minibatch],
     method: str,
     turn: int,
     cut: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
     fail_at(monkeypatch, Superbatch, method, turn)
     machines: weakref.WeakSet[PackMachine] = weakref.WeakSet()
@@ -75,10 +75,14 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     ],
 )
 def test_scratch_that_fails_in_other_places(
-    path: Path, of: type, method: str, turns: tuple[int, ...], cut: dict[str, int], caplog: Any
+    path: Path,
+    expected: list[Minibatch],
+    of: type,
+    method: str,
+    turns: tuple[int, ...],
+    cut: dict[str, int],
+    caplog: Any,
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     for turn in turns:
         caplog.clear()
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -89,19 +93,20 @@ def test_scratch_that_fails_in_other_places(
                 packs.rates()  # not in the midst of the epoch, where it makes a file of its own
                 assert packs.scratch is not None
                 fail_at(monkeypatch, of, method, turn)
-                for a, b in zip(expected, loader, strict=True):
-                    assert_same(a, b)
+                assert_all_same(expected, loader)
                 assert len(warnings_of(caplog)) <= 1
         assert not scratch_files(path)
 
 
 @pytest.mark.parametrize("cut", [{}, {"minibatches": 5}, {"packs": 2}], ids=str)
 def test_a_disk_that_fills_up_in_mid_sweep(
-    path: Path, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    expected: list[Minibatch],
+    cut: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Files cannot be reserved here, and become too large when they are written."""
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
     prepare, before = Superbatch.prepare, resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from packs_example import (
+    assert_all_same,
     assert_same,
     background_threads,
     cut_small,
@@ -45,12 +46,6 @@ def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(pack_switch, "_LONG_S", 0.0)
 
 
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[Minibatch]:
-    with open_source(path, "random") as source:
-        return list(open_loader(source, batch_size=BATCH))
-
-
 class Noted(Observer):
     """Notes the events of each step: who observes must not see which reader read it."""
 
@@ -83,13 +78,12 @@ class Noted(Observer):
 def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any) -> dict[str, Any]:
     """Compare epochs; return what was counted."""
     with open_source(path, "auto", **options) as source:
-        loader, noted = open_loader(source, batch_size=BATCH), Noted()
+        loader, noted = open_loader(source), Noted()
         assert len(loader) == COUNT
         with loader.feature_loader.observe(noted):  # type: ignore[union-attr]
             for _ in range(epochs):
                 loader.epoch = 0
-                for a, b in zip(expected, loader, strict=True):
-                    assert_same(a, b)
+                assert_all_same(expected, loader)
         noted.check(epochs * [minibatch.input_nodes for minibatch in expected])
         loader.close()
         assert not scratch_files(path)
@@ -164,7 +158,7 @@ def test_a_break_ends_all(
     """Before packs take over, and after it; the rest of the epoch is the same."""
     take_over_at(monkeypatch, 7)
     with open_source(path, "auto", scratch=tmp_path) as source:
-        loader = open_loader(source, batch_size=BATCH)
+        loader = open_loader(source)
         epoch = iter(loader)
         for minibatch in expected[:stop]:
             assert_same(next(epoch), minibatch)
@@ -172,8 +166,7 @@ def test_a_break_ends_all(
         epoch.close()
         wait_until_all_has_ended(tmp_path)
         loader.load_state_dict(state)
-        for a, b in zip(expected[stop:], loader, strict=True):
-            assert_same(a, b)
+        assert_all_same(expected[stop:], loader)
     assert not background_threads()
 
 
@@ -237,7 +230,7 @@ def test_a_slow_first_step_does_not_count(
     monkeypatch.setattr(pack_switch, "EARLY", 30)  # so that all is sampled, and judged, after the first step
     take_over_at(monkeypatch, 1)
     with open_source(path, "auto") as source:
-        loader = open_loader(source, batch_size=BATCH)
+        loader = open_loader(source)
         for step, (a, b) in enumerate(zip(expected, loader, strict=True)):
             assert_same(a, b)
             assert loader._learned.consumer_s < 0.5
@@ -250,7 +243,7 @@ def test_the_rows_of_a_run_are_recorded_however_they_are_read(path: Path, tmp_pa
     traces = []
     for reads in ("random", "pack"):
         with open_source(path, reads) as source:
-            loader = open_loader(source, batch_size=BATCH)
+            loader = open_loader(source)
             with gids.trace.record(loader, tmp_path / reads, rows=True):
                 assert len(list(loader)) == COUNT
             assert loader.stats()["packs"]["minibatches"] == (COUNT if reads == "pack" else 0)

@@ -30,6 +30,7 @@ from packs_example import (
 import gids
 import gids.distributed
 from gids.packs import Superbatch, memory, spool
+from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
 PROGRAM = Path(__file__).with_name("ending_program.py")
@@ -183,14 +184,13 @@ def test_closed_loaders_keep_no_thread_and_no_descriptor(path: Path, end: str) -
 )
 def test_a_pack_that_cannot_be_read_gives_way_to_random_reads(
     path: Path,
+    expected: list[Minibatch],
     turn: int,
     pack_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also in the middle of a minibatch of which other packs have the first rows."""
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=pack_bytes)
     fail_at(monkeypatch, Superbatch, "_load", turn)
     with open_source(path, "pack") as source:

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packs_example import PAPERS, assert_same, cut_small, open_loader, open_source, scratch_files
+from packs_example import (
+    PAPERS,
+    assert_all_same,
+    assert_same,
+    cut_small,
+    open_loader,
+    open_source,
+    scratch_files,
+)
 
 import gids
 import gids.pyg
@@ -24,6 +32,7 @@ from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs import Scratch, ScratchFull, find_scratch, memory, scratch, superbatch
 from gids.packs.scratch import BLOCK, ScratchFile
+from gids.sampler import Minibatch
 
 
 def test_a_directory_that_does_not_exist_or_is_a_file(path: Path, tmp_path: Path) -> None:
@@ -55,7 +64,11 @@ def test_packs_go_to_the_directory_that_was_given(path: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("way", ["pack", "auto"])
 def test_a_dataset_that_cannot_be_written_is_read_at_random(
-    path: Path, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    expected: list[Minibatch],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refused(directory: Path) -> None:
         raise StorageError(errno.EROFS, "cannot make a scratch file: Read-only file system", directory)
@@ -64,15 +77,12 @@ def test_a_dataset_that_cannot_be_written_is_read_at_random(
     monkeypatch.setattr("gids.loader.pack_switch.LEAST_WAIT_S", 0.0)
     monkeypatch.setattr(scratch, "_try", refused)
     caplog.set_level(logging.INFO)
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     # Less than the tables, so that packs are considered.
     with open_source(path, way, 2_700_000 if way == "auto" else 16 << 20) as source:
         loader = open_loader(source, batch_size=64 if way != "auto" else 8)
         found = [list(loader) for _ in range(2)]
         if way != "auto":
-            for a, b in zip(expected, found[0], strict=True):
-                assert_same(a, b)
+            assert_all_same(expected, found[0])
         assert loader.stats()["packs"]["choices"] == []
     [told] = [r for r in caplog.records if "no scratch files, so no packs" in r.getMessage()]
     assert told.levelname == ("WARNING" if way == "pack" else "INFO")
@@ -129,6 +139,7 @@ def test_other_reads_are_refused(path: Path, reads: Any) -> None:
 @pytest.mark.parametrize("kind", ["node", "features", "pyg"])
 def test_scratch_without_room_loses_no_minibatch(
     path: Path,
+    expected: list[Minibatch],
     reads: str,
     scratch_bytes: int,
     kind: str,
@@ -139,8 +150,6 @@ def test_scratch_without_room_loses_no_minibatch(
     monkeypatch.setattr(
         gids.FeatureLoader, "may_use_packs", lambda self, learned, count: not learned.random(count)
     )
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     with open_source(path, reads, scratch_bytes=scratch_bytes) as source:
         if kind == "features":
             ids = [{"paper.feat": torch.arange(i, i + 100)} for i in range(20)]
@@ -158,8 +167,7 @@ def test_scratch_without_room_loses_no_minibatch(
                 assert len(list(loader)) == len(expected)
         else:
             loader = open_loader(source)
-            for a, b in zip(expected, loader, strict=True):
-                assert_same(a, b)
+            assert_all_same(expected, loader)
             assert len(list(loader)) == len(expected)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1 or (scratch_bytes == 4096 and not warnings)
@@ -282,7 +290,7 @@ def test_a_forked_child_does_not_write_to_the_file_that_is_kept(
 
 @pytest.mark.usefixtures("long_files")
 def test_epochs_that_reuse_the_file_of_packs_have_the_same_rows(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, epochs: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reused, open_file = list[bool](), Scratch.open
 
@@ -293,15 +301,11 @@ def test_epochs_that_reuse_the_file_of_packs_have_the_same_rows(
 
     monkeypatch.setattr(Scratch, "open", noted)
     cut_small(monkeypatch, minibatches=9)
-    with open_source(path, "random") as source:
-        loader = open_loader(source)
-        expected = [list(loader) for _ in range(4)]
     with open_source(path, "pack", scratch=tmp_path) as source:
         loader = open_loader(source)
         validation = open_loader(source, every=40, shuffle=False)
-        for epoch in expected:
-            for minibatch, other in zip(loader, epoch, strict=True):
-                assert_same(minibatch, other)
+        for epoch in epochs:
+            assert_all_same(loader, epoch)
             list(validation)
         assert sum(reused) >= 3
         loader.close()
@@ -356,10 +360,8 @@ def aligned(data: np.ndarray) -> mmap.mmap:
 
 
 def test_packs_over_several_directories_are_those_of_random_reads(
-    path: Path, several: list[Path], monkeypatch: pytest.MonkeyPatch
+    path: Path, expected: list[Minibatch], several: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=1_000_000)
     depths = depths_of(monkeypatch)
     monkeypatch.setattr(Scratch, "disks", 3)
@@ -369,8 +371,7 @@ def test_packs_over_several_directories_are_those_of_random_reads(
         assert_same(expected[0], next(epoch))
         for directory in several:
             assert len(set(scratch_files(directory))) == 2  # sampled minibatches, and packs
-        for a, b in zip(expected[1:], epoch, strict=True):
-            assert_same(a, b)
+        assert_all_same(expected[1:], epoch)
         packs = loader.stats()["packs"]
         assert packs["packs"] > 4
         assert packs["bytes_written"] > 3 << 20
@@ -394,7 +395,12 @@ def depths_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("fails", ["reserved", "written", "read"])
 def test_a_directory_that_fails_is_named(
-    path: Path, several: list[Path], fails: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    path: Path,
+    expected: list[Minibatch],
+    several: list[Path],
+    fails: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
 ) -> None:
     """Its file is replaced by one in memory that is sealed. The epoch goes on by random reads."""
     sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
@@ -420,8 +426,6 @@ def test_a_directory_that_fails_is_named(
 
     monkeypatch.setattr(superbatch, "open_engine", opening)
     monkeypatch.setattr(ScratchFile, "reserve", reserved)
-    with open_source(path, "random") as source:
-        expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=1_000_000)
     with open_source(path, "pack", scratch=several) as source:
         for a, b in zip(expected, open_loader(source), strict=True):

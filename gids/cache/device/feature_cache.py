@@ -33,7 +33,6 @@ from gids.cache.device.state import (
     HostArray,
     MissPool,
     TableState,
-    check_lines,
     check_memory,
     line_bytes,
 )
@@ -127,7 +126,6 @@ class DeviceFeatureCache:
     ) -> None:
         near = {t.name: lines[t.name] for t in tables}
         far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
-        check_lines(near, far)
         self._fixed_bytes = dict(line_bytes(tables, near, far))
         check_memory(device, self._fixed_bytes)
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gids")
 _CHUNK_BYTES = 64 << 20
-_EXTENT_BYTES = 4 << 20
 _BLOCK = 1 << 24  # bincount makes 8 bytes of each page's heat
 
 Pages = npt.NDArray[np.int64]
@@ -69,18 +68,16 @@ class _Loader:
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
     def near_by_extents(self, pages: Pages, reader: ExtentReader) -> None:
-        """Pages that are neighbors in a file are read as one extent into neighboring lines."""
+        """The reader joins pages that are neighbors in a file, as their lines are neighbors too."""
         page_bytes, flat = self._state.table.page_bytes, self._state.near.view(-1)
         for start, part in self._chunks(pages):
-            files, offsets = self._locate(part)
-            begins = _run_begins(files, offsets, page_bytes)
-            lengths = np.diff(np.append(begins, len(part))) * page_bytes
+            lines = np.arange(start, start + len(part))
             try:
-                reader.read(files[begins], offsets[begins], lengths, flat, (start + begins) * page_bytes)
+                reader.read(*self._locate(part), np.full(len(part), page_bytes), flat, lines * page_bytes)
             except StorageError as error:
                 _log.warning("%d hot pages were not preloaded: %s", len(part), error)
                 continue
-            self._publish(part, np.arange(start, start + len(part)))
+            self._publish(part, lines)
 
     def near_by_engine(self, pages: Pages) -> None:
         near = self._state.near
@@ -153,13 +150,3 @@ def _warm(pages: Pages, heat: npt.NDArray[np.uint8] | None) -> Pages:
 def _in_files(pages: Pages, shards: int) -> Pages:
     """Sorted by shard, then page."""
     return pages[np.lexsort((pages, pages % shards))]
-
-
-def _run_begins(files: npt.NDArray[np.uint32], offsets: Pages, page_bytes: int) -> Pages:
-    """The first index of each run of pages that follow each other in a file, cut at _EXTENT_BYTES."""
-    follows = (files[1:] == files[:-1]) & (offsets[1:] == offsets[:-1] + page_bytes)
-    starts = np.flatnonzero(np.concatenate(([True], ~follows))).astype(np.int64)
-    run = np.repeat(starts, np.diff(np.append(starts, len(files))))
-    inside = np.arange(len(files)) - run
-    begins: Pages = np.flatnonzero(inside % max(1, _EXTENT_BYTES // page_bytes) == 0).astype(np.int64)
-    return begins

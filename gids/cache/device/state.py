@@ -45,16 +45,6 @@ def check_policy(policy: str) -> None:
         )
 
 
-def check_lines(lines: Mapping[str, int], host_lines: Mapping[str, int]) -> None:
-    """Raise ValueError for a number of lines that a table cannot have."""
-    for name, count in lines.items():
-        if count < 0 or host_lines[name] < 0 or count + host_lines[name] > _core.MAX_LINES:
-            raise ValueError(
-                f"table '{name}': lines and host lines must be 0 to {_core.MAX_LINES} together (got {count} "
-                f"and {host_lines[name]})"
-            )
-
-
 def check_memory(device: Device, purposes: Mapping[str, int]) -> None:
     """Raise MemoryBudgetError, which lists the sum, if purposes (name -> bytes) exceed free device memory."""
     free, total = device.memory_info()
@@ -102,6 +92,7 @@ class TableState:
         heat: npt.NDArray[np.uint8] | None,
         output_dtype: torch.dtype | None,
     ) -> None:
+        assert lines + host_lines <= _core.MAX_LINES
         self.table = table
         self.number = number
         self.device_lines = lines
@@ -110,10 +101,8 @@ class TableState:
         self.out_dtype, form = out_dtype_of(table, output_dtype), row_form(table, output_dtype)
         self.words = device.zeros((table.page_count,), torch.int64)
         if heat is not None:
-            for start in range(0, len(heat), _CHUNK):
-                part = torch.from_numpy(np.ascontiguousarray(heat[start : start + _CHUNK]))
-                here = part.to(device.torch_device).to(torch.int64)
-                self.words[start : start + len(part)] = here << _core.HEAT_SHIFT
+            _copy_in_parts(heat, self.words)
+            self.words <<= _core.HEAT_SHIFT
         self.owners = device.zeros((lines + host_lines,), torch.int64)
         self.near = device.allocate(lines * table.page_bytes).view(lines, table.page_bytes)
         self.far = HostArray(device, host_lines * table.page_bytes)
@@ -243,10 +232,15 @@ def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | 
     if order is None:
         return None
     copy = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
-    for start in range(0, len(order), _CHUNK):
-        part = torch.from_numpy(order[start : start + _CHUNK].copy())
-        copy[start : start + len(part)] = part.to(device.torch_device)
+    _copy_in_parts(order, copy)
     return copy
+
+
+def _copy_in_parts(values: npt.NDArray[Any], to: torch.Tensor) -> None:
+    """Copy to the device. values: of any dtype, may be a file that is mapped."""
+    for start in range(0, len(values), _CHUNK):
+        part = torch.from_numpy(values[start : start + _CHUNK].copy())
+        to[start : start + len(part)] = part.to(to.device)
 
 
 def row_copy(form: RowForm) -> tuple[int, int, int]:

@@ -1,168 +1,215 @@
-"""Chooses how extents of files are read into device memory: through pinned host memory, or with kvikio.
+"""Readers of extents of files into device memory: the interface, and the reader by pinned host memory.
 
-Called by the loader to preload hot pages, and by benchmarks; never for a minibatch.
+kvikio_reader.py has the other reader, and chooses. They read the hottest pages before the first minibatch,
+never those of a minibatch. They know files, offsets and bytes, but not tables or pages.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import errno
+import mmap
 import os
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from gids.closing import Closing
+from gids.cuda.host_memory import host_memory
 from gids.errors import StorageError
-from gids.io.device import kvikio_probe
-from gids.io.device.extent_reader import ExtentReader, Extents, PinnedExtentReader
-from gids.io.device.kvikio_reader import KvikioReader
 
 if TYPE_CHECKING:
     import torch
 
-    from gids.cuda import Device
+    from gids.cuda import Device, Event
     from gids.io.engine import Engine
 
-__all__ = ["ExtentReader", "open_extent_reader"]
 
-_log = logging.getLogger("gids")
-_logged: set[str] = set()
-_TRIAL_BYTES = 32 << 20
-_TRIALS = (
-    0,
-    1,
-    1,
-    0,
-)  # which reader is tried; the better trial of each counts, as the first registers memory
-_SMALL_STAGING_BYTES = 8 << 20
+class Extents(NamedTuple):
+    """Columns of equal length: ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` go to byte
+    ``out_offsets[i]`` of the output.
+    """
+
+    files: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    out_offsets: npt.NDArray[np.int64]
+
+    def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> Extents:
+        """The extents at these positions."""
+        return Extents(self.files[index], self.offsets[index], self.lengths[index], self.out_offsets[index])
+
+    def merged(self) -> Extents:
+        """Join extents that follow each other in a file and in the output. Sorted by file and offset."""
+        if len(self.files) < 2:
+            return self
+        shift = self.offsets - self.out_offsets  # the same for all that can be joined
+        ordered = self.take(np.lexsort((self.offsets, shift, self.files)))
+        joins = (
+            (ordered.files[1:] == ordered.files[:-1])
+            & (ordered.offsets[1:] == ordered.offsets[:-1] + ordered.lengths[:-1])
+            & (ordered.out_offsets[1:] == ordered.out_offsets[:-1] + ordered.lengths[:-1])
+        )
+        first = np.flatnonzero(np.concatenate(([True], ~joins)))
+        runs = ordered.take(first)._replace(lengths=np.add.reduceat(ordered.lengths, first))
+        return runs.take(np.lexsort((runs.out_offsets, runs.offsets, runs.files)))
+
+    def split(self, piece_bytes: int) -> Extents:
+        """Cut extents into pieces of at most piece_bytes, in the same order."""
+        counts = -(-self.lengths // piece_bytes)
+        if not len(counts) or counts.max() == 1:
+            return self
+        source = np.repeat(np.arange(len(counts)), counts)
+        begin = (np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)) * piece_bytes
+        return Extents(
+            self.files[source],
+            self.offsets[source] + begin,
+            np.minimum(self.lengths[source] - begin, piece_bytes),
+            self.out_offsets[source] + begin,
+        )
 
 
-class FasterReader(ExtentReader):
-    """Reads the first extents with two readers in turn, and the rest with the faster one.
+class ExtentReader(Closing, ABC):
+    """Reads extents of files into device memory. One thread at a time.
 
-    If the second reader fails, the first one repeats that read and does all the others.
+    paths: names of the files, for errors.
+    """
+
+    def __init__(self, device: Device, paths: Sequence[str | os.PathLike[str]]) -> None:
+        self._device, self._paths = device, list(paths)
+        self._closed = False
+
+    def read(
+        self,
+        files: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: torch.Tensor,
+        out_offsets: npt.NDArray[np.int64],
+    ) -> None:
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[out_offsets[i]:]``.
+
+        files: uint32[n], indices of the paths that the reader was opened with. offsets, lengths, out_offsets:
+        int64[n], in any order. out: uint8[m], contiguous, on the reader's device; extents must not overlap in
+        it. Fastest when neighbors in a file are neighbors in out. Waits for work on the current stream,
+        then blocks until the bytes are on the device.
+
+        Raises StorageError with shard, offset and errno (ENODATA: the file ends before the extent) if an
+        extent fails; the contents of out are then undefined. Raises RuntimeError if the reader is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this reader is closed")
+        extents = Extents(files, offsets, lengths, out_offsets)
+        self._check(extents, out)
+        self.read_checked(extents.take(lengths > 0), out)
+
+    @abstractmethod
+    def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
+        """The same for extents that fit and are not empty."""
+
+    def close(self) -> None:
+        """Free the reader's memory. The engine stays open. Idempotent."""
+        self._closed = True
+
+    def _check(self, extents: Extents, out: torch.Tensor) -> None:
+        """Only a bug of the caller can break these."""
+        files, offsets, lengths, out_offsets = extents
+        assert out.device == self._device.torch_device
+        assert (str(out.dtype), out.ndim, out.is_contiguous()) == ("torch.uint8", 1, True)
+        assert files.dtype == np.uint32
+        assert offsets.dtype == lengths.dtype == out_offsets.dtype == np.int64
+        assert files.shape == offsets.shape == lengths.shape == out_offsets.shape == (len(files),)
+        assert (files < len(self._paths)).all()
+        assert (np.minimum(np.minimum(offsets, lengths), out_offsets) >= 0).all()
+        assert (lengths <= out.numel() - out_offsets).all()
+
+    def _failure(self, code: int, file: int, offset: int, length: int, detail: str = "") -> StorageError:
+        """The error of an extent that could not be read. code: its errno. detail: added in parentheses."""
+        reason = "the file ends before it" if code == errno.ENODATA else os.strerror(code)
+        reason += f" ({detail})" if detail else ""
+        return StorageError(code, f"cannot read {length} bytes: {reason}", self._paths[file], offset)
+
+
+class PinnedExtentReader(ExtentReader):
+    """Reads with an engine into pinned host memory and copies to the device.
+
+    staging_bytes: pinned host memory. It has two halves: the engine fills one while the other is copied on a
+    separate stream. Does not own the engine: close the reader first. Raises like Device.map_host().
     """
 
     def __init__(
         self,
         device: Device,
+        engine: Engine,
         paths: Sequence[str | os.PathLike[str]],
-        first: ExtentReader,
-        second: ExtentReader,
+        *,
+        staging_bytes: int = 64 << 20,
     ) -> None:
-        super().__init__(device, paths)
-        self._readers = [first, second]
-        self._chosen: ExtentReader | None = None
-        self._trials = 0
-        self._speeds = [0.0, 0.0]
+        import torch
 
-    @property
-    def name(self) -> str:
-        if self._chosen is not None:
-            return self._chosen.name
-        return f"{self._readers[0].name} or {self._readers[1].name}, not yet measured"
+        super().__init__(device, [os.fspath(path) for path in paths])
+        if staging_bytes < 2 * mmap.PAGESIZE:
+            raise ValueError(f"staging_bytes must be at least {2 * mmap.PAGESIZE} (got {staging_bytes})")
+        self._engine = engine
+        self._half_bytes = staging_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+        self._staging = np.frombuffer(host_memory(2 * self._half_bytes, device.numa_node), np.uint8)
+        address, nbytes = self._staging.ctypes.data, len(self._staging)
+        self._mapping = device.map_host(address, nbytes, memory=self._staging)
+        self._tensor = torch.from_numpy(self._staging)
+        self._stream = device.new_stream()
 
     def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
-        ends = np.cumsum(extents.lengths)
-        begin = 0
-        while self._chosen is None and begin < len(ends):
-            before = int(ends[begin - 1]) if begin else 0
-            end = int(np.searchsorted(ends, before + _TRIAL_BYTES)) + 1
-            if end > len(ends):  # the rest is too short to measure
-                break
-            self._try(extents.take(slice(begin, end)), out)
-            begin = end
-        if begin < len(ends):
-            (self._chosen or self._readers[0]).read_checked(extents.take(slice(begin, None)), out)
-
-    def _try(self, part: Extents, out: torch.Tensor) -> None:
-        which = _TRIALS[self._trials]
-        self._trials += 1
-        started = time.perf_counter()
+        ordered = extents.take(np.argsort(extents.out_offsets, kind="stable"))
+        pieces = ordered.split(min(self._half_bytes, self._engine.max_read_bytes))
+        copied: list[Event | None] = [None, None]
+        self._stream.wait_stream(self._device.current_stream())
         try:
-            self._readers[which].read_checked(part, out)
-        except StorageError as error:
-            if which == 0:
-                raise
-            _log.info("reading extents with %s: %s", self._readers[0].name, error)
-            self._keep(0)
-            self._readers[0].read_checked(part, out)
-            return
-        speed = int(part.lengths.sum()) / (time.perf_counter() - started)
-        self._speeds[which] = max(self._speeds[which], speed)
-        if self._trials == len(_TRIALS):
-            best = self._speeds.index(max(self._speeds))
-            _log.info(
-                "reading extents with %s: %.2f GB/s, against %.2f GB/s with %s",
-                self._readers[best].name,
-                self._speeds[best] / 1e9,
-                self._speeds[1 - best] / 1e9,
-                self._readers[1 - best].name,
-            )
-            self._keep(best)
+            for number, part in enumerate(_parts(pieces, self._half_bytes)):
+                half = number % 2
+                if (event := copied[half]) is not None:
+                    event.synchronize()
+                self._read_and_copy(part, half * self._half_bytes, out)
+                copied[half] = self._stream.record_event()
+        finally:
+            self._stream.synchronize()
 
-    def _keep(self, best: int) -> None:
-        self._readers[1 - best].close()
-        self._chosen = self._readers[best]
-        self._readers = [self._chosen]
+    def _read_and_copy(self, part: Extents, begin: int, out: torch.Tensor) -> None:
+        ends = np.cumsum(part.lengths)
+        staged = begin + ends - part.lengths
+        errors = self._engine.read_extents(part.files, part.offsets, part.lengths, self._staging, staged)
+        if errors.any():
+            raise self._first_failure(part, errors)
+        breaks = part.out_offsets[1:] != part.out_offsets[:-1] + part.lengths[:-1]
+        first = np.flatnonzero(np.concatenate(([True], breaks)))
+        sizes = np.add.reduceat(part.lengths, first)
+        with self._device.use(self._stream):
+            for to, source, size in zip(
+                part.out_offsets[first].tolist(), staged[first].tolist(), sizes.tolist(), strict=True
+            ):
+                out[to : to + size].copy_(self._tensor[source : source + size], non_blocking=True)
+
+    def _first_failure(self, part: Extents, errors: npt.NDArray[np.int32]) -> StorageError:
+        failed = np.flatnonzero(errors)
+        causes = failed[errors[failed] != errno.ECANCELED]  # cancelled reads were not the cause
+        failed = causes if len(causes) else failed
+        i = int(failed[np.lexsort((part.offsets[failed], part.files[failed]))[0]])
+        return self._failure(int(errors[i]), int(part.files[i]), int(part.offsets[i]), int(part.lengths[i]))
 
     def close(self) -> None:
         super().close()
-        for reader in reversed(self._readers):
-            reader.close()
+        self._mapping.close()
 
 
-def open_extent_reader(
-    device: Device,
-    engine: Engine,
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    kind: Literal["auto", "kvikio", "pinned"] = "auto",
-) -> ExtentReader:
-    """Open a reader of these files into the memory of device.
-
-    paths: the paths that engine was opened with, in the same order. kind: "pinned" reads with the engine into
-    pinned staging (64 MiB, freed by close) and copies; "kvikio" reads with kvikio, by GPUDirect Storage (GDS)
-    if the machine has it; "auto" is pinned without GDS, and otherwise measures both on the first extents and
-    keeps the faster one. Logger "gids" reports the choice and the reason at level INFO.
-
-    For "kvikio", and for "auto" if GDS may work, the first call probes kvikio in child processes, for at most
-    a minute. Raises ImportError if kind is "kvikio" and kvikio is not installed, OSError if it does not work
-    here, ValueError for an unknown kind.
-    """
-    if kind not in ("auto", "kvikio", "pinned"):
-        raise ValueError(f"kind must be 'auto', 'kvikio' or 'pinned' (got {kind!r})")
-    if kind == "pinned" or not paths:
-        return PinnedExtentReader(device, engine, paths)
-    obstacle = kvikio_probe.why_no_gds() if kind == "auto" else ""
-    if not obstacle:
-        probe = kvikio_probe.probe_kvikio(paths[0], device.index)
-        if kind == "auto" and not probe.gds:
-            obstacle = probe.reason
-    if obstacle:
-        if obstacle not in _logged:
-            _logged.add(obstacle)
-            _log.info("reading extents with %s+pinned: %s", engine.name, obstacle)
-        return PinnedExtentReader(device, engine, paths)
-    if probe.version is None:
-        raise ImportError(f"{probe.reason}: pip install kvikio-cu13 (CUDA 12: kvikio-cu12)")
-    if not (probe.gds or probe.compat):
-        raise OSError(f"kvikio {probe.version} does not work here: {probe.reason}; use kind='pinned'")
-    with contextlib.ExitStack() as undo:
-        small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
-        undo.callback(small.close)
-        if kind == "kvikio":
-            reader: ExtentReader = KvikioReader(device, paths, gds=probe.gds, small=small)
-        else:
-            pinned = PinnedExtentReader(device, engine, paths)
-            undo.callback(pinned.close)
-            try:
-                kvikio = KvikioReader(device, paths, gds=True, small=small)
-                reader = FasterReader(device, paths, pinned, kvikio)
-            except StorageError as error:  # this file is on another file system than the first one
-                _log.info("reading extents with %s: %s", pinned.name, error)
-                reader = pinned
-        undo.pop_all()
-    return reader
+def _parts(pieces: Extents, part_bytes: int) -> list[Extents]:
+    """Pieces in groups of at most part_bytes."""
+    parts = []
+    ends = np.cumsum(pieces.lengths)
+    begin = 0
+    while begin < len(ends):
+        before = ends[begin - 1] if begin else 0
+        end = int(np.searchsorted(ends, before + part_bytes, side="right"))
+        parts.append(pieces.take(slice(begin, end)))
+        begin = end
+    return parts

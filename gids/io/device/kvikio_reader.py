@@ -1,4 +1,4 @@
-"""Reads extents with kvikio, by GPUDirect Storage if the machine has it. Made after kvikio_probe.
+"""Reads extents with kvikio, by GPUDirect Storage, where the machine has it.
 
 For large extents only: kvikio calls CUDA, has no batches, and reads short extents through host memory in the
 calling thread. So it never serves the request queue, and the pinned reader reads short extents.
@@ -10,20 +10,24 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gids.errors import StorageError
-from gids.io.device.extent_reader import ExtentReader, Extents
-from gids.stored_file import AnyFile, file_status, opened
+from gids.io.device.extents import ExtentReader, Extents, PinnedExtentReader
+from gids.io.device.kvikio_probe import probe_kvikio, why_no_gds
+from gids.stored_file import AnyFile, opened
 
 if TYPE_CHECKING:
     import torch
 
     from gids.cuda import Device
+    from gids.io.engine import Engine
 
 _log = logging.getLogger("gids")
+_logged: set[str] = set()
 _THREADS = 16
 _IN_FLIGHT = 64
 
@@ -32,8 +36,9 @@ class KvikioReader(ExtentReader):
     """Reads with kvikio.
 
     gds: use GPUDirect Storage (kvikio's mode OFF; probe it first, as it can hang) or read through host memory
-    (mode ON). small: reads extents below kvikio's GDS threshold (KVIKIO_GDS_THRESHOLD, default 16 KiB) and is
-    closed with this reader; without it kvikio reads all.
+    (mode ON). pinned: reads extents below kvikio's GDS threshold (KVIKIO_GDS_THRESHOLD, default 16 KiB), and
+    everything after an error of kvikio; it is closed with this reader. Without it kvikio reads all, and its
+    error is raised.
 
     With GDS the memory of the first out is registered with cuFile, and kept alive, until close(). Raises
     StorageError if a file cannot be opened.
@@ -42,67 +47,59 @@ class KvikioReader(ExtentReader):
     def __init__(
         self,
         device: Device,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Sequence[AnyFile],
         *,
         gds: bool,
-        small: ExtentReader | None = None,
+        pinned: ExtentReader | None = None,
     ) -> None:
         super().__init__(device, paths)
-        self._gds, self._small = gds, small
+        self._gds, self._pinned = gds, pinned
         self._kvikio = _import_kvikio("OFF" if gds else "ON")
-        self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if small is not None else 0
+        self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if pinned is not None else 0
         self._registered: torch.Tensor | None = None
         self._files: list[Any] = []
         with self._mode():
             for path in self._paths:
                 self._files.append(self._open(path))
 
-    @property
-    def name(self) -> str:
-        return "kvikio (GDS)" if self._gds else "kvikio (compat)"
-
     def read_checked(self, extents: Extents, out: torch.Tensor) -> None:
         extents = extents.merged()
-        small = extents.lengths < self._threshold
-        if self._small is not None and small.any():
-            self._small.read_checked(extents.take(small), out)
-            extents = extents.take(~small)
+        short = extents.lengths < self._threshold
+        if self._pinned is not None and short.any():
+            self._pinned.read_checked(extents.take(short), out)
+        extents = extents.take(~short)
         self._device.current_stream().synchronize()  # kvikio's threads ignore torch's streams
         self._register(out)
-        self._read(extents, out)
+        try:
+            self._read(extents, out)
+        except StorageError as error:
+            if self._pinned is None:
+                raise
+            _log.info("reading extents through pinned memory: %s", error)
+            self._threshold = sys.maxsize
+            self._pinned.read_checked(extents, out)
 
     def _read(self, extents: Extents, out: torch.Tensor) -> None:
-        rows = list(zip(*(column.tolist() for column in extents), strict=True))
-        waiting: deque[tuple[Any, tuple[int, int, int, int]]] = deque()
+        waiting: deque[tuple[Any, int, int, int]] = deque()
         failed: StorageError | None = None
-        for row in rows:
-            file, offset, length, out_offset = row
-            if len(waiting) == _IN_FLIGHT:
-                failed = self._collect(*waiting.popleft())
-                if failed:
-                    break
+        for file, offset, length, out_offset in zip(*(column.tolist() for column in extents), strict=True):
+            if len(waiting) == _IN_FLIGHT and (failed := self._collect(*waiting.popleft())):
+                break
             target = _buffer(out[out_offset : out_offset + length])
-            waiting.append((self._files[file].pread(target, length, offset), row))
+            waiting.append((self._files[file].pread(target, length, offset), file, offset, length))
         while waiting:  # also after a failure, as the others still write to out
             late = self._collect(*waiting.popleft())
             failed = failed or late
         if failed:
             raise failed
 
-    def _collect(self, future: Any, row: tuple[int, int, int, int]) -> StorageError | None:
+    def _collect(self, future: Any, file: int, offset: int, length: int) -> StorageError | None:
         """Wait for a read; return its error, if any. kvikio reports errors and short reads as text only."""
-        file, offset, length, _ = row
         try:
             done = future.get()
+            return None if done == length else self._failure(errno.EIO, file, offset, length, f"read {done}")
         except (RuntimeError, OSError) as error:
-            text = str(error).strip().splitlines()[-1]
-            code = _named_errno(error) or (
-                errno.ENODATA if _ends_before(self._paths[file], offset + length) else errno.EIO
-            )
-            return self._failure(code, file, offset, length, text)
-        if done != length:
-            return self._failure(errno.ENODATA, file, offset, length, f"read {done} bytes")
-        return None
+            return self._failure(errno.EIO, file, offset, length, _last_line(error))
 
     def _register(self, out: torch.Tensor) -> None:
         if not self._gds or self._registered is not None:
@@ -118,15 +115,12 @@ class KvikioReader(ExtentReader):
         try:
             with opened(path) as fd:
                 return self._kvikio.CuFile(f"/proc/self/fd/{fd}", "r")
-        except StorageError:
-            self.close()
-            raise
         except (RuntimeError, OSError) as error:
             self.close()
-            detail = str(error).strip().splitlines()[-1]
-            raise StorageError(
-                _named_errno(error) or errno.EIO, f"kvikio cannot open it ({detail})", path
-            ) from error
+            if isinstance(error, StorageError):
+                raise
+            code = getattr(error, "errno", None) or errno.EIO
+            raise StorageError(code, f"kvikio cannot open it ({_last_line(error)})", path) from error
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
@@ -136,7 +130,7 @@ class KvikioReader(ExtentReader):
             yield
 
     def close(self) -> None:
-        """Close the files, end the registration, close the reader of small extents. Idempotent."""
+        """Close the files, end the registration, close the pinned reader. Idempotent."""
         super().close()
         if self._registered is not None:
             with contextlib.suppress(RuntimeError, OSError), self._mode():
@@ -144,8 +138,8 @@ class KvikioReader(ExtentReader):
             self._registered = None
         while self._files:
             self._files.pop().close()
-        if self._small is not None:
-            self._small.close()
+        if self._pinned is not None:
+            self._pinned.close()
 
 
 def _import_kvikio(mode: str) -> Any:
@@ -172,16 +166,42 @@ def _buffer(tensor: torch.Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-def _ends_before(path: AnyFile, end: int) -> bool:
-    try:
-        return file_status(path).st_size < end
-    except OSError:
-        return False
+def _last_line(error: Exception) -> str:
+    """Of kvikio's text, which begins with a place in its sources."""
+    return str(error).strip().splitlines()[-1]
 
 
-def _named_errno(error: Exception) -> int:
-    """The errno whose text is in kvikio's error message, or 0."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    text = str(error)
-    return next((code for code in errno.errorcode if os.strerror(code) in text), 0)
+def open_kvikio_reader(
+    device: Device, paths: Sequence[AnyFile], *, pinned: ExtentReader | None = None, scratch: bool = False
+) -> KvikioReader | None:
+    """Open files with kvikio, if GPUDirect Storage (GDS) reads them; else None, and the log says why, once.
+
+    pinned: see KvikioReader. scratch: the files may be written to, for the probe.
+
+    If GDS may work, kvikio is probed in child processes: once for each file system, for at most a minute.
+    """
+    obstacle = why_no_gds()
+    for path in paths:
+        if obstacle:
+            break
+        probe = probe_kvikio(path, device.index, scratch=scratch)
+        obstacle = "" if probe.gds else probe.reason
+    if not obstacle:
+        try:
+            return KvikioReader(device, paths, gds=True, pinned=pinned)
+        except StorageError as error:
+            obstacle = str(error)
+    if obstacle not in _logged:
+        _logged.add(obstacle)
+        _log.info("reading packs and extents through pinned memory: %s", obstacle)
+    return None
+
+
+def open_extent_reader(device: Device, engine: Engine, paths: Sequence[AnyFile]) -> ExtentReader:
+    """Open a reader of the files that engine was opened with, into the memory of device.
+
+    With kvikio where GPUDirect Storage works, else with the engine into pinned staging (64 MiB, freed by
+    close). Blocks like open_kvikio_reader.
+    """
+    pinned = PinnedExtentReader(device, engine, paths)
+    return open_kvikio_reader(device, paths, pinned=pinned) or pinned
