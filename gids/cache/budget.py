@@ -203,8 +203,25 @@ class Budget(ABC):
         """The ways to hold minibatches, in order. least: with the fewest planned ones. tight: growths."""
 
     @abstractmethod
+    def _divide(
+        self, left: int, sizes: Sizes, purposes: dict[str, int]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """(lines, lines in host memory beside a device's) by table, for these bytes. Adds to purposes what
+        lines need beside their pages."""
+
     def _plan(self, sizes: Sizes) -> MemoryPlan | None:
         """The plan for minibatches and a window of these sizes; None if they do not fit."""
+        purposes = self.needed(sizes)
+        left = self.memory_bytes - _sum(purposes)
+        if left < 0:
+            return None
+        capped = self.cache_bytes is not None and left > self.cache_bytes
+        if self.cache_bytes is not None:
+            left = min(left, self.cache_bytes)
+        lines, host_lines = self._divide(left, sizes, purposes)
+        purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in self.tables)
+        all_held = all(lines[t.name] == t.page_count for t in self.tables)
+        return MemoryPlan(purposes, lines, sizes, capped or all_held, host_lines)
 
     def _with_window(self, sizes: Sizes) -> MemoryPlan | None:
         """The plan with the longest window that pays."""
@@ -225,12 +242,6 @@ class Budget(ABC):
         affordable = self.memory_bytes // SMALL // max(1, self._output_bytes(sizes)) - 1
         return sizes.with_planned(max(sizes.planned_batches, min(sizes.most_planned_batches, affordable)))
 
-    def _cap(self, left: int) -> tuple[int, bool]:
-        """(bytes for lines, whether cache_bytes limits them)."""
-        if self.cache_bytes is None or left <= self.cache_bytes:
-            return left, False
-        return self.cache_bytes, True
-
     def _lines(self, nbytes: int, metadata_bytes: int) -> dict[str, int]:
         """Lines by table. metadata_bytes: of each line, beside its page."""
         total = sum(t.page_count * t.page_bytes for t in self.tables) or 1
@@ -239,12 +250,6 @@ class Budget(ABC):
             share = nbytes * (t.page_count * t.page_bytes) // total
             lines[t.name] = min(t.page_count, share // (t.page_bytes + metadata_bytes), _core.MAX_LINES)
         return lines
-
-    def _line_bytes(self, lines: Mapping[str, int]) -> int:
-        return sum(lines[t.name] * t.page_bytes for t in self.tables)
-
-    def _holds_all(self, lines: Mapping[str, int]) -> bool:
-        return all(lines[t.name] == t.page_count for t in self.tables)
 
 
 class HostBudget(Budget):
@@ -285,21 +290,17 @@ class HostBudget(Budget):
             least.grown(tight[-1]),
         ]
 
-    def _plan(self, sizes: Sizes) -> MemoryPlan | None:
-        purposes = self.needed(sizes)
-        left = self.memory_bytes - _sum(purposes)
-        if left < 0:
-            return None
-        left, capped = self._cap(left)
+    def _divide(
+        self, left: int, sizes: Sizes, purposes: dict[str, int]
+    ) -> tuple[dict[str, int], dict[str, int]]:
         if sizes.late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
             most = min(_sum(self._lines(left, _core.LINE_METADATA_BYTES)), sizes.most_loads)
             loads = min(left, most * _core.LOAD_BYTES)
             purposes["requests"] += loads
             left -= loads
         lines = self._lines(left, _core.LINE_METADATA_BYTES)
-        purposes["lines"] = self._line_bytes(lines)
         purposes["line metadata"] = _sum(lines) * _core.LINE_METADATA_BYTES
-        return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines))
+        return lines, {}
 
 
 def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str) -> MemoryBudgetError:

@@ -24,29 +24,26 @@ _FILE_BYTES = 8192
 class PageSizes:
     """How to choose a page size.
 
-    fixed: the page size for all tables; None: chosen by row. alignment: of direct I/O on the disks.
-
-    ordered: rows of nodes that are read together share pages, so these stay long.
+    fixed: the page size for all tables; None: chosen by row. alignment: of direct I/O on the disks. order: as
+    in Options. Rows of nodes that are read together share pages, so these stay long.
     """
 
     fixed: int | None
     alignment: int
-    ordered: bool
+    order: str | None = None
 
-    def choose(
-        self, kind: str, row_bytes: int, stored: StoredTable | None = None, *, keeps_order: bool = True
-    ) -> int:
+    def choose(self, kind: str, row_bytes: int, stored: StoredTable | None = None) -> int:
         """Bytes of a page for rows of this length.
 
         kind: of the table, "node" or "edge". stored: of a dataset that is read: rows of the same length keep
-        their page size. keeps_order: whether they also keep their order.
+        their page size.
         """
         if self.fixed is not None:
             return self.fixed
         if stored is not None and stored.row_bytes == row_bytes:
             return stored.page_bytes
-        keeps = keeps_order and stored is not None and stored.order is not None
-        if kind == "node" and (self.ordered or keeps):
+        keeps_order = self.order is None and stored is not None and stored.order is not None
+        if kind == "node" and (keeps_order or self.order not in (None, "original")):
             return DEFAULT_PAGE_BYTES
         return best_page_bytes(row_bytes, alignment=self.alignment)
 

@@ -114,7 +114,7 @@ def convert(
     alignment = 1
     if options.page_bytes is None:
         alignment = direct_alignment([target.parent, *map(Path, options.stripe)])
-    pages = PageSizes(options.page_bytes, alignment, ordered=options.order not in (None, "original"))
+    pages = PageSizes(options.page_bytes, alignment, options.order)
     resume_key = {"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
     in_place = any(target.resolve() in file.resolve().parents for file in files)
     if finish_published(target, resume_key, but=["the source"] if in_place else []):
@@ -222,7 +222,7 @@ def _plan(table: TableSource, options: Options, pages: PageSizes) -> _TablePlan:
     if dtype == torch.int8 and rows.dtype.is_floating_point:  # whole numbers are cast without a scale
         scale = _chosen(table, options.scales) or (None if stored is None else stored.scale) or "row"
     row_bytes = stored_row_bytes(rows.shape[1:], dtype.itemsize, scale)
-    page_bytes = pages.choose(table.kind, row_bytes, stored, keeps_order=options.order is None)
+    page_bytes = pages.choose(table.kind, row_bytes, stored)
     with naming(f"table {table.name!r}"):
         dtype_name(dtype)
         layout = stored_geometry(rows.shape, dtype.itemsize, scale, page_bytes=page_bytes, shard_count=1)

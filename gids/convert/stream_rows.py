@@ -153,13 +153,8 @@ class PackedRows(StreamRows):
         return PackedRows(*self._member, shape, self.dtype, offset=offset, byte_swapped=swapped)
 
 
-def derived(
-    rows: Rows,
-    function: Callable[[torch.Tensor, int], torch.Tensor],
-    dtype: torch.dtype,
-    row_shape: tuple[int, ...] = (),
-) -> Rows:
-    """Rows that function(rows of another array, number of the first) makes of them, a block at a time."""
+def derived(rows: Rows, function: Callable[[torch.Tensor, int], torch.Tensor], dtype: torch.dtype) -> Rows:
+    """A number per row that function(rows, number of the first) makes of another array, block by block."""
     step = max(1, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
 
     def fill(start: int, out: torch.Tensor) -> None:
@@ -167,7 +162,7 @@ def derived(
             part = out[first - start : first - start + step]
             part.copy_(function(read_range(rows, first, first + len(part)), first))
 
-    return GeneratedRows((rows.shape[0], *row_shape), dtype, fill)
+    return GeneratedRows(rows.shape[:1], dtype, fill)
 
 
 def column_of(rows: Rows, index: int) -> Rows:

@@ -1,9 +1,10 @@
 """PackSwitch: lets an EpochStream read by packs where that is faster. PackReader: reads a superbatch.
 
 Made by FeatureLoader for an epoch that may use packs. The epoch begins with random reads. If it waits
-for the disk, a superbatch is sampled ahead in that time, and PackReads chooses how to read it. Packs take
-over once they are made; if that takes long, random reads go on meanwhile. While one superbatch is trained,
-the next one is prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
+for the disk, a superbatch is sampled ahead in that time, and PackChooser chooses how to read it. Packs take
+over once they are made; if that takes long, random reads go on meanwhile: a race. If packs are asked for, or
+read the epoch before, there are no random reads beside them. While one superbatch is trained, the next one is
+prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def test_a_disk_of_long_blocks_gets_no_shorter_pages(row_bytes: int, alignment: 
 
 
 def test_a_given_size_holds_for_all_tables_and_an_order_for_nodes() -> None:
-    assert PageSizes(2048, 512, ordered=False).choose("node", 100) == 2048
-    ordered = PageSizes(None, 512, ordered=True)
+    assert PageSizes(2048, 512).choose("node", 100) == 2048
+    ordered = PageSizes(None, 512, "degree")
     assert (ordered.choose("node", 512), ordered.choose("edge", 512)) == (4096, 512)
 
 

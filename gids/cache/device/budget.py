@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gids.cache.budget import Budget, MemoryPlan, Sizes
+from gids.cache.budget import Budget, Sizes
 from gids.cache.device.state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
@@ -57,17 +57,12 @@ class DeviceBudget(Budget):
             *(least.grown(growth) for growth in tight),
         ]
 
-    def _plan(self, sizes: Sizes) -> MemoryPlan | None:
-        purposes = self.needed(sizes)
-        left = self.memory_bytes - sum(purposes.values())
-        if left < 0:
-            return None
-        left, capped = self._cap(left)
+    def _divide(
+        self, left: int, sizes: Sizes, purposes: dict[str, int]
+    ) -> tuple[dict[str, int], dict[str, int]]:
         host_lines = self._lines(self.host_cache_bytes, 0)
         lines = self._lines(max(0, left - OWNER_BYTES * sum(host_lines.values())), OWNER_BYTES)
         for t in self.tables:  # pages with a line on the device need none in host memory
             host_lines[t.name] = min(host_lines[t.name], t.page_count - lines[t.name])
-        purposes["lines"] = self._line_bytes(lines)
         purposes["line owners"] = OWNER_BYTES * (sum(lines.values()) + sum(host_lines.values()))
-        capped = capped or self._holds_all(lines)
-        return MemoryPlan(purposes, lines, sizes, capped, host_lines=host_lines)
+        return lines, host_lines
