@@ -74,7 +74,7 @@ SANITIZED = (  # small, and between them every kernel
     "tests/cache/test_cache_contract.py::test_converted_rows_equal_torch_bit_for_bit",
     "tests/cache/test_cache_contract.py::test_a_minibatch_gets_the_tables_that_it_asks_for",
     "tests/packs/test_packs_on_a_device.py::test_a_run_resumes_inside_a_pack",
-    "tests/sampler/test_neighbor.py::test_minibatches_of_a_device_equal_the_model",
+    "tests/sampler/test_neighbor.py::test_minibatches_equal_the_model",
     "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_in_the_model",
     "tests/sampler/test_samplers_on_a_device.py::test_relations_are_sampled_as_on_the_cpu",
 )
