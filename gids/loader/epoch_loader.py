@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from gids.loader.learned import Learned
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
 from gids.loader.row_source import EpochInput, RowLoader, RowSource
-from gids.loader.sampling import Epoch, EpochSampling, SampleStream
+from gids.loader.sampling import Epoch, EpochSampling, SampleStream, layered_of
 from gids.loader.source import Dataset, as_row_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_tables
 from gids.sampler import Minibatch, Neighbor, RandomWalk, Sampler, Topology
@@ -310,7 +310,7 @@ class EpochLoader(Closing, ABC):
         if self._step_sampling.bulk is not None:
             return self._step_sampling.bulk
         sampler = self._host_sampler
-        if sampler is None or sampler.threads == 1:
+        if sampler is not self.sampler or sampler.threads == 1:
             return 1
         window = self._features.window if self._features is not None else math.inf
         return int(max(1, min(2 * sampler.threads, window // 2)))
@@ -321,9 +321,8 @@ class EpochLoader(Closing, ABC):
 
     @property
     def _host_sampler(self) -> LayeredSampler | None:
-        """The sampler, if its host memory is known."""
-        known = self._device is None and isinstance(self.sampler, LayeredSampler)
-        return cast(LayeredSampler, self.sampler) if known else None
+        """The sampler, or the one that it samples by, if its host memory is known."""
+        return layered_of(self.sampler) if self._device is None else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next minibatch, for ``load_state_dict`` of a loader with the same arguments.

@@ -146,7 +146,8 @@ class FeatureLoader(Closing):
         packs_on: OnDevice | None = None
         if isinstance(self._placement, DevicePlacement) and options.reads != "random":
             packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
-        self._learned = self._open_learned = Learned()
+        self._learned = Learned()
+        self._open_learned = weakref.ref(self._learned)  # of the stream that has the window, or had it last
         self._packs = PackReads(
             self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, packs_on
         )
@@ -158,7 +159,9 @@ class FeatureLoader(Closing):
         self._observers = Observers(observer, stage_for(self.device))
         self._last_stats: dict[str, Any] | None = None  # once closed
         self._shares: weakref.WeakKeyDictionary[Learned, Stats] = weakref.WeakKeyDictionary()
-        self._turn: tuple[Learned, Stats] | None = None  # whose streams read now, and stats() as that began
+        # Whose streams read now, and stats() as that began. Weak: what is prepared of a dropped loader's next
+        # epoch ends with it.
+        self._turn: tuple[weakref.ref[Learned], Stats] = weakref.ref(self._learned), {}
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         """The loaders that share this one: see Source.feature_loader."""
         self.source.lender.join(self)
@@ -269,6 +272,7 @@ class FeatureLoader(Closing):
     def leave(self, user: object) -> None:
         """Called by a loader that shares this one, when it is closed. The last one closes this."""
         self.users.discard(user)
+        self._packs.free_kept()
         if not self.users:
             self.close()
 
@@ -352,7 +356,7 @@ class FeatureLoader(Closing):
                 self._give_window(epoch, stream)
             elif not stream.warned:
                 stream.warned = True
-                mine = self._open_learned is epoch.learned
+                mine = self._open_learned() is epoch.learned
                 log.warning(
                     "another iterator of %s is open, so this one reads through the cache without "
                     "lookahead: end the loop of the other, or close() it",
@@ -361,7 +365,7 @@ class FeatureLoader(Closing):
                 epoch.learned.drop_next()  # it may have begun to sample these minibatches
 
     def _give_window(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
-        self._open_learned = epoch.learned
+        self._open_learned = weakref.ref(epoch.learned)
         if stream.fresh:
             self._placement.adapt_planned()
             self._choose_reads(epoch, stream)
@@ -427,8 +431,9 @@ class FeatureLoader(Closing):
         with self._lock:
             totals = self.stats()
             own = added(self._shares.get(learned, {}), between(totals, totals))
-            if self._turn is not None and self._turn[0] is learned:
-                own = added(own, between(self._turn[1], totals))
+            whose, since = self._turn
+            if whose() is learned:
+                own = added(own, between(since, totals))
         own["packs"]["choices"] = [
             dict(vars(choice)) for choice in learned.choices
         ]  # one may last several turns
@@ -619,14 +624,14 @@ class FeatureLoader(Closing):
 
     def _take_turn(self, learned: Learned) -> None:
         """From now on count for the streams with this `learned`."""
-        if (self._turn is not None and self._turn[0] is learned) or self.closed:
+        if self._turn[0]() is learned or self.closed:
             return
         with self._lock:
             totals = self.stats()
-            if self._turn is not None:
-                before, since = self._turn
+            before, since = self._turn[0](), self._turn[1]
+            if before is not None:
                 self._shares[before] = added(self._shares.get(before, {}), between(since, totals))
-            self._turn = learned, totals
+            self._turn = weakref.ref(learned), totals
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:

@@ -202,7 +202,7 @@ def _whole_number(name: str, value: object) -> int:
 
 def _directories(scratch: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
     names = [scratch] if isinstance(scratch, str | os.PathLike) else scratch
-    directories = tuple(os.fspath(name) for name in names)
+    directories = tuple(os.path.abspath(os.fspath(name)) for name in names)
     if not directories:
         raise ValueError("scratch is an empty list: give a directory, or several on different disks")
     return directories

@@ -132,6 +132,8 @@ class PackChooser:
         if self._packs.options.reads != "auto":
             return False
         layout = self._layout(sampled, memory_bytes := self._loader.pack_bytes(), ahead)
+        if layout is None and ahead:
+            layout = self._layout(sampled, memory_bytes, Ahead.NOTHING)
         random_s, sweep_s = self.random_s(sampled), self.sweep_s(sampled)
         times = max(1.0, (count or 0) / len(sampled.spool))
         kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
@@ -263,6 +265,7 @@ class PackChooser:
         if not self._learned.why_random:
             log.warning("packs cannot be used, reading by random reads instead: %s", reason)
         self._learned.read_at_random(reason, count)
+        self._packs.free_kept()
 
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""

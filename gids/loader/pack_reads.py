@@ -160,6 +160,10 @@ class PackReads:
         for coming in list(self.next_epochs):
             coming.close()
         self.release()
+        self.free_kept()
+
+    def free_kept(self) -> None:
+        """Free the scratch file that is kept for a next epoch."""
         if self._scratch is not None:
             self._scratch.keep(None)
 

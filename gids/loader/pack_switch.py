@@ -106,7 +106,7 @@ class PackSwitch(Generic[T]):
         self._beside = False  # random reads go on meanwhile
         self._coming: PackMachine | None = None  # the memory of these packs
         self._judged = False
-        self._resume_at = self._due_at = 0.0  # random reads; when the minibatch that is due was begun
+        self._resume_at = 0.0  # random reads
         self._seconds, self._observers = seconds, observers
         self._superbatch: Superbatch | None = None  # that is trained
         self._sampled: SampledAhead[T] | None = None  # its minibatches
@@ -262,6 +262,7 @@ class PackSwitch(Generic[T]):
         """
         sampled = self._sampled
         assert sampled is not None
+        begun = time.perf_counter()  # the reads of the minibatch that is due, about
         while self._racing:
             superbatch = self._next
             if superbatch is not None and superbatch.ready:
@@ -274,7 +275,7 @@ class PackSwitch(Generic[T]):
                 elif stream.idle and sampled.full and superbatch is None:
                     self._prepare(stream, sampled)
                 elif self._beside and not (stream.idle and now < self._resume_at) and stream.ready():
-                    self._resume_at, self._due_at = now + _REST * (now - self._due_at), now
+                    self._resume_at = now + _REST * (now - begun)
                     return
                 elif sampled.full:
                     time.sleep(_POLL_S)
@@ -285,7 +286,7 @@ class PackSwitch(Generic[T]):
                 self._give_up(error)
                 self._end_race(stream, sampled)
             if stream.idle:
-                self._due_at = time.perf_counter()
+                begun = time.perf_counter()
 
     def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Agree on the minibatches of a superbatch, or random reads."""

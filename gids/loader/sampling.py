@@ -213,8 +213,14 @@ class EpochSampling(ABC):
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()
-        if isinstance(self.epoch.sampler, LayeredSampler):
-            self.epoch.sampler.free_scratch(minibatch_bytes)
+        if (sampler := layered_of(self.epoch.sampler)) is not None:
+            sampler.free_scratch(minibatch_bytes)
+
+
+def layered_of(sampler: Sampler) -> LayeredSampler | None:
+    """The sampler of gids that this one is, or samples by; None if there is none."""
+    layered = getattr(sampler, "layered", sampler)
+    return layered if isinstance(layered, LayeredSampler) else None
 
 
 def _can_start(epoch: Epoch) -> bool:

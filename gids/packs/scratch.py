@@ -88,17 +88,27 @@ class Scratch:
     def wait_for_space(self) -> None:
         """Wait until all closed files, and the one that is kept, have given their space back."""
         self.keep(None)
-        while self._closing:
-            self._closing.pop().join()
+        with self._lock:
+            closing = self._closing
+        for thread in closing:
+            thread.join()
 
-    def make_room(self, nbytes: int) -> None:
-        """Free the file that is kept if another one needs its bytes. Raises ScratchFull above the limit."""
-        room = self.limit_bytes - self.taken_bytes - nbytes
-        if room < 0:
-            raise ScratchFull(errno.ENOSPC, f"scratch_bytes={self.limit_bytes} is used up", str(self))
-        kept = self._kept
-        if kept is not None and kept.nbytes > room:
-            self.wait_for_space()
+    def lengthen(self, file: ScratchFile, nbytes: int) -> None:
+        """Count a file as so long from now on. Raises ScratchFull above the limit.
+
+        Frees the file that is kept if this one needs its bytes.
+        """
+        with self._lock:
+            taken = sum(other.nbytes for other in self._files if other is not file)
+            room = self.limit_bytes - taken - nbytes
+            if room < 0:
+                raise ScratchFull(errno.ENOSPC, f"scratch_bytes={self.limit_bytes} is used up", str(self))
+            file.nbytes, kept = nbytes, self._kept
+            if kept is None or kept.nbytes <= room:
+                return
+            self._kept = None  # no other thread takes it
+        self.give_back(kept)
+        self.wait_for_space()
 
     def keep(self, file: ScratchFile | None) -> None:
         """Keep a closed file for open(): this one, or a longer one that is kept. None: keep no file."""
@@ -115,10 +125,10 @@ class Scratch:
         if file.nbytes < _LONG_BYTES:
             file.free()
             return
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
         closing = threading.Thread(target=file.free, name="gids-scratch", daemon=True)
-        self._closing.append(closing)
         closing.start()
+        with self._lock:
+            self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def open(self, nbytes: int = 0, *, spare: bool = False) -> ScratchFile:
         """A file for so many bytes, which are not reserved. spare: others may need its room.
@@ -126,11 +136,13 @@ class Scratch:
         It may be the one that is kept, whose blocks are written faster than new ones. Raises StorageError if
         a directory takes no file.
         """
-        file = None
         with self._lock:
             if self._kept is not None and self._kept.nbytes <= _REUSED * nbytes:
                 file, self._kept = self._kept.taken_over(spare=spare), None
-        file = file or ScratchFile(self, spare=spare)
+                if file is not None:
+                    self._files.add(file)
+                    return file
+        file = ScratchFile(self, spare=spare)
         with self._lock:
             self._files.add(file)
         return file
@@ -197,20 +209,20 @@ class ScratchFile:
             self._reserve(nbytes)
 
     def _reserve(self, nbytes: int) -> None:
-        more = nbytes - self.nbytes
-        if more <= 0:
+        before = self.nbytes
+        if nbytes <= before:
             return
-        self._scratch.make_room(more)
+        self._scratch.lengthen(self, nbytes)
         for number, (fd, directory) in enumerate(zip(self.fds, self.directories, strict=True)):
-            begin, end = self._length(number, self.nbytes), self._length(number, nbytes)
+            begin, end = self._length(number, before), self._length(number, nbytes)
             try:
                 self._allocate(fd, begin, end - begin)
             except OSError as error:
+                self.nbytes = before
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise StorageError(error.errno or 0, os.strerror(error.errno or 0), directory) from error
                 reason = f"no room for {end} bytes of scratch"
                 raise ScratchFull(error.errno, reason, directory) from error
-        self.nbytes = nbytes
 
     def _length(self, number: int, nbytes: int) -> int:
         """Of the file of this number, if there are so many bytes in all."""

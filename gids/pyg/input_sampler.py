@@ -16,7 +16,7 @@ from gids.pyg.negatives import StepNegatives
 from gids.pyg.neighbor_sampler import NeighborSampler
 from gids.pyg.outputs import Output, minibatch_of, output_of
 from gids.sampler import Topology
-from gids.sampler.layered import array_digest
+from gids.sampler.layered import LayeredSampler, array_digest
 
 
 class InputSampler:
@@ -65,6 +65,11 @@ class InputSampler:
         device = torch.device("cpu") if topology.device is None else topology.device.torch_device
         permutation = self.sampler.edge_permutation
         return minibatch_of(output, topology, permutation, device, epoch=epoch, step=step)
+
+    @property
+    def layered(self) -> LayeredSampler | None:
+        """The sampler of gids that it samples by."""
+        return self.sampler.hops if self._own else None
 
     @property
     def nbytes(self) -> int:
