@@ -335,6 +335,16 @@ def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> 
                 wait_until_all_has_ended(tmp_path)
 
 
+def test_a_source_that_is_dropped_with_its_loader_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    source = open_source(path, "pack", MEMORY, scratch=tmp_path)
+    loader = open_loader(source)
+    list(loader), list(loader)
+    assert scratch_files(tmp_path)
+    del source, loader
+    gc.collect()
+    wait_until_all_has_ended(tmp_path)
+
+
 class Mine(Neighbor):
     """A sampler of somebody else."""
 

@@ -28,7 +28,7 @@ from gids.errors import StorageError
 from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.learned import Learned
-from gids.packs import DiskRates, Spool, Superbatch
+from gids.packs import Ahead, DiskRates, Spool, Superbatch, memory
 from gids.sampler import Minibatch
 
 BATCH = 64
@@ -44,6 +44,10 @@ def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pack_switch, "EARLY", 3)
     if request.param:
         monkeypatch.setattr(pack_switch, "_LONG_S", 0.0)
+
+
+def papers(minibatch: Minibatch) -> dict[str, torch.Tensor]:
+    return {"paper.feat": minibatch.input_nodes["paper"]}  # type: ignore[index]
 
 
 class Noted(Observer):
@@ -89,6 +93,37 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
         assert not scratch_files(path)
         found: dict[str, Any] = loader.stats()
         return found
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_random_reads_go_on_soon_beside_packs(path: Path) -> None:
+    with open_source(path, "auto") as source, open_loader(source) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        switch = epoch._stream._switch
+        assert switch is not None
+        assert switch._resume_at < time.perf_counter() + 60
+
+
+@pytest.mark.usefixtures("_packs_pay")
+def test_minibatches_of_unknown_number_need_no_memory_for_a_next_epoch(
+    path: Path, expected: list[Minibatch], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = memory.PackBudget.share
+
+    def share_without_overlap(*arguments: Any) -> Any:
+        return None if arguments[-1] is Ahead.SWEPT else share(*arguments)
+
+    monkeypatch.setattr(memory.PackBudget, "share", share_without_overlap)
+    with open_source(path, "auto") as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        for _ in range(3):
+            before = loader.stats()["packs"]["minibatches"]
+            for minibatch, features in loader.attach(iter(expected), papers):
+                assert torch.equal(features["paper.feat"], minibatch.features["paper.feat"])
+            assert loader.stats()["packs"]["minibatches"] > before
+        loader.close()
+    assert "too small" not in caplog.text
 
 
 @pytest.mark.few(4)

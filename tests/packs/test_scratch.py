@@ -7,6 +7,7 @@ import fcntl
 import logging
 import mmap
 import os
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,63 @@ def test_the_file_that_is_kept_makes_room_for_others(
     other.reserve(50 * BLOCK)
     assert len(scratch_files(tmp_path)) == 1
     assert other.nbytes == 50 * BLOCK
+
+
+def test_a_file_counts_before_it_gets_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may reserve meanwhile."""
+    whole = Scratch([tmp_path], 100 * BLOCK)
+    one, other = whole.open(), whole.open()
+    allocate = os.posix_fallocate
+
+    def reserve_meanwhile(fd: int, begin: int, nbytes: int) -> None:
+        with pytest.raises(ScratchFull):
+            other.reserve(60 * BLOCK)
+        allocate(fd, begin, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_meanwhile)
+    one.reserve(60 * BLOCK)
+    assert (whole.taken_bytes, other.nbytes) == (60 * BLOCK, 0)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: os.open(tmp_path / "none", 0))
+    with pytest.raises(StorageError):
+        other.reserve(10 * BLOCK)
+    assert whole.taken_bytes == 60 * BLOCK
+
+
+@pytest.mark.usefixtures("long_files")
+def test_another_thread_may_wait_for_space_while_a_file_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Scratch([tmp_path], 100 * BLOCK)
+    file, start = whole.open(), threading.Thread.start
+    file.reserve(BLOCK)
+
+    def wait_before(thread: threading.Thread) -> None:
+        whole.wait_for_space()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", wait_before)
+    file.close()
+    whole.wait_for_space()
+    assert not scratch_files(tmp_path)
+
+
+@pytest.mark.usefixtures("long_files")
+def test_no_file_is_kept_for_a_loader_that_is_closed(path: Path, tmp_path: Path) -> None:
+    with open_source(path, "pack", scratch=tmp_path) as source, open_loader(source):  # of the same tables
+        with open_loader(source) as loader:
+            list(loader)
+            assert scratch_files(tmp_path)
+        assert not scratch_files(tmp_path)
+
+
+def test_the_directory_stays_if_the_process_changes_its_own(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    with open_source(path, "pack", scratch="scratch") as source, open_loader(source) as loader:
+        monkeypatch.chdir("/")
+        assert len(list(loader)) == loader.stats()["packs"]["minibatches"] == 21
 
 
 @pytest.mark.usefixtures("long_files")

@@ -58,6 +58,17 @@ def test_minibatches_are_those_of_pygs_own_node_loader(one: Data, one_path: Path
     assert sorted(order.tolist()) == list(range(PAPERS))
 
 
+def test_the_memory_of_the_sampler_counts(one_path: Path) -> None:
+    with open_loader(one_path, [5, 5]) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        plan = loader.feature_loader._placement.plan  # type: ignore[union-attr]
+        assert plan is not None
+        assert plan.purposes["sampler"] >= loader.stats()["memory"]["sampler"] > 0
+        list(epoch)
+        assert loader.stats()["memory"]["sampler"] == 0  # freed once all is sampled
+
+
 def test_typed_minibatches_are_those_of_pygs_own_node_loader(several: HeteroData, several_path: Path) -> None:
     counts = {CITES: [-1, 0], WRITES: [-1, -1], WRITTEN: [0, -1]}
     nodes = torch.arange(3, AUTHORS, 2)
