@@ -304,7 +304,7 @@ def test_wrong_arguments_are_refused(one: Path, several: Path) -> None:
         (KeyError, "relation is not given: .* has 'user.follows.user', ", several, pairs, {}),
         (KeyError, "no topology of", several, pairs, {"relation": ("item", "x", "user")}),
         (TypeError, r"edges is torch.int64\[4\]: give", one, pairs[0], {}),
-        (TypeError, r"edges is int64\[3, 4\]", one, torch.zeros((3, 4), dtype=torch.int64), {}),
+        (TypeError, r"edges is torch.int64\[3, 4\]", one, torch.zeros((3, 4), dtype=torch.int64), {}),
         (TypeError, "edges is torch.int32", one, pairs.int(), {}),
         (TypeError, "edges is list", one, [[0], [1]], {}),
         (IndexError, "ids run from 0 to 119", one, pairs + USERS, {}),
