@@ -82,17 +82,9 @@ class RankRows:
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
 
     @property
-    def window(self) -> int:
-        return self.feature_loader.window
-
-    @property
     def waiting_batches(self) -> int:
         """The same on all ranks."""
         return self._bulk - 1
-
-    @property
-    def held_bytes(self) -> int:
-        return self.feature_loader.held_bytes
 
     def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
@@ -176,9 +168,6 @@ class RankRows:
         """Those of FeatureLoader, of the rows that this rank reads; ``"group"`` if rows are exchanged."""
         stats = self.feature_loader.stats_of(learned)
         return stats | {"group": dict(self.counts)} if self.exchanged else stats
-
-    def leave(self, user: object) -> None:
-        self.feature_loader.leave(user)
 
     def ask(
         self, minibatch: T | Failed, ids_of: Callable[[T], Ids], bytes_of: Callable[[T], int], place: str

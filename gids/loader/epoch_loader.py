@@ -312,7 +312,7 @@ class EpochLoader(Closing, ABC):
         sampler = self._host_sampler
         if sampler is not self.sampler or sampler.threads == 1:
             return 1
-        window = self._features.window if self._features is not None else math.inf
+        window = math.inf if self._features is None else self._features.feature_loader.window
         return int(max(1, min(2 * sampler.threads, window // 2)))
 
     @cached_property
@@ -393,7 +393,7 @@ class EpochLoader(Closing, ABC):
         memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
         if self._features is not None and (sampler := self._host_sampler) is not None:
             scratch, minibatches = sampler.host_bytes()
-            memory["sampler"] = scratch + max(0, minibatches - self._features.held_bytes)
+            memory["sampler"] = scratch + max(0, minibatches - self._features.feature_loader.held_bytes)
         return {**result, "memory": memory, "epoch": self.epoch}
 
     def close(self) -> None:
@@ -407,7 +407,7 @@ class EpochLoader(Closing, ABC):
             self._last_stats = self.stats()
             self._learned.drop_next()
             if self._features is not None:
-                self._features.leave(self)
+                self._features.feature_loader.leave(self)
             self._stream.synchronize()
             for pinned in self._topology.pinned:
                 pinned.close()

@@ -68,20 +68,16 @@ class EpochInput(Generic[T]):
 class RowLoader(Protocol):
     """Reads the rows of an epoch's minibatches: a FeatureLoader, or one whose ranks read together.
 
-    feature_loader: reads this rank's rows. The others are those of FeatureLoader.
+    feature_loader: reads this rank's rows; who closes a loader calls its leave(). The others are those of
+    FeatureLoader.
     """
 
     @property
     def feature_loader(self) -> FeatureLoader: ...
     @property
-    def window(self) -> int: ...
-    @property
     def waiting_batches(self) -> int: ...
-    @property
-    def held_bytes(self) -> int: ...
     def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]: ...
     def stats_of(self, learned: Learned) -> dict[str, Any]: ...
-    def leave(self, user: object) -> None: ...
 
 
 class RowSource(Closing, ABC):
@@ -139,7 +135,7 @@ class RowSource(Closing, ABC):
         minibatch_rows: int | Mapping[str, int] | None = None,
         cooperative: bool = False,
     ) -> RowLoader:
-        """What reads rows of these tables for a loader, which calls leave(user) when it is closed."""
+        """What reads rows of these tables for a loader, its user."""
 
     def __getstate__(self) -> None:
         call = "gids.distributed.open()" if self.together else "gids.open()"
