@@ -20,14 +20,10 @@ EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 12_000, 3_000])
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 3_000])
 @pytest.mark.parametrize("shape", ["uniform", "one hub", "one pair", "empty"])
-@pytest.mark.parametrize("dedup", [False, True])
-def test_sorting_by_source_gives_the_same_result_with_any_memory(
-    tmp_path, workers, memory_bytes, shape, dedup
-):
+def test_sorting_by_source_gives_the_same_result_with_any_memory(tmp_path, workers, memory_bytes, shape):
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
@@ -38,15 +34,16 @@ def test_sorting_by_source_gives_the_same_result_with_any_memory(
     if shape == "one pair":
         sources = np.where(rng.random(count) < 0.9, 42, sources)
     edges = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
-    emitted = [(np.empty(0, np.int64),) * 3]
-    options = {"workers": workers, "num_src": num_src, "dedup": dedup}
-    sorter = EdgeSorter(tmp_path, memory_bytes, lambda *arrays: emitted.append(arrays), **options)
-    sorter.sort(edges.pieces, edges.count, 0, num_dst)
-    degrees, found, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
-    expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
-    assert np.array_equal(np.concatenate([[0], np.cumsum(degrees)]), expected[0])
-    assert np.array_equal(found, expected[1])
-    assert np.array_equal(ids, expected[2])
+    for dedup in (False, True):
+        emitted = [(np.empty(0, np.int64),) * 3]
+        options = {"workers": workers, "num_src": num_src, "dedup": dedup}
+        sorter = EdgeSorter(tmp_path, memory_bytes, lambda *arrays, to=emitted: to.append(arrays), **options)
+        sorter.sort(edges.pieces, edges.count, 0, num_dst)
+        degrees, found, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
+        expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
+        assert np.array_equal(np.concatenate([[0], np.cumsum(degrees)]), expected[0])
+        assert np.array_equal(found, expected[1])
+        assert np.array_equal(ids, expected[2])
     assert list(tmp_path.iterdir()) == [], "scratch files are removed"
 
 
