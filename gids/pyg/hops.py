@@ -178,8 +178,8 @@ class HopSampler(Neighbor):
         for r, (relation, (_, dst)) in enumerate(zip(topology.relations, topology.ends, strict=True)):
             drawn = [(blocks[r], begin[dst]) for blocks, begin in zip(hops, begins, strict=False)]
             made.edges[relation] = _joined(drawn, nodes[0].device)
-        found = np.diff(begins, axis=0)  # by hop, the seeds first
-        made.nodes_per_hop = dict(zip(topology.node_types, found.T.tolist(), strict=True))
+        new = np.diff(begins, axis=0)  # by hop, the seeds first, and node type
+        made.nodes_per_hop = dict(zip(topology.node_types, new.T.tolist(), strict=True))
         return made
 
 
