@@ -19,7 +19,13 @@ import torch
 from gids import _core
 from gids.distributed.group import Group, Tensors
 from gids.distributed.owners import Dealt, Owners
-from gids.distributed.sampling import GroupSampling, LayeredSteps, edge_ids_at, ranges
+from gids.distributed.sampling import (
+    CollectiveSampling,
+    GroupSampling,
+    LayeredSteps,
+    edge_ids_at,
+    ranges,
+)
 from gids.loader.ranks import Ranks, place_of
 from gids.loader.sampling import sample_steps
 from gids.sampler import Block, Minibatch, Neighbor, RandomWalk, Sampler, Topology
@@ -140,46 +146,39 @@ def _send(rows: torch.Tensor, counts: list[int], expected: list[int], group: Gro
     return came.view(-1).view(rows.dtype).view(len(came), *rows.shape[1:])
 
 
-@dataclass(frozen=True)
-class Cooperation:
-    """Samples cooperative minibatches.
+class Cooperation(CollectiveSampling):
+    """Samples cooperative minibatches: of each, this rank's part. Seeds are those of all ranks.
 
-    ranks: of the loader. whole: the topology that minibatches refer to. owners: by node type. divided: where
-    this rank has a part of the edges, samples minibatches of all ranks' seeds for samplers that look at all
-    nodes of a layer together; None: the sampler does. column, columns: the ranks of each column work on a
-    part of every step's seeds together.
+    divided: where this rank has a part of the edges, samples minibatches of all ranks' seeds for samplers
+    that look at all nodes of a layer together; None: the sampler does. column, columns: the ranks of each
+    column work on a part of every step's seeds together.
     """
 
-    group: Group
-    ranks: Ranks
-    whole: Topology
-    owners: Sequence[Owners]
-    divided: GroupSampling | None
-    column: int = 0
-    columns: int = 1
-
-    def sample_steps(
+    def __init__(
         self,
-        sampler: Sampler,
-        topology: Topology,
-        seeds: Sequence[AnySeeds],
+        group: Group,
+        ranks: Ranks,
+        whole: Topology,
+        owners: Sequence[Owners],
         *,
-        seed: int,
-        epoch: int,
-        first_step: int,
-    ) -> list[Minibatch]:
-        """This rank's parts of successive minibatches. seeds: of all ranks. Collective."""
-        assert topology is self.whole
-        return _CooperativeSteps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
+        divided: GroupSampling | None,
+        column: int,
+        columns: int,
+    ) -> None:
+        super().__init__(group, ranks, whole, owners)
+        self.divided, self.column, self.columns = divided, column, columns
+
+    def _sample(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
+        return _CooperativeSteps(self, sampler, numbers, len(seeds)).sample(seeds)
 
 
 class _CooperativeSteps(LayeredSteps):
     """Steps of which each rank makes the part of the nodes that it owns."""
 
     def __init__(self, cooperation: Cooperation, sampler: Sampler, numbers: Numbers, count: int) -> None:
-        super().__init__(cooperation.group, cooperation.ranks, cooperation.whole, sampler, numbers, count)
+        super().__init__(cooperation, sampler, numbers, count)
         self._cooperation = cooperation
-        self._ends = cooperation.whole.ends  # of the relations that blocks have
+        self._ends = self._whole.ends  # of the relations that blocks have
         self._column_seeds: list[PerType] = []
         self._seed_counts: list[int] = []
         self._exchanges: list[list[list[Exchange]]] = [[] for _ in range(count)]
@@ -204,7 +203,7 @@ class _CooperativeSteps(LayeredSteps):
         part = [ids[len(ids) * column // columns : len(ids) * (column + 1) // columns] for ids in every]
         own = [
             ids[torch.from_numpy(owners(ids.numpy()) == self._group.rank)]
-            for ids, owners in zip(part, cooperation.owners, strict=True)
+            for ids, owners in zip(part, self._owners, strict=True)
         ]
         self._column_seeds.append(per_type(whole, part))
         self._seeds.append(Given(own))
@@ -264,7 +263,7 @@ class _CooperativeSteps(LayeredSteps):
                 further.append([])
                 for t in types:
                     ids = sources.nodes(t)[len(destinations[t]) :]
-                    further[-1].append(Dealt(self._cooperation.owners[t](ids), group.size))
+                    further[-1].append(Dealt(self._owners[t](ids), group.size))
                     messages.append(further[-1][t].parts(ids))
             return messages
 

@@ -16,27 +16,25 @@ import torch
 from gids.cache.device.state import row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda import on_host
-from gids.distributed.group import Group, Tensors
+from gids.distributed.group import Tensors
 from gids.distributed.owners import Dealt, Owners
 from gids.distributed.steps import Due, Step, Steps
 from gids.distributed.stream import LockstepStream
 from gids.loader.epoch_stream import EpochStream, Failed
 from gids.loader.learned import Learned
-from gids.loader.options import Reads
 from gids.loader.row_source import EpochInput
 from gids.loader.sampling import EpochSampling
 from gids.sampler import Minibatch
 from gids.store import Table
 from gids.store.dtypes import make_bools_proper
-from gids.store.names import Relation
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
+    from gids.distributed.source import GroupSource
     from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 Ids = Mapping[str, torch.Tensor]
-OwnersOfEdges = Callable[[Any, Relation], np.ndarray]
 
 _UNIT = "distributed/order_rows.cu"
 _WARPS = 8  # of a block
@@ -48,9 +46,8 @@ class RankRows:
 
     feature_loader: reads this rank's rows; those that are exchanged as they are stored. tables: those that
     the user wants, by name. owners: the owners of each table's rows, or None for edges of a partitioned
-    dataset, whose owners owners_of_edges returns for a minibatch. Without owners, every rank reads the rows
-    of its minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are
-    exchanged. reads, bulk: as of gids.distributed.open().
+    dataset, whose owners the source finds for a minibatch. Without owners, every rank reads the rows of its
+    minibatches itself: cooperative minibatches have no others. dtype: of the features, if rows are exchanged.
 
     Attributes: exchanged: whether rows are exchanged; alike: names of tables whose rows have the same ids and
     owners; counts: what was exchanged since the beginning.
@@ -58,19 +55,15 @@ class RankRows:
 
     def __init__(
         self,
-        group: Group,
+        source: GroupSource,
         feature_loader: FeatureLoader,
         tables: Mapping[str, Table],
         owners: Mapping[str, Owners | None] | None,
-        owners_of_edges: OwnersOfEdges,
-        *,
         dtype: torch.dtype | None,
-        reads: Reads,
-        bulk: int,
     ) -> None:
-        self.group, self.feature_loader, self.tables = group, feature_loader, dict(tables)
-        self._owners, self._owners_of_edges = owners or {}, owners_of_edges
-        self._dtype, self.reads, self._bulk = dtype, reads, bulk
+        self._source, self.group, self.reads = source, source.group, source.options.reads
+        self.feature_loader, self.tables = feature_loader, dict(tables)
+        self._owners, self._dtype = owners or {}, dtype
         self._row_copies: dict[str, tuple[int | torch.Tensor, ...]] = {}  # of tables, for kernels
         if owners is not None and feature_loader.cuda_device is not None:
             feature_loader.cuda_device.preload(_UNIT)
@@ -84,7 +77,7 @@ class RankRows:
     @property
     def waiting_batches(self) -> int:
         """The same on all ranks."""
-        return self._bulk - 1
+        return self._source.bulk - 1
 
     def attach_epoch(self, epoch: EpochInput[Minibatch]) -> EpochStream[Minibatch]:
         """Iterate over (minibatch, {table: features}), as FeatureLoader.attach. Collective.
@@ -217,4 +210,4 @@ class RankRows:
         if owners is not None:
             return owners(ids)
         assert not isinstance(type_, str)
-        return self._owners_of_edges(minibatch, type_)
+        return self._source.owners_of_edges(minibatch, type_)

@@ -48,27 +48,14 @@ class _Drawn:
     weights: np.ndarray | None
 
 
-class GroupSampling:
-    """Samples minibatches whose edges the ranks of a group draw for each other.
+class CollectiveSampling(ABC):
+    """Samples minibatches that the ranks of a group make together.
 
-    ranks: of the loader. local: the topology of this rank's part. whole: the one that minibatches refer to;
-    its edges are not here. owners: of the nodes of each type of `whole`. counts: {"nodes asked", "edges
-    sent", "bytes sent"} to other ranks, which this increases.
+    ranks: of the loader. whole: the topology that minibatches refer to. owners: of the nodes of each type.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        ranks: Ranks,
-        local: Topology,
-        whole: Topology,
-        owners: Sequence[Owners],
-        counts: dict[str, int],
-    ) -> None:
-        self.group, self.ranks, self.counts = group, ranks, counts
-        self.local, self.whole, self.owners = local, whole, list(owners)
-        self._drawing: weakref.WeakKeyDictionary[Any, list[LayeredSampler]] = weakref.WeakKeyDictionary()
-        whole.drawn_by = self
+    def __init__(self, group: Group, ranks: Ranks, whole: Topology, owners: Sequence[Owners]) -> None:
+        self.group, self.ranks, self.whole, self.owners = group, ranks, whole, list(owners)
 
     def sample_steps(
         self,
@@ -82,9 +69,38 @@ class GroupSampling:
     ) -> list[Minibatch]:
         """The minibatches of successive steps. Collective. Raises as the sampler, and RankError."""
         assert topology is self.whole
+        return self._sample(sampler, seeds, (seed, epoch, first_step))
+
+    @abstractmethod
+    def _sample(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]: ...
+
+
+class GroupSampling(CollectiveSampling):
+    """Samples minibatches whose edges the ranks draw for each other.
+
+    local: the topology of this rank's part; those of `whole` are not here. counts: {"nodes asked", "edges
+    sent", "bytes sent"} to other ranks, which this increases.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        ranks: Ranks,
+        whole: Topology,
+        owners: Sequence[Owners],
+        *,
+        local: Topology,
+        counts: dict[str, int],
+    ) -> None:
+        super().__init__(group, ranks, whole, owners)
+        self.local, self.counts = local, counts
+        self._drawing: weakref.WeakKeyDictionary[Any, list[LayeredSampler]] = weakref.WeakKeyDictionary()
+        whole.drawn_by = self
+
+    def _sample(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
         if getattr(sampler, "divisible", False):
-            return self._one_by_one(sampler, seeds, (seed, epoch, first_step))
-        return _DividedSteps(self, sampler, (seed, epoch, first_step), len(seeds)).sample(seeds)
+            return self._one_by_one(sampler, seeds, numbers)
+        return _DividedSteps(self, sampler, numbers, len(seeds)).sample(seeds)
 
     def _one_by_one(self, sampler: Sampler, seeds: Sequence[AnySeeds], numbers: Numbers) -> list[Minibatch]:
         """The minibatches of a sampler that calls one of gids.sampler for each, and does more before and
@@ -122,13 +138,12 @@ class GroupSampling:
 class LayeredSteps(ABC):
     """Some steps, while all ranks make them, layer by layer. Lists are by step, then by node type.
 
-    whole: the topology that minibatches refer to. numbers: of the first step. count: of the steps.
+    numbers: of the first step. count: of the steps.
     """
 
-    def __init__(
-        self, group: Group, ranks: Ranks, whole: Topology, sampler: Sampler, numbers: Numbers, count: int
-    ) -> None:
-        self._group, self._loader, self._whole = group, ranks.loader, whole
+    def __init__(self, sampling: CollectiveSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
+        self._group, self._whole, self._owners = sampling.group, sampling.whole, sampling.owners
+        self._loader = sampling.ranks.loader
         self._sampler = cast(LayeredSampler, sampler)  # else begin() raises
         self._numbers, self._count = numbers, count
         self._seeds: list[Given] = []
@@ -181,7 +196,7 @@ class _DividedSteps(LayeredSteps):
     """Steps whose edges the ranks draw for each other."""
 
     def __init__(self, sampling: GroupSampling, sampler: Sampler, numbers: Numbers, count: int) -> None:
-        super().__init__(sampling.group, sampling.ranks, sampling.whole, sampler, numbers, count)
+        super().__init__(sampling, sampler, numbers, count)
         self._sampling = sampling
         self._begins: list[list[int]] = []  # of the nodes that draw
 
@@ -230,7 +245,7 @@ class _DividedSteps(LayeredSteps):
                     trees = nodes.trees(t)[begin:]
                     tags = seeds.trees.tags[trees].astype(np.int64)
                     times = none if seeds.trees.times is None else seeds.trees.times[trees]
-                dealt = Dealt(self._sampling.owners[t](ids), group.size)
+                dealt = Dealt(self._owners[t](ids), group.size)
                 self._dealt[-1].append(dealt)
                 away = len(ids) - int(dealt.counts[group.rank])
                 counts["nodes asked"] += away

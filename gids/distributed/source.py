@@ -56,7 +56,7 @@ class GroupSource(RowSource):
 
     def __init__(self, local: Source, group: Group, everyone: Group, owned_by: OwnedBy, bulk: int) -> None:
         super().__init__(local.stores, local.options, local.lender)
-        self.group, self._everyone, self._owned_by, self._bulk = group, everyone, owned_by, bulk
+        self.group, self._everyone, self._owned_by, self.bulk = group, everyone, owned_by, bulk
         self._local = local
         self.part = self.store.part
         self.sampling_counts = {"nodes asked": 0, "edges sent": 0, "bytes sent": 0}
@@ -81,20 +81,21 @@ class GroupSource(RowSource):
     ) -> StepSampling:
         self._check_device(device, cooperative)
         if self.part is None and not cooperative:
-            return StepSampling(sample_steps, self._bulk)
+            return StepSampling(sample_steps, self.bulk)
         owners = [self._node_owners(ntype) for ntype in topology.node_types]
+        of_all: tuple[Any, ...] = self.group, ranks, topology, owners
         divided: GroupSampling | None = None
         if self.part is not None:
             graphs = graphs_of(self.store)
             local = Topology(graphs[0] if topology.homogeneous else graphs)
-            divided = GroupSampling(self.group, ranks, local, topology, owners, self.sampling_counts)
+            divided = GroupSampling(*of_all, local=local, counts=self.sampling_counts)
         if not cooperative:
             assert divided is not None
-            return StepSampling(divided.sample_steps, self._bulk)
+            return StepSampling(divided.sample_steps, self.bulk)
         columns = self._everyone.size // self.group.size
         column = self._everyone.rank % columns
-        together = Cooperation(self.group, ranks, topology, owners, divided, column=column, columns=columns)
-        return StepSampling(together.sample_steps, self._bulk)
+        together = Cooperation(*of_all, divided=divided, column=column, columns=columns)
+        return StepSampling(together.sample_steps, self.bulk)
 
     def _check_device(self, device: torch.device, cooperative: bool) -> None:
         if device.type == "cpu":
@@ -149,16 +150,7 @@ class GroupSource(RowSource):
         for name, of_rows in (owners or {}).items():
             if isinstance(of_rows, PlacedOwners):  # these pages stay in the lines of this rank
                 loader.keep_pages(name, of_rows.held)
-        return RankRows(
-            self.group,
-            loader,
-            chosen,
-            owners,
-            self.owners_of_edges,
-            dtype=dtype,
-            reads=self.options.reads,
-            bulk=self._bulk,
-        )
+        return RankRows(self, loader, chosen, owners, dtype)
 
     def owners_of(self, table: Table, line_bytes: int = 0) -> Owners | None:
         """The owners of a table's rows; None for edges, whose owner is that of their destination.

@@ -157,13 +157,13 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> Output:
         """PyG's entry for NodeLoader."""
-        return self._sample(index, None, int(torch.randint(torch.iinfo(torch.int64).max, ())))
+        return self._sample(index, None)
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> Output:
         """PyG's entry for LinkLoader."""
-        return self._sample(index, neg_sampling, int(torch.randint(torch.iinfo(torch.int64).max, ())))
+        return self._sample(index, neg_sampling)
 
     def topology(self, typed: bool) -> Topology:
         """The graphs for seeds with or without a type."""
@@ -216,8 +216,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return drawn
 
     def _sample(
-        self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None, seed: int
+        self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None
     ) -> Output:
+        seed = int(torch.randint(torch.iinfo(torch.int64).max, ()))
         if self._divided:
             raise ValueError(
                 "the ranks sample a partitioned dataset together: iterate over a gids.pyg.NeighborLoader or "

@@ -420,8 +420,8 @@ void bind_sampler(nb::module_& m) {
            "times or None), or empty; times: by relation (times of edges or of sources, whether of sources) or None: "
            "later edges are left out; last: draw among the last edges; newest: only nodes that the layer before found "
            "draw; induced: one layer, of all edges among the nodes. Returns of each minibatch (int64[n] nodes by node "
-           "type, by layer and relation (indptr, indices, positions, weights or None, number of sources), the trees "
-           "of the nodes by node type or nothing).")
+           "type, by layer and relation (indptr, indices, positions, weights or None, number of sources), the trees of "
+           "the nodes by node type or nothing).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "only"_a, "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")

@@ -175,7 +175,7 @@ def sample_together(
     whole, topology = (Topology(g[0] if homogeneous else g) for g in (wholes, local))
     owned = [owners[t].astype(np.uint8).__getitem__ for t in topology.node_types]
     counts = dict.fromkeys(("nodes asked", "edges sent", "bytes sent"), 0)
-    sampling = GroupSampling(group, Ranks(rank, size), topology, whole, owned, counts)
+    sampling = GroupSampling(group, Ranks(rank, size), whole, owned, local=topology, counts=counts)
     mine = sampling.sample_steps(weights_of_ids or sampler, whole, seeds[rank], seed=5, epoch=2, first_step=7)
     for i, of_step in enumerate(seeds[rank]):
         theirs = sampler.sample(graphs[0] if homogeneous else graphs, of_step, seed=5, epoch=2, step=7 + i)
