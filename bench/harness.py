@@ -86,7 +86,7 @@ class Script(argparse.ArgumentParser):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self._questions = questions
         self._small: dict[str, Any] = {}
-        self._of_questions: dict[str, dict[str, Any]] = {}
+        self._of_questions: dict[str, dict[bool, dict[str, Any]]] = {}
         if questions:
             self.add_argument("question", choices=list(questions))
         for name in shared:
@@ -114,17 +114,18 @@ class Script(argparse.ArgumentParser):
         if small is not None:
             self._small[action.dest] = small
 
-    def defaults(self, question: str, **values: Any) -> None:
-        """Defaults of one question, for options that have no other."""
-        self._of_questions[question] = values
+    def defaults(self, question: str, small: dict[str, Any] | None = None, **values: Any) -> None:
+        """Defaults of one question, for options that have no other. small: those with --small."""
+        self._of_questions[question] = {False: values, True: values | (small or {})}
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         if "--small" in (sys.argv if argv is None else argv):
             self.set_defaults(**self._small)
         args = self.parse_args(argv)
-        for name, value in self._of_questions.get(getattr(args, "question", ""), {}).items():
-            if getattr(args, name) is None:
-                setattr(args, name, value)
+        if question := self._of_questions.get(getattr(args, "question", "")):
+            for name, value in question[args.small].items():
+                if getattr(args, name) is None:
+                    setattr(args, name, value)
         return args
 
     def run(self, question: Question | None = None) -> None:

@@ -73,14 +73,14 @@ class Loading:
         self.sampler = Neighbor(args.fanouts, threads=1)
         self.paths = [shard for table in store.tables.values() for shard in table.shard_paths]
 
-    def loader(self, source: Any, **options: Any) -> gids.NodeLoader:
-        options |= {"batch_size": self._args.batch_size, "shuffle": True, "labels": False}
+    def loader(self, source: Any, *, shuffle: bool = True, **options: Any) -> gids.NodeLoader:
+        options |= {"batch_size": self._args.batch_size, "shuffle": shuffle, "labels": False}
         return gids.NodeLoader(source, self._seeds, self.sampler, **options)
 
-    def input_nodes(self, count: int) -> Iterator[torch.Tensor]:
-        """Of the minibatches that every run reads."""
+    def input_nodes(self, count: int, *, shuffle: bool = True) -> Iterator[torch.Tensor]:
+        """Of the minibatches that every run reads, if they are shuffled."""
         with gids.open(self.store, memory="1GB") as source:
-            for minibatch in islice(self.loader(source, tables=[]), count):
+            for minibatch in islice(self.loader(source, tables=[], shuffle=shuffle), count):
                 yield minibatch.input_nodes
 
     def run(self, *, count: int, warm: int = 0, filled: bool = False, **options: Any) -> Run:
@@ -149,7 +149,8 @@ def cold(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
 
 
 def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> None:
-    pages = float(np.mean([len(nodes) for nodes in loading.input_nodes(4)]))  # a row fills a page
+    # a row fills a page
+    pages = float(np.mean([len(nodes) for nodes in loading.input_nodes(4, shuffle=False)]))
     (table,), rows = loading.store.tables.values(), []
     warm = args.batches // 4
     for size in args.caches:

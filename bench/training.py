@@ -127,6 +127,11 @@ def add_runs(figures: Figures, name: str, runs: list[Run], note: str = "") -> No
     figures.add(f"{name}, accuracy", mean(accuracies), "%", note=", ".join(filter(None, (spread, note))))
 
 
+def set_threads(args: argparse.Namespace) -> None:
+    if args.small:
+        torch.set_num_threads(1)  # layers this small take longer by several
+
+
 def samplers(args: argparse.Namespace, figures: Figures) -> None:
     spec = GraphSpec(
         args.nodes,
@@ -136,6 +141,7 @@ def samplers(args: argparse.Namespace, figures: Figures) -> None:
         val_count=0,
         test_count=args.seeds // 2,
     )
+    set_threads(args)
     first = 0.0
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         store = make_dataset(Path(folder), spec, "--page-bytes", "512")
@@ -163,6 +169,7 @@ def dtypes(args: argparse.Namespace, figures: Figures) -> None:
     options |= {"epochs": args.epochs, "batch_size": args.batch_size, "policy": args.policy}
     options |= {"test_split": "val", "test_fanouts": [10, 5]}
     wide: list[Run] = []
+    set_threads(args)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         source = write_graph(Path(folder) / "graph", spec)
         for kind, storage in STORAGE_TYPES.items():
@@ -183,16 +190,17 @@ if __name__ == "__main__":
     script = Script(__doc__, "dir", questions={"samplers": samplers, "dtypes": dtypes})
     option = script.option
     option("nodes", text="default: 300000; dtypes: 40000", type=int, small=2000)
-    option("dim", text="default: 128; dtypes: 256", type=int, small=32)
-    option("seeds", text="default: 10000; dtypes: a fifth of the nodes", type=int, small=64)
+    option("dim", text="default: 128; dtypes: 256", type=int)
+    option("seeds", text="default: 10000; dtypes: a fifth of the nodes", type=int)
     option("epochs", 2, small=1)
     option("batch-size", text="default: 32; dtypes: 256", type=int)
     text = "trainings with other random numbers (default: 2; dtypes: 3)"
-    option("runs", text=text, type=int, small=2)
+    option("runs", text=text, type=int)
     option("policy", "lookahead")
     option("cache", 0.05, "share of the features")
     option("only", "", "run only samplers whose name contains TEXT", metavar="TEXT")
     option("threads", type=int)
-    script.defaults("samplers", nodes=300_000, dim=128, seeds=10_000, batch_size=32, runs=2)
-    script.defaults("dtypes", nodes=40_000, dim=256, batch_size=256, runs=3)
+    values = {"nodes": 300_000, "dim": 128, "seeds": 10_000, "batch_size": 32, "runs": 2}
+    script.defaults("samplers", {"seeds": 64, "runs": 1}, **values)
+    script.defaults("dtypes", {"dim": 32, "runs": 2}, nodes=40_000, dim=256, batch_size=256, runs=3)
     script.run()

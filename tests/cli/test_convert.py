@@ -274,37 +274,6 @@ def test_pages_are_striped_over_directories(tmp_path):
     assert np.array_equal(rows(store), FEAT)
 
 
-def source_of(kind, path):
-    """One bad source of each kind."""
-    if kind == "nothing":
-        return path / "nothing.npy"
-    path = path / "bad"
-    if kind == "text":
-        np.save(path.with_suffix(".npy"), np.array(["a"]))
-    elif kind == "objects":
-        np.save(path.with_suffix(".npy"), np.array([{}], dtype=object))
-    elif kind == "scalar":
-        np.save(path.with_suffix(".npy"), np.array(1.0))
-    elif kind == "truncated":
-        np.save(path.with_suffix(".npy"), FEAT)
-        os.truncate(path.with_suffix(".npy"), 500)
-    elif kind == "no header":
-        path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00not a dictionary")
-    elif kind == "version 9":
-        path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x09\x00")
-    elif kind == "raw":
-        path.with_suffix(".npy").write_bytes(b"12345678")
-    elif kind == "broken zip":
-        path.with_suffix(".npy").write_bytes(b"PK\x03\x04 and no more")
-    elif kind == "empty directory":
-        path.mkdir()
-        return path
-    else:
-        save_arrays(path, **BAD_DIRECTORIES[kind][0])
-        return path
-    return path.with_suffix(".npy")
-
-
 BAD_DIRECTORIES = {
     "lengths differ": ({"feat": FEAT, "pos": FEAT[:9]}, "'pos' of"),
     "indptr of others": (
@@ -363,29 +332,43 @@ BAD_DIRECTORIES = {
     "uint16": ({"a": FEAT, "b": np.ones((50, 1), np.uint16)}, "table '_N.b': tables cannot hold uint16"),
     "no columns": ({"a": FEAT, "b": np.ones((50, 0))}, "table '_N.b': rows have 0 bytes"),
 }
-BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
-    "nothing": "no such file or directory: ",
-    "text": "is of type <U1, not numbers",
-    "objects": "which need unpickling",
-    "scalar": "is a single number",
-    "truncated": "is truncated: 500 bytes",
-    "no header": "not a valid .npy file",
-    "version 9": "version (9, 0)",
-    "raw": "for raw binary give --dtype float32 --shape ROWS,DIM",
-    "broken zip": "not a valid .npz file",
-    "empty directory": "has no features and no graph",
+BAD_FILES = {
+    "text": (np.array(["a"]), "is of type <U1, not numbers"),
+    "objects": (np.array([{}], dtype=object), "which need unpickling"),
+    "scalar": (np.array(1.0), "is a single number"),
+    "no header": (b"\x93NUMPY\x01\x00\x10\x00not a dictionary", "not a valid .npy file"),
+    "version 9": (b"\x93NUMPY\x09\x00", "version (9, 0)"),
+    "raw": (b"12345678", "for raw binary give --dtype float32 --shape ROWS,DIM"),
+    "broken zip": (b"PK\x03\x04 and no more", "not a valid .npz file"),
+    "nothing": (None, "no such file or directory: "),
+    "empty directory": ({}, "has no features and no graph"),
 }
+BAD = BAD_FILES | BAD_DIRECTORIES
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_invalid_source_prints_one_line_and_leaves_nothing(tmp_path, capsys, kind):
-    source = source_of(kind, tmp_path)
+def test_invalid_source_prints_one_line_and_leaves_nothing(tmp_path, refused, kind):
+    content, message = BAD[kind]
+    source = tmp_path / "bad.npy"
+    if isinstance(content, dict):
+        source.mkdir()
+        save_arrays(source, **content)
+    elif isinstance(content, bytes):
+        source.write_bytes(content)
+    elif content is not None:
+        np.save(source, content)
     before = sorted(tmp_path.rglob("*"))
-    assert main(["convert", str(source), str(tmp_path / "x.gids")]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("gids convert: ")
-    assert BAD[kind] in lines[-1]
+    last = refused("convert", source, tmp_path / "x.gids").splitlines()[-1]
+    assert last.startswith("gids convert: ")
+    assert message in last
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_truncated_file_is_refused(tmp_path, refused):
+    np.save(tmp_path / "x.npy", FEAT)
+    os.truncate(tmp_path / "x.npy", 500)
+    assert "is truncated: 500 bytes" in refused("convert", tmp_path / "x.npy", tmp_path / "x.gids")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
 OF_AN_ARRAY = [

@@ -21,9 +21,9 @@ FANOUTS = [3, 2]
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     sys.path.insert(0, str(BENCH))
-    import cooperation_counts
+    import cooperation
 
-    yield cooperation_counts
+    yield cooperation
     sys.path.remove(str(BENCH))
 
 

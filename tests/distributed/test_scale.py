@@ -136,10 +136,10 @@ def test_counts_of_processes(
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The counts of bench/cooperation.py."""
     monkeypatch.syspath_prepend(BENCH)
-    import cooperation_counts
+    import cooperation
 
-    yield cooperation_counts
-    sys.modules.pop("cooperation_counts", None)
+    yield cooperation
+    sys.modules.pop("cooperation", None)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
