@@ -317,7 +317,7 @@ class _WholeLayers:
             degrees = indptr[rows + 1] - indptr[rows]
             edges = ranges(indptr[rows], degrees)
             taken.append(
-                Block.from_numpy(
+                Block.of_arrays(
                     np.concatenate([[0], degrees.cumsum()]),
                     self._nodes[src][block.indices.numpy()[edges]],
                     block.positions.numpy()[edges],

@@ -345,7 +345,7 @@ class _DividedSteps(LayeredSteps):
             if self._seeds[step].trees is not None:
                 trees = np.repeat(nodes.trees(dst)[begins[dst] : ends[dst]], np.diff(indptr))
             nodes.relabel(src, edges.sources, trees)
-            blocks.append(Block.from_numpy(indptr, edges.sources, edges.edge_ids, edges.weights, 0, graph))
+            blocks.append(Block.of_arrays(indptr, edges.sources, edges.edge_ids, edges.weights, 0, graph))
         for block, (src, _) in zip(blocks, topology.ends, strict=True):
             block.num_src = nodes.size(src)
         if getattr(self._sampler, "newest", False):

@@ -53,7 +53,7 @@ class Walks:
             local = sources[:count].copy()
             step_nodes.relabel(ntype, local)
             arrays = indptr, local, np.full(count, -1), shares[:count].copy()
-            blocks.append(Block.from_numpy(*arrays, step_nodes.size(ntype), whole.graphs[path[0]]))
+            blocks.append(Block.of_arrays(*arrays, step_nodes.size(ntype), whole.graphs[path[0]]))
         return blocks
 
     def _walk(self, starts: list[np.ndarray], path: list[int]) -> list[np.ndarray]:

@@ -393,7 +393,7 @@ def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
 
 def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
     """A block for each relation of the layer."""
-    return [Block.from_numpy(*arrays, graph) for arrays, graph in zip(layer, topology.graphs, strict=False)]
+    return [Block.of_arrays(*arrays, graph) for arrays, graph in zip(layer, topology.graphs, strict=False)]
 
 
 def check_dependency(batch_dependency: float, nested: bool) -> Dependency:

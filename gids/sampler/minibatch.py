@@ -46,7 +46,7 @@ class Block:
     """The graph whose reverse edges a bidirectional subgraph has: those with the positions -1 - p."""
 
     @classmethod
-    def from_numpy(
+    def of_arrays(
         cls,
         indptr: np.ndarray,
         indices: np.ndarray,
