@@ -216,6 +216,7 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda *_: True)
     monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
+    monkeypatch.setattr(pack_switch, "_REST", 1e9)
     names, lost, asked = ["paper.text", "paper.feat"], int(failing[-2:]), Counter[int]()
 
     class Source:

@@ -37,7 +37,9 @@ COUNT = 21
 
 @pytest.fixture(params=[False, True], ids=["", "beside"])
 def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of any size count as large, and packs win. beside: packs are made while random reads go on."""
+    """Tables of any size count as large, and packs win. After one minibatch random reads rest until packs are
+    ready. beside: as if packs took long."""
+    monkeypatch.setattr(pack_switch, "_REST", 1e9)
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
@@ -96,7 +98,8 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
 
 
 @pytest.mark.usefixtures("_packs_pay")
-def test_random_reads_go_on_soon_beside_packs(path: Path) -> None:
+def test_random_reads_go_on_soon_beside_packs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_switch, "_REST", 3)
     with open_source(path, "auto") as source, open_loader(source) as loader:
         epoch = iter(loader)
         next(epoch)
