@@ -311,11 +311,18 @@ def test_another_thread_may_wait_for_space_while_a_file_is_freed(
 
 
 @pytest.mark.usefixtures("long_files")
-def test_no_file_is_kept_for_a_loader_that_is_closed(path: Path, tmp_path: Path) -> None:
+def test_no_file_is_kept_for_a_loader_that_is_closed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_small(monkeypatch, pack_bytes=1 << 18)
     with open_source(path, "pack", scratch=tmp_path) as source, open_loader(source):  # of the same tables
         with open_loader(source) as loader:
             list(loader)
-            assert scratch_files(tmp_path)
+            whole = loader.feature_loader._packs.scratch  # type: ignore[union-attr]
+            assert whole is not None
+            assert whole._kept is not None
+        whole.wait_for_space()
+        assert whole._kept is None
         assert not scratch_files(tmp_path)
 
 
