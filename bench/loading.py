@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from graphs import make_dataset
-from harness import Figures, Script
+from harness import Figures, Script, alternate
 
 import gids
 from gids.bench.plot import plot_curves
@@ -154,20 +155,23 @@ def windows(loading: Loading, args: argparse.Namespace, figures: Figures) -> Non
     (table,), rows = loading.store.tables.values(), []
     warm = args.batches // 4
     for size in args.caches:
-        by_policy = {}
+        sides = {}
         for policy, window in POLICIES:
             tuning = gids.Tuning(policy=policy, planned=2, cache=int(size * pages * table.page_bytes))
-            options = {"memory": "4GB", "tuning": tuning, "window": window}
-            run = by_policy[policy, window] = loading.run(count=args.batches, warm=warm, **options)
+            options: dict[str, Any] = {"memory": "4GB", "tuning": tuning, "window": window}
+            sides[f"{policy} {window}"] = partial(loading.run, count=args.batches, warm=warm, **options)
+        runs = alternate(sides, args.rounds)
+        ms = {side: median(run.mean(warm) for run in of_side) for side, of_side in runs.items()}
+        for policy, window in POLICIES:
+            side = f"{policy} {window}"
             row = {"cache": f"{size} minibatches", "policy": policy, "window": window}
-            rows.append(row | {"hits %": run.hits, "ms": run.mean(warm)})
-        for (better, worse), title in {
-            (("window-pin", 8), ("random", 0)): "window-pin, W = 8, over random",
-            (("window-pin", 8), ("pinned", 0)): "window-pin, W = 8, over 40 % pinned",
-            (("lookahead", 16), ("window-pin", 8)): "lookahead, W = 16, over window-pin, W = 8",
-        }.items():
-            gained = by_policy[worse].mean(warm) / by_policy[better].mean(warm)
-            figures.add(f"{size} minibatches, {title}: speed", gained, "x")
+            rows.append(row | {"hits %": runs[side][0].hits, "ms": ms[side]})
+        for better, worse, title in (
+            ("window-pin 8", "random 0", "window-pin, W = 8, over random"),
+            ("window-pin 8", "pinned 0", "window-pin, W = 8, over 40 % pinned"),
+            ("lookahead 16", "window-pin 8", "lookahead, W = 16, over window-pin, W = 8"),
+        ):
+            figures.add(f"{size} minibatches, {title}: speed", ms[worse] / ms[better], "x")
     figures.table("time and hits of aggregation, by window and policy", rows)
 
 
@@ -236,5 +240,6 @@ if __name__ == "__main__":
     option("batches", 20, "minibatches of a run", small=4)
     option("memory", "400MB", "of the loader", small="20MB")
     option("caches", [2, 5, 10], "windows: in minibatches", small=[2])
+    option("rounds", 3, "windows: alternating runs of each policy", small=1)
     option("reads-per-s", 10_000, "disks: of one disk")
     script.run()
