@@ -4,6 +4,7 @@ The table below has cases made by hand; hostile_runner.py damages valid sources 
 `python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
 """
 
+import gc
 import gzip
 import io
 import json
@@ -407,6 +408,7 @@ def test_reading_arrays_leaves_no_file_open(tmp_path, form):
         save_arrays(folder, **arrays)
     else:
         (np.savez if form == "stored" else np.savez_compressed)(folder / "s.npz", **arrays)
+    gc.collect()  # files of earlier tests
     before = os.listdir("/proc/self/fd")
     found = dict(directory_arrays(folder, tmp_path))
     for name, values in arrays.items():
