@@ -69,11 +69,11 @@ def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
         "import signal, sys, threading\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background processes ignore SIGINT
         "from gids.cli import main\n"
-        "from gids.write.partition import divide\n"
+        "from gids.write.partition.divide import Division\n"
         "def wait(*_, **__):\n"
         "    print('go', flush=True)\n"
         "    threading.Event().wait(60)\n"
-        "divide._divide_rows = wait\n"
+        "Division._write_rows = wait\n"
         f"sys.exit(main(['partition', {str(dataset)!r}, {str(tmp_path / 'parts')!r}, '--parts', '2']))"
     )
     child = subprocess.Popen(
