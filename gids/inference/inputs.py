@@ -89,11 +89,12 @@ class Inputs:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
+        """Bytes of the largest node row with its conversion, if it has one, and of a row of an edge to it."""
         largest = 8
         for ntype, table in self._nodes.items():
-            converted_bytes = math.prod(table.shape) * self._dtypes[ntype].itemsize
-            largest = max(largest, table.row_bytes, out_row_bytes(table, None), converted_bytes)
+            dtype = self._dtypes[ntype]
+            converted_bytes = math.prod(table.shape) * dtype.itemsize if dtype != table.dtype else 0
+            largest = max(largest, max(table.row_bytes, out_row_bytes(table, None)) + converted_bytes)
         return largest + self.edges.row_bytes
 
     def rows_of(

@@ -268,11 +268,12 @@ class PackSwitch(Generic[T]):
             if superbatch is not None and superbatch.ready:
                 return self._hand_over(stream, superbatch, sampled)
             now = time.perf_counter()
+            enough = len(sampled.spool) >= EARLY and sampled.beside_s is not None
+            if stream.idle and not self._judged and (enough or (sampled.full and len(sampled.spool))):
+                self._judge_early(stream, sampled)
+                continue
             try:
-                enough = len(sampled.spool) >= EARLY and sampled.beside_s is not None
-                if stream.idle and not self._judged and (enough or (sampled.full and len(sampled.spool))):
-                    self._judge_early(stream, sampled)
-                elif stream.idle and sampled.full and superbatch is None:
+                if stream.idle and sampled.full and superbatch is None:
                     self._prepare(stream, sampled)
                 elif self._beside and not (stream.idle and now < self._resume_at) and stream.ready():
                     self._resume_at = now + _REST * (now - begun)
@@ -291,12 +292,16 @@ class PackSwitch(Generic[T]):
     def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Agree on the minibatches of a superbatch, or random reads."""
         self._judged, sampled.done = True, stream.index
-        sampled.settle()
         wanted, left, together = sampled.most, self._left(sampled), self._together
-        if not sampled.full:
+        try:
+            sampled.settle()
             overlap = not self._beside and together.overlap and (left is None or wanted <= left)
-            if self._chooser.choose_early(sampled, left, Ahead.SWEPT if overlap else Ahead.NOTHING):
+            ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
+            if not sampled.full and self._chooser.choose_early(sampled, left, ahead):
                 wanted = 0
+        except OSError as error:
+            self._give_up(error)
+            wanted = 0
         if agreed := together.agree(wanted, sampled.room):
             self._size = sampled.most = min(sampled.most, agreed)
             return

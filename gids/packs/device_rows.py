@@ -168,7 +168,7 @@ class DeviceRows(RowMemory):
             by_kvikio = source.kvikio is not None and not self.on.without_kvikio
             if source.kvikio is not None and by_kvikio:
                 by_kvikio = source.kvikio.read(extents, self.memory, stopped)
-                self.on.without_kvikio = not by_kvikio
+                self.on.without_kvikio |= not by_kvikio
             if not by_kvikio:
                 bad = self.read(source.engine, source.priority, source.files, extents, stopped)
             return ([], bad) if stopped() else (self.fill_half(half, lists), bad)

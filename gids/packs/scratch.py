@@ -55,7 +55,7 @@ class Scratch:
         self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
         self._kept: ScratchFile | None = None  # a long one that was closed
-        self._lock = threading.Lock()  # of the files
+        self._lock = threading.RLock()  # of the files; the garbage collector may close one meanwhile
         self._closing: list[threading.Thread] = []
 
     def __str__(self) -> str:

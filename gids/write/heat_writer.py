@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
         sync_directory(root / "nodes")
         replace_manifest(root, replace(manifest, nodes=nodes))
         for old in replaced:
-            (root / old).unlink(missing_ok=True)
+            with suppress(OSError):  # the new manifest is on disk, and names others
+                (root / old).unlink()
 
 
 def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str) -> None:

@@ -226,6 +226,26 @@ def test_long_extents_are_read_by_kvikio_and_after_its_error_none(
         reader.read(files, offsets, lengths, out, out_offsets)
 
 
+def test_files_that_kvikio_cannot_open_are_read_through_pinned_memory(
+    kvikio: FakeKvikio, engine: Engine, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def open_one(*_: object) -> Any:
+        if opened:
+            raise RuntimeError("no such driver")
+        opened.append(SimpleNamespace(close=lambda: None))
+        return opened[0]
+
+    monkeypatch.setattr(kvikio, "CuFile", open_one)
+    reader = open_extent_reader(EmulatedDevice(), engine, shards[:2])
+    assert isinstance(reader, PinnedExtentReader)
+    out = torch.zeros(4096, dtype=torch.uint8)
+    reader.read(np.array([1], np.uint32), np.array([0]), np.array([4096]), out, np.array([0]))
+    reader.close()
+    assert bytes(out.numpy()) == shards[1].read_bytes()[:4096]
+
+
 def test_an_error_without_a_pinned_reader_names_file_and_offset(kvikio: FakeKvikio, tmp_path: Path) -> None:
     (tmp_path / "cut.bin").write_bytes(bytes(100_000))
     reader = kvikio_reader.KvikioReader(EmulatedDevice(), [tmp_path / "cut.bin"], gds=True)

@@ -292,6 +292,13 @@ def test_a_file_counts_before_it_gets_its_blocks(tmp_path: Path, monkeypatch: py
     assert whole.taken_bytes == 60 * BLOCK
 
 
+def test_the_garbage_collector_may_close_a_file_while_others_are_counted(tmp_path: Path) -> None:
+    whole = Scratch([tmp_path], 100 * BLOCK)
+    with whole._lock:
+        assert whole._lock.acquire(blocking=False)
+        whole._lock.release()
+
+
 @pytest.mark.usefixtures("long_files")
 def test_another_thread_may_wait_for_space_while_a_file_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gids import _core
 from gids.cache.budget import Budget, Sizes
 from gids.cache.device.state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
@@ -63,6 +64,7 @@ class DeviceBudget(Budget):
         host_lines = self._lines(self.host_cache_bytes, 0)
         lines = self._lines(max(0, left - OWNER_BYTES * sum(host_lines.values())), OWNER_BYTES)
         for t in self.tables:  # pages with a line on the device need none in host memory
-            host_lines[t.name] = min(host_lines[t.name], t.page_count - lines[t.name])
+            most = min(t.page_count, _core.MAX_LINES) - lines[t.name]
+            host_lines[t.name] = min(host_lines[t.name], most)
         purposes["line owners"] = OWNER_BYTES * (sum(lines.values()) + sum(host_lines.values()))
         return lines, host_lines

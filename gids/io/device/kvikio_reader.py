@@ -116,6 +116,7 @@ class KvikioReader(ExtentReader):
             with opened(path) as fd:
                 return self._kvikio.CuFile(f"/proc/self/fd/{fd}", "r")
         except (RuntimeError, OSError) as error:
+            self._pinned = None  # the caller goes on with it
             self.close()
             if isinstance(error, StorageError):
                 raise
@@ -203,5 +204,9 @@ def open_extent_reader(device: Device, engine: Engine, paths: Sequence[AnyFile])
     With kvikio where GPUDirect Storage works, else with the engine into pinned staging (64 MiB, freed by
     close). Blocks like open_kvikio_reader.
     """
-    pinned = PinnedExtentReader(device, engine, paths)
-    return open_kvikio_reader(device, paths, pinned=pinned) or pinned
+    with contextlib.ExitStack() as opening:
+        pinned = PinnedExtentReader(device, engine, paths)
+        opening.callback(pinned.close)
+        reader = open_kvikio_reader(device, paths, pinned=pinned) or pinned
+        opening.pop_all()
+        return reader

@@ -114,10 +114,9 @@ class Division:
         return self.groups(_files_limit(_TOPOLOGY_FILES))
 
     def table_groups(self, entry: TableEntry) -> list[range]:
-        """An incomplete page of each part is in memory."""
-        return self.groups(
-            min(_files_limit(_TABLE_FILES), max(1, self.memory_bytes // 4 // entry.page_bytes))
-        )
+        """An incomplete page of each part is in memory. The same when a run resumes with other memory."""
+        at_once = min(_files_limit(_TABLE_FILES), max(1, self.memory_bytes // 4 // entry.page_bytes))
+        return self.groups(self.once(f"groups of {entry.name}", 0, lambda: at_once))
 
     def read(self, entry: ArrayEntry, first: int, last: int) -> np.ndarray:
         """Elements first … last, in new memory; the file does not stay in the page cache."""
