@@ -1,7 +1,8 @@
 """kvikio: what the probe finds, and that kvikio reads the same bytes as the pinned reader.
 
-The reader runs on a module in place of kvikio. Where kvikio is installed, it also runs on that, in a child,
-in compatibility mode and into host memory: without a driver, kvikio is given a libcuda that knows no device.
+Most tests run the reader on a module that stands in for kvikio. If kvikio is installed, one test runs the
+reader on it too, in a child process. On a machine without a driver this child gets a libcuda that knows no
+device, and kvikio reads into host memory in its compatibility mode.
 """
 
 from __future__ import annotations

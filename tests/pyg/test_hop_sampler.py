@@ -1,4 +1,4 @@
-"""HopSampler alone: zeros, faults. What it yields is compared through the loaders."""
+"""HopSampler without a loader: fanouts of 0, wrong arguments. Tests of loaders compare its minibatches."""
 
 from __future__ import annotations
 
