@@ -17,6 +17,7 @@ first round are compared.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from statistics import median
 
@@ -28,7 +29,7 @@ from harness import PAGE_BYTES, alternate, check_pages, read_pages, write_pages
 import gids.io
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.io.device.extents import ExtentReader, PinnedExtentReader
-from gids.io.device.kvikio_probe import probe_kvikio
+from gids.io.device.kvikio_probe import why_no_gds
 from gids.io.device.kvikio_reader import KvikioReader
 
 QUEUE = {
@@ -149,12 +150,10 @@ def extents(bench: Bench) -> None:
         readers: dict[str, ExtentReader] = {
             f"{engine.name}+pinned": stack.enter_context(PinnedExtentReader(bench.device, engine, [path]))
         }
-        probe = probe_kvikio(path, bench.device.index)
-        if probe.gds or probe.compat:
-            kvikio = KvikioReader(bench.device, [path], gds=probe.gds)
-            readers[f"kvikio ({'GDS' if probe.gds else 'compat'})"] = stack.enter_context(kvikio)
-        else:
-            print(f"kvikio: {probe.reason}", flush=True)
+        if importlib.util.find_spec("kvikio"):
+            no_gds = why_no_gds(path, bench.device.index)
+            kvikio = KvikioReader(bench.device, [path], gds=not no_gds)
+            readers[f"kvikio ({'compat' if no_gds else 'GDS'})"] = stack.enter_context(kvikio)
         for run_bytes in (64 << 10, 1 << 20):
             _compare_extents(bench, engine, readers, run_bytes)
 

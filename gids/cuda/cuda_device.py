@@ -292,7 +292,8 @@ class CudaDevice(Device):
         return copy, stream.record_event()
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
-        tensor.record_stream(_of_torch(to_stream))
+        if tensor.device == self.torch_device:
+            tensor.record_stream(_of_torch(to_stream))
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         if nbytes == 0:

@@ -258,7 +258,7 @@ class Device(ABC):
         """Allow a tensor that was allocated on one stream to be used on another.
 
         After its release, its memory is not reused before the other stream's work so far is done. Does not
-        order the streams.
+        order the streams. Tensors elsewhere need nothing.
         """
 
     def memory_info(self) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def minibatch_of(
         batch = {t: trees.to(device) for t, trees in by_type(output.batch).items()}
     per_hop = output.num_sampled_nodes
     return HopMinibatch(
-        none if homogeneous else {},
+        none.to(device) if homogeneous else {},
         _only(nodes) if homogeneous else nodes,
         [],
         epoch,

@@ -8,7 +8,6 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,7 +95,7 @@ class LayeredSampler(ABC):
                 [layers] = self._on_host(topology, [checked], fanouts, numbers)
             else:
                 started = self._start_on(topology.device, (topology, checked, fanouts, numbers))
-                checked, layers = replace(checked, ids=started.seeds), started.finish()
+                checked, layers = started.moved(checked), started.finish()
         return self.finish(topology, checked, layers, epoch, step)
 
     def start(
@@ -119,7 +118,7 @@ class LayeredSampler(ABC):
         def finish() -> Minibatch:
             with self._lock:
                 layers = started.finish()
-            return self.finish(topology, replace(checked, ids=started.seeds), layers, epoch, step)
+            return self.finish(topology, started.moved(checked), layers, epoch, step)
 
         return finish
 

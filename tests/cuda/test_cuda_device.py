@@ -331,6 +331,11 @@ def test_a_failure_in_a_batch_names_the_function(made: CudaDevice, stub: ctypes.
             made.enqueue(1, array("Q", words))
 
 
+def test_a_tensor_of_the_host_needs_no_hand_over(made: CudaDevice) -> None:
+    """torch refuses to record a stream for it. Loaders hand over all tensors of a minibatch."""
+    made.hand_over(torch.zeros(3), STREAM, STREAM)
+
+
 def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     used, waiting, free = "active_allocated", "active_pending_free", "inactive"
 

@@ -31,7 +31,7 @@ from gids.errors import StorageError
 from gids.io import Engine, open_engine
 from gids.io.device import kvikio_reader
 from gids.io.device.extents import PinnedExtentReader
-from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.io.device.kvikio_probe import why_no_gds
 from gids.io.device.kvikio_reader import open_extent_reader
 from gids.packs import device_loads
 from gids.packs.scratch import Scratch
@@ -182,8 +182,7 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> FakeKvikio:
     monkeypatch.setitem(sys.modules, "kvikio", made)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", made.defaults)
     monkeypatch.setattr(kvikio_reader, "_logged", set())
-    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda: "")
-    monkeypatch.setattr(kvikio_reader, "probe_kvikio", lambda *_, **__: KvikioProbe("1", True, True, ""))
+    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: "")
     return made
 
 
@@ -259,11 +258,10 @@ def test_an_error_without_a_pinned_reader_names_file_and_offset(kvikio: FakeKvik
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "probe", "why"),
+    ("obstacle", "why"),
     [
-        ("kvikio is not installed", None, "kvikio is not installed"),  # then it is not probed
-        ("", KvikioProbe("1", False, True, "nvidia-fs is not loaded"), "nvidia-fs is not loaded"),
-        ("", KvikioProbe("1", True, True, ""), "kvikio cannot open it (no GDS on this file system)"),
+        ("kvikio is not installed", "kvikio is not installed"),
+        ("", "kvikio cannot open it (no GDS on this file system)"),
     ],
 )
 def test_without_gds_extents_go_through_pinned_memory(
@@ -273,12 +271,10 @@ def test_without_gds_extents_go_through_pinned_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     obstacle: str,
-    probe: KvikioProbe,
     why: str,
 ) -> None:
     caplog.set_level("INFO", "gids")
-    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda: obstacle)
-    monkeypatch.setattr(kvikio_reader, "probe_kvikio", lambda *_, **__: probe)
+    monkeypatch.setattr(kvikio_reader, "why_no_gds", lambda *_, **__: obstacle)
     kvikio.fails_at = 0
     for _ in range(2):
         reader = open_extent_reader(EmulatedDevice(), engine, shards)
@@ -295,16 +291,15 @@ def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, s
     """By GPUDirect Storage if the machine has it, else in compatibility mode."""
     if device.torch_device.type != "cuda":
         pytest.skip("kvikio needs a CUDA device")
-    found = probe_kvikio(shards[0], device.torch_device.index or 0)
-    assert found.gds or found.compat, found.reason
-    print(found)
+    no_gds = why_no_gds(shards[0], device.torch_device.index or 0)
+    print(no_gds)
     rows = np.random.default_rng(2).permutation(150)
     files, offsets = np.zeros(150, np.uint32), rows * 4096 + 7
     lengths, out_offsets = np.full(150, 4001), np.arange(150) * 4096
     outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
     with open_engine(shards) as engine:
         pinned = PinnedExtentReader(device, engine, shards)
-        kvikio = kvikio_reader.KvikioReader(device, shards, gds=found.gds, pinned=pinned)
+        kvikio = kvikio_reader.KvikioReader(device, shards, gds=not no_gds, pinned=pinned)
         for reader, out in ((kvikio, outs[0]), (pinned, outs[1])):
             reader.read(files, offsets, lengths, out, out_offsets)
         kvikio.close()
@@ -318,7 +313,7 @@ def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
-    monkeypatch.setattr(module, "_probes", {})
+    monkeypatch.setattr(module, "_faults", {})
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(module, "_NVIDIA_FS", package)
     return package / "__init__.py"
@@ -333,117 +328,80 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
-    found = probe_kvikio(file, timeout_s=0.5)
-    assert found == KvikioProbe(
-        "of unknown version", False, False, "kvikio cannot read: no answer within 0.5 s in mode ON"
-    )
-    assert probe_kvikio(file) is found, "tried once per process"
-
-
-def test_after_a_hanging_mode_the_other_mode_is_used(
-    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = '{"version": "26.10", "fault": ""}'
-    fake_kvikio.write_text(
-        "import os, sys, time\n"
-        "if os.environ['KVIKIO_COMPAT_MODE'] == 'OFF':\n    time.sleep(3600)\n"
-        f"print('noise')\nprint('''{answer}''', flush=True)\nsys.exit()\n"
-    )
-    for timeout_s in (1, 10, 100):  # the child of the other mode may need longer to start
-        monkeypatch.setattr(module, "_probes", {})
-        found = probe_kvikio(file, timeout_s=timeout_s)
-        if found.compat:
-            break
-    assert found == KvikioProbe(
-        "26.10", False, True, f"GPUDirect Storage does not work: no answer within {timeout_s} s in mode OFF"
-    )
+    fault = why_no_gds(file, timeout_s=0.5)
+    assert fault == "GPUDirect Storage does not work: no answer within 0.5 s"
+    fake_kvikio.write_text("import sys\nprint('\"\"', flush=True)\nsys.exit()\n")
+    assert why_no_gds(file) == fault, "tried once per process"
 
 
 @pytest.mark.parametrize(
-    ("off", "on", "environment", "expected"),
+    ("said", "environment", "expected"),
     [
-        ({"fault": ""}, None, "", KvikioProbe("1", True, True, "")),
-        ({"fault": ""}, None, "AUTO", KvikioProbe("1", True, True, "")),
-        (
-            {"fault": "cuFile error"},
-            {"fault": ""},
-            "",
-            KvikioProbe("1", False, True, "GPUDirect Storage does not work: cuFile error"),
-        ),
-        (
-            {"fault": "cuFile error"},
-            {"fault": "it read wrong bytes"},
-            "",
-            KvikioProbe("1", False, False, "kvikio cannot read: it read wrong bytes"),
-        ),
-        (
-            None,
-            {"fault": ""},
-            "true",
-            KvikioProbe("1", False, True, "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
-        ),
+        ("", "", ""),
+        ("", "AUTO", ""),
+        ("cuFile error", "", "GPUDirect Storage does not work: cuFile error"),
+        (None, "true", "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
     ],
 )
-def test_probe_results_have_a_reason_in_words(
+def test_faults_are_told_in_words(
     fake_kvikio: Path,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
-    off: dict[str, object] | None,
-    on: dict[str, object] | None,
+    said: str | None,
     environment: str,
-    expected: KvikioProbe,
+    expected: str,
 ) -> None:
     monkeypatch.setenv("KVIKIO_COMPAT_MODE", environment)
-    answers = {"OFF": off, "ON": on}
     fake_kvikio.write_text(
         "import json, os, sys\n"
-        f"answer = {answers!r}[os.environ['KVIKIO_COMPAT_MODE']]\n"
+        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'OFF'\n"
         "assert os.environ['CUFILE_ALLOW_COMPAT_MODE'] == 'false', 'cuFile may go through host memory'\n"
-        "assert answer is not None, 'this mode is not to be tried'\n"
-        "print(json.dumps({'version': '1', **answer}), flush=True)\nsys.exit()\n"
+        f"print('noise')\nprint(json.dumps({said!r}), flush=True)\nsys.exit()\n"
     )
-    assert probe_kvikio(file) == expected
+    assert why_no_gds(file) == expected
 
 
-def test_without_nvidia_fs_gds_needs_a_kernel_that_knows_p2pdma(
-    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_nvidia_fs_gds_needs_a_kernel_that_knows_p2pdma_and_an_nvme_drive(
+    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With an older kernel, the mode that may hang is not tried."""
-    monkeypatch.setattr(module, "_NVIDIA_FS", file.parent / "none")
-    answer = '{"version": "1", "fault": ""}'
-    fake_kvikio.write_text(
-        "import os, sys\n"
-        "assert os.environ['KVIKIO_COMPAT_MODE'] == os.environ['ONLY'], 'tried'\n"
-        f"print('''{answer}''', flush=True)\nsys.exit()\n"
-    )
-    reason = "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2"
-    for release, mode, expected in (
-        ("6.1.0-28-amd64", "ON", KvikioProbe("1", False, True, reason)),
-        ("6.2-rc1", "OFF", KvikioProbe("1", True, True, "")),
-        ("7.0.3", "OFF", KvikioProbe("1", True, True, "")),
+    """Else nothing is tried: it may hang, or take ten seconds."""
+    monkeypatch.setattr(module, "_NVIDIA_FS", tmp_path / "none")
+    monkeypatch.setattr(module, "_DISKS", tmp_path)
+    fake_kvikio.write_text("import sys\nprint('\"tried\"', flush=True)\nsys.exit()\n")
+    number = file.stat().st_dev
+    disk = tmp_path / f"{os.major(number)}:{os.minor(number)}"
+    drives = tmp_path / "devices"
+    for drive in ("nvme/nvme0/nvme0n1", "virtio1/block/vda"):
+        (drives / drive).mkdir(parents=True)
+    (raid := drives / "virtual/block/md0/slaves").mkdir(parents=True)
+    (raid / "nvme0n1").symlink_to(drives / "nvme/nvme0/nvme0n1")
+    missing = "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2 and a local NVMe drive"
+    tried = "GPUDirect Storage does not work: tried"
+    for release, drive, expected in (
+        ("6.1.0-28-amd64", "nvme/nvme0/nvme0n1", missing),
+        ("6.2-rc1", "nvme/nvme0/nvme0n1", tried),
+        ("7.0.3", "virtual/block/md0", tried),
+        ("7.0.3", "virtio1/block/vda", missing),
+        ("7.0.3", "of a network", missing),
     ):
+        disk.unlink(missing_ok=True)
+        disk.symlink_to(drives / drive)
         monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
-        monkeypatch.setenv("ONLY", mode)
-        monkeypatch.setattr(module, "_probes", {})
-        assert module.why_no_gds() == expected.reason
-        assert probe_kvikio(file) == expected
+        monkeypatch.setattr(module, "_faults", {})
+        assert why_no_gds(file) == expected
 
 
 def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import a_library_that_is_not_there\n")
-    found = probe_kvikio(file)
-    assert (found.gds, found.compat) == (False, False)
-    assert "No module named 'a_library_that_is_not_there'" in found.reason
+    assert "No module named 'a_library_that_is_not_there'" in why_no_gds(file)
 
 
 def test_a_missing_kvikio_and_a_missing_file_are_reported(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_probes", {})
-    missing = probe_kvikio(tmp_path / "none")
-    assert "No such file" in missing.reason
+    assert "No such file" in why_no_gds(tmp_path / "none")
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    assert probe_kvikio(file) == KvikioProbe(None, False, False, "kvikio is not installed")
+    assert why_no_gds(file) == "kvikio is not installed"
 
 
 DRIVER_OF_HOST_MEMORY = """
@@ -532,9 +490,7 @@ def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
     fake_kvikio.write_text(
         KVIKIO_THAT_READS.replace("{does}", f"ctypes.memset(address, {contents[0]}, nbytes)")
     )
-    found = probe_kvikio(file)
-    assert (found.gds, found.compat) == (False, True)
-    assert "all bytes of the file are equal" in found.reason
+    assert "all bytes of the file are equal" in why_no_gds(file)
     assert file.read_bytes() == contents
 
 
@@ -543,12 +499,10 @@ def test_a_file_of_one_value_does_not_show_that_kvikio_reads(
 def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_probes", {})
+    monkeypatch.setattr(module, "_faults", {})
+    monkeypatch.setattr(module, "_NVIDIA_FS", file)
     loaded = "kvikio" in sys.modules
-    found = probe_kvikio(file)
-    assert (found.gds, found.compat) == (False, False)
-    assert found.version
-    assert "no NVIDIA driver" in found.reason
+    assert "no NVIDIA driver" in why_no_gds(file)
     assert ("kvikio" in sys.modules) == loaded, "the probe must not import kvikio here"
 
 

@@ -362,7 +362,9 @@ def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
         ):
             runs.append(list(loader))
             feat = source.store.table("feat")
+            where = device.torch_device if name == "cuda" else torch.device("cpu")
             for minibatch in runs[-1]:
+                assert {tensor.device for tensor in minibatch.tensors()} == {where}
                 nodes = minibatch.input_nodes
                 assert isinstance(nodes, torch.Tensor)
                 assert torch.equal(minibatch.features["_N.feat"].cpu(), feat.read_rows(nodes.tolist()))

@@ -1,12 +1,12 @@
-"""Finds out what kvikio can do on this machine. Called by extents.py and `gids info --system`.
+"""Finds out whether kvikio reads a file by GPUDirect Storage (GDS). For its reader and `gids info --system`.
 
 Importing kvikio is harmless. But without a driver, opening a file hangs unless compatibility mode is on, and
-mode AUTO only looks for a library and a directory. So a child process, which may hang, tries each mode on
-the file itself, into device memory from libcuda. The child imports neither torch nor cupy.
+mode AUTO only looks for a library and a directory. So a child process, which may hang, tries it on the file
+itself, into device memory from libcuda. The child imports neither torch nor cupy.
 
-cuFile reaches device memory by the module nvidia-fs, or by the kernel's PCI P2PDMA (Linux 6.2, and cuFile's
-option use_pci_p2pdma). For the try it may not go through host memory instead: its error says what is
-missing.
+cuFile reaches device memory by the module nvidia-fs, or, from a local NVMe drive, by the kernel's PCI P2PDMA
+(Linux 6.2, and cuFile's option use_pci_p2pdma). For the try it may not go through host memory instead: its
+error says what is missing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 _TIMEOUT_S = 30.0
 _PATTERN_BYTES = 1 << 20
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
+_DISKS = Path("/sys/dev/block")
 _P2PDMA_KERNEL = (6, 2)
 """The first Linux whose file systems take the memory of other devices for direct I/O."""
 
@@ -31,28 +31,26 @@ _P2PDMA_KERNEL = (6, 2)
 # Before, no byte there is that of the file. Files whose bytes are all equal do not show that GDS reads them:
 # a disk may return zeros.
 _CHILD = r"""
-import json, os, sys
-def answer(**facts):
-    print(json.dumps(facts), flush=True)
+import ctypes, json, sys
+def answer(fault):
+    print(json.dumps(fault), flush=True)
     sys.exit()
 import kvikio
-version = kvikio.__version__
-import ctypes
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError:
-    answer(version=version, fault="no NVIDIA driver (libcuda.so.1 not found)")
+    answer("no NVIDIA driver (libcuda.so.1 not found)")
 def check(status):
     if status:
         text = ctypes.c_char_p()
         cuda.cuGetErrorString(status, ctypes.byref(text))
-        answer(version=version, fault="CUDA: " + (text.value or str(status).encode()).decode())
+        answer("CUDA: " + (text.value or str(status).encode()).decode())
 with open(sys.argv[1], "rb") as file:
     expected = file.read(1 << 20)
 if not expected:
-    answer(version=version, fault="the file is empty")
-if len(set(expected)) == 1 and os.environ["KVIKIO_COMPAT_MODE"] == "OFF":
-    answer(version=version, fault="cannot be tested here, as all bytes of the file are equal")
+    answer("the file is empty")
+if len(set(expected)) == 1:
+    answer("cannot be tested here, as all bytes of the file are equal")
 device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
 check(cuda.cuInit(0))
 check(cuda.cuDeviceGet(ctypes.byref(device), int(sys.argv[2])))
@@ -69,54 +67,44 @@ try:
     with kvikio.CuFile(sys.argv[1], "r") as file:
         done = file.pread(Buffer(), len(expected), 0).get()
 except Exception as error:
-    answer(version=version, fault=str(error).strip().splitlines()[-1])
+    answer(str(error).strip().splitlines()[-1])
 back = ctypes.create_string_buffer(len(expected))
 check(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(len(expected))))
 if done != len(expected) or back.raw != expected:
-    answer(version=version, fault="it read wrong bytes")
-answer(version=version, fault="")
+    answer("it read wrong bytes")
+answer("")
 """
 
-
-@dataclass(frozen=True)
-class KvikioProbe:
-    """version: of kvikio, or None if it is not installed. gds: reads by GPUDirect Storage work. compat: reads
-    through host memory work. reason: why GDS does not work, or "".
-    """
-
-    version: str | None
-    gds: bool
-    compat: bool
-    reason: str
+_faults: dict[tuple[int, int], str] = {}
 
 
-_probes: dict[tuple[int, int], KvikioProbe] = {}
-
-
-def probe_kvikio(
+def why_no_gds(
     path: str | os.PathLike[str],
     device_index: int = 0,
     *,
     scratch: bool = False,
     timeout_s: float = _TIMEOUT_S,
-) -> KvikioProbe:
-    """Try kvikio on the first MiB of a file, once per process, file system and device.
+) -> str:
+    """Why kvikio does not read a file by GPUDirect Storage into memory of a device; "" if it does.
+
+    What the machine lacks is found at once. Else kvikio reads the first MiB, once per process, file system
+    and device, for at most timeout_s.
 
     scratch: the file may be written to. It gets random bytes, because a file that is only allocated reads as
-    zeros, and so may a disk that does not read at all.
-
-    Blocks for at most twice timeout_s. Never raises because kvikio or a device is missing. Raises OSError if
-    scratch cannot be written.
+    zeros, and so may a disk that does not read at all. Raises OSError if scratch cannot be written.
     """
     try:
         key = (os.stat(path).st_dev, device_index)
     except OSError as error:
-        return KvikioProbe(None, False, False, f"{os.fspath(path)}: {error.strerror}")
-    if key not in _probes:
+        return f"{os.fspath(path)}: {error.strerror}"
+    if lacking := _what_is_missing(key[0]):
+        return lacking
+    if key not in _faults:
         if scratch:
             _write_pattern(path)
-        _probes[key] = _probe(os.fspath(path), device_index, timeout_s)
-    return _probes[key]
+        fault = _try(os.fspath(path), device_index, timeout_s)
+        _faults[key] = f"GPUDirect Storage does not work: {fault}" if fault else ""
+    return _faults[key]
 
 
 def _write_pattern(path: str | os.PathLike[str]) -> None:
@@ -125,15 +113,16 @@ def _write_pattern(path: str | os.PathLike[str]) -> None:
         os.fsync(file.fileno())
 
 
-def why_no_gds() -> str:
-    """Why GPUDirect Storage cannot work, as far as is known without a try; or ""."""
-    if not _is_installed():
+def _what_is_missing(disk: int) -> str:
+    """Why it cannot work, as far as is known without a try; or "". disk: its device number."""
+    if importlib.util.find_spec("kvikio") is None:
         return "kvikio is not installed"
     value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
     if value.lower() in ("on", "true", "yes", "1"):
         return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
-    if not _NVIDIA_FS.exists() and _kernel() < _P2PDMA_KERNEL:
-        return "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2"
+    p2pdma = _kernel() >= _P2PDMA_KERNEL and _is_nvme(_DISKS / f"{os.major(disk)}:{os.minor(disk)}")
+    if not p2pdma and not _NVIDIA_FS.exists():
+        return "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2 and a local NVMe drive"
     return ""
 
 
@@ -142,31 +131,16 @@ def _kernel() -> tuple[int, int]:
     return int(major), int("".join(itertools.takewhile(str.isdigit, minor)) or 0)
 
 
-def _is_installed() -> bool:
-    return importlib.util.find_spec("kvikio") is not None
+def _is_nvme(disk: Path) -> bool:
+    """Whether a disk of sysfs, or one below it (of a RAID or a volume), is an NVMe drive."""
+    return "/nvme" in os.path.realpath(disk) or any(map(_is_nvme, disk.glob("slaves/*")))
 
 
-def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
-    reason, version = why_no_gds(), ""
-    if not _is_installed():
-        return KvikioProbe(None, False, False, reason)
-    if not reason:
-        version, fault = _try("OFF", path, device_index, timeout_s)
-        if not fault:
-            return KvikioProbe(version, True, True, "")
-        reason = f"GPUDirect Storage does not work: {fault}"
-    said, fault = _try("ON", path, device_index, timeout_s)
-    version = said or version or "of unknown version"
-    if fault:
-        return KvikioProbe(version, False, False, f"kvikio cannot read: {fault}")
-    return KvikioProbe(version, False, True, reason)
-
-
-def _try(mode: str, path: str, device_index: int, timeout_s: float) -> tuple[str, str]:
-    """One try: version and fault, which is "" if the bytes came."""
+def _try(path: str, device_index: int, timeout_s: float) -> str:
+    """One try: what is wrong, or "" if the bytes came."""
     environment = {
         **os.environ,
-        "KVIKIO_COMPAT_MODE": mode,
+        "KVIKIO_COMPAT_MODE": "OFF",
         "CUFILE_ALLOW_COMPAT_MODE": "false",  # of cuFile itself, which mode "OFF" of kvikio uses
         "KVIKIO_GDS_THRESHOLD": "1",
         "KVIKIO_NTHREADS": "1",
@@ -184,15 +158,13 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> tuple[str
     try:
         said, errors = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return "", f"no answer within {timeout_s:g} s in mode {mode}"
+        return f"no answer within {timeout_s:g} s"
     finally:
         _end(child)
     lines = said.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
-        answer = json.loads(lines[-1])
-        return str(answer["version"]), str(answer["fault"])
-    last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-    return "", last
+        return str(json.loads(lines[-1]))
+    return (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
 
 
 def _end(child: subprocess.Popen[str]) -> None:

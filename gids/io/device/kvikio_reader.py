@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gids.errors import StorageError
 from gids.io.device.extents import ExtentReader, Extents, PinnedExtentReader
-from gids.io.device.kvikio_probe import probe_kvikio, why_no_gds
+from gids.io.device.kvikio_probe import why_no_gds
 from gids.stored_file import AnyFile, opened
 
 if TYPE_CHECKING:
@@ -179,14 +179,10 @@ def open_kvikio_reader(
 
     pinned: see KvikioReader. scratch: the files may be written to, for the probe.
 
-    If GDS may work, kvikio is probed in child processes: once for each file system, for at most a minute.
+    If GDS may work, a child process tries it: once for each file system, for at most 30 s.
     """
-    obstacle = why_no_gds()
-    for path in paths:
-        if obstacle:
-            break
-        probe = probe_kvikio(path, device.index, scratch=scratch)
-        obstacle = "" if probe.gds else probe.reason
+    faults = (why_no_gds(path, device.index, scratch=scratch) for path in paths)
+    obstacle = next(filter(None, faults), "")
     if not obstacle:
         try:
             return KvikioReader(device, paths, gds=True, pinned=pinned)

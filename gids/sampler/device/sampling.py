@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from gids.cuda import Argument, Device, Event, Stream
 from gids.errors import FormatError
 from gids.sampler.device import PinnedGraph
 from gids.sampler.device.rates import DeviceRates, Rates
+from gids.sampler.forest import Given
 from gids.sampler.minibatch import Block
 from gids.sampler.topology import Topology
 from gids.store.names import describe_type
@@ -230,6 +231,11 @@ class Started:
             if choice.newest:
                 self._begins = drawn.known
         self._sampler.ask(self._report)
+
+    def moved(self, given: Given) -> Given:
+        """The given seeds on the device."""
+        times = None if given.times is None else [self._moved(values) for values in given.times]
+        return replace(given, ids=self.seeds, times=times)
 
     def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
         """(nodes by type; by layer, the seeds' first, a block per relation; the trees of the nodes, or none).
