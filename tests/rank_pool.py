@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from gids.cuda.driver import ask_driver
+
 _TIMEOUT_S = 120.0
 
 
@@ -59,7 +61,10 @@ class RankPool:
     def __init__(self, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gids.distributed", "gids.pyg"])
+        if (
+            not ask_driver().devices
+        ):  # a process cannot use CUDA if the one that forked it did, as PyG's import does
+            context.set_forkserver_preload(["gids.distributed", "gids.pyg"])
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONSAFEPATH", "1")  # it would import gids from the checkout, without native code
             forkserver.ensure_running()

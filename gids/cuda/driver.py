@@ -25,7 +25,7 @@ EVENT_DISABLE_TIMING = 0x2
 REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
 CAPTURE_THREAD_LOCAL = 1  # CUstreamCaptureMode
 # CUresult
-OUT_OF_MEMORY, DEINITIALIZED, NOT_READY, ALREADY_REGISTERED = 2, 4, 600, 712
+OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED, NOT_READY, ALREADY_REGISTERED = 2, 3, 4, 600, 712
 
 _SIGNATURES: dict[str, list[Any]] = {
     "cuInit": [c_uint],
@@ -164,7 +164,10 @@ def ask_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
     cuda.cuDriverGetVersion(ctypes.byref(version))
     supported = (version.value // 1000, version.value % 1000 // 10)
     if status := cuda.cuInit(0):
-        return Driver(supported, [], f"the driver does not start: {_error(cuda, status)}")
+        fault = f"the driver does not start: {_error(cuda, status)}"
+        if status == NOT_INITIALIZED:
+            fault += " (CUDA was used before this process was forked: start it by spawn)"
+        return Driver(supported, [], fault)
     count = c_int()
     if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
         return Driver(supported, [], f"the driver does not list devices: {_error(cuda, status)}")

@@ -24,7 +24,7 @@ from gids.pyg.arguments import Sampling, counts_of
 from gids.pyg.hops import Counts, HopMinibatch, HopSampler
 from gids.pyg.memory_graphs import attribute_in_memory, graphs_in_memory, is_typed
 from gids.pyg.negatives import StepNegatives
-from gids.pyg.outputs import Output, output_of
+from gids.pyg.outputs import Output, bidirectional, output_of
 from gids.pyg.sampling_attributes import weights_of, with_times
 from gids.pyg.stores import graphs_on_disk, is_homogeneous, is_on_disk, store_of, table_of
 from gids.sampler import TimedSeeds, Topology
@@ -231,7 +231,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
     def finished(self, output: Output) -> Output:
         """The output with the subgraph's type."""
-        return output.to_bidirectional() if self.subgraph_type.value == "bidirectional" else output
+        return bidirectional(output) if self.subgraph_type.value == "bidirectional" else output
 
     def _is_alone(
         self, inputs: NodeSamplerInput | EdgeSamplerInput, negatives: NegativeSampling | None

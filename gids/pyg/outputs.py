@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -40,6 +41,21 @@ def output_of(drawn: HopMinibatch) -> Output:
         num_sampled_edges={r: e.per_hop for r, e in edges.items()},
         metadata=drawn.metadata,
     )
+
+
+def bidirectional(output: Output) -> Output:
+    """The output with the reverses of its edges. On the CPU: on a GPU, PyG keeps any of parallel edges."""
+    nodes = output.node if isinstance(output, SamplerOutput) else next(iter(output.node.values()))
+    return _edges_to(nodes.device, _edges_to(torch.device("cpu"), output).to_bidirectional())
+
+
+def _edges_to(device: torch.device, output: Output) -> Output:
+    def moved(ids: Any) -> Any:
+        if isinstance(ids, dict):
+            return {relation: moved(of_one) for relation, of_one in ids.items()}
+        return ids if ids is None else ids.to(device)
+
+    return replace(output, **{name: moved(getattr(output, name)) for name in ("row", "col", "edge")})
 
 
 def minibatch_of(

@@ -170,6 +170,7 @@ def test_answer_of_kvikio_is_shown(tmp_path, packages, probe, found, advice):
 
 def test_driver_that_does_not_start_gives_the_reason():
     assert ask_driver(FakeCuda(init=802)).fault == "the driver does not start: failure 802"
+    assert "start it by spawn" in ask_driver(FakeCuda(init=3)).fault, "in a forked process"
     none = ask_driver(FakeCuda(devices=0))
     assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")
     device = Device("NVIDIA H100", 80_000_000_000, (9, 0), "0000:0a:00.0")
