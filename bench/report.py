@@ -38,6 +38,10 @@ SECTIONS = {
         *("cooperation", "cooperation-replicas", "cooperation-caches", "distributed", "placement"),
     ],
     "GraphBolt": ["graphbolt", "graphbolt-hits"],
+    "On a GPU": [
+        *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
+        *("gpu-overlap", "gpu-packs", "gpu-training"),
+    ],
     "Claims of the paper": ["paper"],
 }
 """The names of the results in each section of docs/performance.md."""

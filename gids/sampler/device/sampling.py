@@ -232,10 +232,10 @@ class Started:
                 self._begins = drawn.known
         self._sampler.ask(self._report)
 
-    def moved(self, given: Given) -> Given:
-        """The given seeds on the device."""
-        times = None if given.times is None else [self._moved(values) for values in given.times]
-        return replace(given, ids=self.seeds, times=times)
+    def moved(self, seeds: Given) -> Given:
+        """The seeds, on the device."""
+        times = None if seeds.times is None else [self._moved(values) for values in seeds.times]
+        return replace(seeds, ids=self.seeds, times=times)
 
     def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
         """(nodes by type; by layer, the seeds' first, a block per relation; the trees of the nodes, or none).
