@@ -361,34 +361,36 @@ def test_faults_are_told_in_words(
     assert why_no_gds(file) == expected
 
 
-def test_without_nvidia_fs_gds_needs_a_kernel_that_knows_p2pdma_and_an_nvme_drive(
-    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("json", "variable", "tried"),
+    [
+        (None, "", False),
+        ('{"properties": {"use_pci_p2pdma": false}, "block": {"nvme": {}}}', "", False),
+        ('{"properties": {\n  // "use_pci_p2pdma": true,\n  "use_poll_mode": true}}', "0", False),
+        ('{"block": {"nvme": {"use_pci_p2pdma" : true}}}', "", True),
+        (None, "true", True),
+    ],
+)
+def test_without_nvidia_fs_gds_is_tried_only_if_cufile_is_told_to_use_p2pdma(
+    fake_kvikio: Path,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    json: str | None,
+    variable: str,
+    tried: bool,
 ) -> None:
-    """Else nothing is tried: it may hang, or take ten seconds."""
+    """A try may hang, and took ten seconds on a machine that has neither."""
     monkeypatch.setattr(module, "_NVIDIA_FS", tmp_path / "none")
-    monkeypatch.setattr(module, "_DISKS", tmp_path)
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "cufile.json"))
+    monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", variable)
+    if json is not None:
+        (tmp_path / "cufile.json").write_text(json)
     fake_kvikio.write_text("import sys\nprint('\"tried\"', flush=True)\nsys.exit()\n")
-    number = file.stat().st_dev
-    disk = tmp_path / f"{os.major(number)}:{os.minor(number)}"
-    drives = tmp_path / "devices"
-    for drive in ("nvme/nvme0/nvme0n1", "virtio1/block/vda"):
-        (drives / drive).mkdir(parents=True)
-    (raid := drives / "virtual/block/md0/slaves").mkdir(parents=True)
-    (raid / "nvme0n1").symlink_to(drives / "nvme/nvme0/nvme0n1")
-    missing = "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2 and a local NVMe drive"
-    tried = "GPUDirect Storage does not work: tried"
-    for release, drive, expected in (
-        ("6.1.0-28-amd64", "nvme/nvme0/nvme0n1", missing),
-        ("6.2-rc1", "nvme/nvme0/nvme0n1", tried),
-        ("7.0.3", "virtual/block/md0", tried),
-        ("7.0.3", "virtio1/block/vda", missing),
-        ("7.0.3", "of a network", missing),
-    ):
-        disk.unlink(missing_ok=True)
-        disk.symlink_to(drives / drive)
-        monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
-        monkeypatch.setattr(module, "_faults", {})
-        assert why_no_gds(file) == expected
+    fault = why_no_gds(file)
+    assert fault.startswith(
+        "GPUDirect Storage does not work: tried" if tried else "GPUDirect Storage needs nvidia-fs"
+    )
 
 
 def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:

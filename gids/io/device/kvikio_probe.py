@@ -4,18 +4,17 @@ Importing kvikio is harmless. But without a driver, opening a file hangs unless 
 mode AUTO only looks for a library and a directory. So a child process, which may hang, tries it on the file
 itself, into device memory from libcuda. The child imports neither torch nor cupy.
 
-cuFile reaches device memory by the module nvidia-fs, or, from a local NVMe drive, by the kernel's PCI P2PDMA
-(Linux 6.2, and cuFile's option use_pci_p2pdma). For the try it may not go through host memory instead: its
-error says what is missing.
+cuFile reaches device memory by the module nvidia-fs, or by the kernel's PCI P2PDMA (Linux 6.2), if its option
+use_pci_p2pdma is set. For the try it may not go through host memory instead: its error says what is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +22,7 @@ from pathlib import Path
 _TIMEOUT_S = 30.0
 _PATTERN_BYTES = 1 << 20
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
-_DISKS = Path("/sys/dev/block")
-_P2PDMA_KERNEL = (6, 2)
-"""The first Linux whose file systems take the memory of other devices for direct I/O."""
+_CUFILE_JSON = "/etc/cufile.json"
 
 # Reads the head of argv[1] into memory of device argv[2] and compares. The last line of stdout is its answer.
 # Before, no byte there is that of the file. Files whose bytes are all equal do not show that GDS reads them:
@@ -97,7 +94,7 @@ def why_no_gds(
         key = (os.stat(path).st_dev, device_index)
     except OSError as error:
         return f"{os.fspath(path)}: {error.strerror}"
-    if lacking := _what_is_missing(key[0]):
+    if lacking := _what_is_missing():
         return lacking
     if key not in _faults:
         if scratch:
@@ -113,27 +110,29 @@ def _write_pattern(path: str | os.PathLike[str]) -> None:
         os.fsync(file.fileno())
 
 
-def _what_is_missing(disk: int) -> str:
-    """Why it cannot work, as far as is known without a try; or "". disk: its device number."""
+def _what_is_missing() -> str:
+    """Why it cannot work, as far as is known without a try; or ""."""
     if importlib.util.find_spec("kvikio") is None:
         return "kvikio is not installed"
-    value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
-    if value.lower() in ("on", "true", "yes", "1"):
-        return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
-    p2pdma = _kernel() >= _P2PDMA_KERNEL and _is_nvme(_DISKS / f"{os.major(disk)}:{os.minor(disk)}")
-    if not p2pdma and not _NVIDIA_FS.exists():
-        return "GPUDirect Storage needs nvidia-fs, which is not loaded, or Linux 6.2 and a local NVMe drive"
+    if _is_set("KVIKIO_COMPAT_MODE", "on"):
+        return f"KVIKIO_COMPAT_MODE={os.environ['KVIKIO_COMPAT_MODE']} forbids GPUDirect Storage"
+    if not _NVIDIA_FS.exists() and not _asks_for_p2pdma():
+        return "GPUDirect Storage needs nvidia-fs (not loaded) or use_pci_p2pdma in cufile.json (not set)"
     return ""
 
 
-def _kernel() -> tuple[int, int]:
-    major, minor = os.uname().release.split(".")[:2]
-    return int(major), int("".join(itertools.takewhile(str.isdigit, minor)) or 0)
+def _asks_for_p2pdma() -> bool:
+    """Whether cuFile is told to use PCI P2PDMA. It does not by itself."""
+    try:
+        text = Path(os.environ.get("CUFILE_ENV_PATH_JSON") or _CUFILE_JSON).read_text(errors="replace")
+    except OSError:
+        text = ""
+    text = re.sub(r"//.*", "", text)  # cuFile's JSON has comments
+    return _is_set("CUFILE_USE_PCIP2PDMA") or re.search(r'"use_pci_p2pdma"\s*:\s*true', text) is not None
 
 
-def _is_nvme(disk: Path) -> bool:
-    """Whether a disk of sysfs, or one below it (of a RAID or a volume), is an NVMe drive."""
-    return "/nvme" in os.path.realpath(disk) or any(map(_is_nvme, disk.glob("slaves/*")))
+def _is_set(variable: str, *others: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in ("true", "yes", "1", *others)
 
 
 def _try(path: str, device_index: int, timeout_s: float) -> str:
