@@ -209,8 +209,8 @@ def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], str
         advice = "unset KVIKIO_COMPAT_MODE"
     else:
         advice = (
-            "reads go through pinned host memory instead. To use GDS, load nvidia-fs (or let cuFile use PCI "
-            "P2PDMA), keep the dataset on ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
+            "reads go through pinned host memory instead. To use GDS, load nvidia-fs (or set use_pci_p2pdma "
+            "in cufile.json), keep the dataset on ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
         )
     yield Item(name, f"no: {reason}", advice)
 
