@@ -1,8 +1,8 @@
 """Builds gids in a temporary directory, and runs `pytest -m gpu`, compute-sanitizer and bench/gpu.py.
 
-Test files share a process as long as nothing fails; every benchmark has its own, and every step has a time
-limit. Writes a JSON file after each step, and tables at the end. Called by gpu_check.sh. Needs only Python.
-`--pack FILE.tar` makes an archive that runs elsewhere.
+Tests share a few processes; those that fail run again, alone. Every benchmark has its own process, and every
+step has a time limit. Writes a JSON file after each step, and tables at the end. Called by gpu_check.sh.
+Needs only Python. `--pack FILE.tar` makes an archive that runs elsewhere.
 
 A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
 passed, 1 a step failed or was killed, 2 no GPU (steps that need none are run).
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpu_pack
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_S = 90.0  # for the tests of one file
-TOGETHER_S = 150.0  # for those of all files in one process
-TEST_S = 45  # for one test; beyond it pytest prints the stacks and ends the file's process
+WORKERS = 4  # processes of tests
+TEST_S = 45  # for one test; beyond it pytest ends the process, and goes on in another one
 GRACE_S = 3.0  # between asking a step to end and killing it
 PYTHON = [sys.executable, "-P"]
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -42,10 +42,6 @@ FIRST_S: Mapping[str, float] = {"build": 100, "machine": 20}
 PARTS_S: Mapping[str, Mapping[str, float]] = {
     "checks": {
         "tests": 230,
-        "memcheck": 45,
-        "racecheck": 45,
-        "synccheck": 30,
-        "initcheck": 30,
         "life": 25,
         "large": 50,
     },
@@ -64,7 +60,8 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "training": 110,
     },
 }
-"""The most seconds of each step. Those that are no test or sanitizer are questions of bench/gpu.py."""
+"""The most seconds of each step. All but the tests are questions of bench/gpu.py. The sanitizers run beside
+the tests, and may take as long."""
 SANITIZED = (  # small, and between them every kernel
     "tests/io/test_device_queue.py::test_every_page_comes_back",
     "tests/io/test_device_queue.py::test_tiny_rings_go_round_many_times",
@@ -82,7 +79,9 @@ NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
 )
 NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has no GPU tests
-RESULT = re.compile(r"^(\S+\.py)::(.*?)(?: (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b.*)?$", re.MULTILINE)
+RESULT = re.compile(  # in one process, and in several
+    r"^(tests/.*?) ([A-Z]+) +\[ *\d+%\]$|^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/.*?) *$", re.MULTILINE
+)
 NO_MODULE = re.compile(r"No module named '(?!gids|tests)(\w+)")
 GPU = "from gids import cuda; print('GPU', cuda.open_device().name)"
 SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--system', '--json', sys.argv[1]]))"
@@ -130,14 +129,15 @@ class Check:
     finished: bool = False
     _ends: dict[str, float] = field(default_factory=dict)
 
-    def run(self, step: str, command: Sequence[str], limit_s: float = float("inf"), **env: str) -> Ended:
-        """Run a command in the time left of its step, limit_s at most. Its output goes to OUT/STEP.log."""
-        end = self._ends.setdefault(step, time.monotonic() + self.limits_s[step])
+    def run(self, step: str, command: Sequence[str], **env: str) -> Ended:
+        """Run a command in the time left of its step. Its output goes to OUT/STEP.log."""
+        limit = self.limits_s["tests" if step in SANITIZERS else step]
+        end = self._ends.setdefault(step, time.monotonic() + limit)
         paths = [str(self.scratch / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
         first = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # streams do not share a hardware channel
         last = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **env}
-        limit_s = min(limit_s, end - time.monotonic())
-        return run_within(limit_s, command, self.out / f"{step}.log", first | os.environ | last)
+        log = self.out / f"{step}.log"
+        return run_within(end - time.monotonic(), command, log, first | os.environ | last)
 
     def add(self, name: str, ended: Ended, note: str = "", *, passed: bool = True) -> None:
         """Add a line. passed: what the step found, beside the status of its command."""
@@ -295,109 +295,94 @@ def look_at_machine(check: Check) -> None:
     check.add("machine", opened, name or f"no GPU: {check.no_gpu}")
 
 
-def pytest_command(tests: Iterable[str]) -> list[str]:
-    """The pytest command. With -v the log of a killed run shows the test that was running."""
-    command = [*PYTHON, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["-o", "addopts=", f"--timeout={TEST_S}", "--timeout-method=thread"]  # no other plugin
+def pytest_command(tests: Iterable[str], workers: int = 0) -> list[str]:
+    """The pytest command. workers: processes, 0 for none but pytest's own."""
+    command = [*PYTHON, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=", f"--timeout={TEST_S}", "--timeout-method=thread"]
+    if workers:  # pytest-benchmark refuses them
+        command += ["-p", "no:benchmark", f"-n{workers}", "--dist=worksteal"]
     return [*command, *tests]
 
 
 def run_tests(check: Check) -> None:
-    """All files in one process, which imports torch and CuPy once. Files that fail there run again alone.
+    """All tests, in a few processes. A hang or a crash costs the test only. Those that fail run again, alone:
+    beside others, device memory can run short.
 
-    So a hang, or an error after which CUDA refuses everything, costs its file only. A file that needs a
-    module which this machine lacks is skipped.
+    A file that needs a module which this machine lacks is skipped.
     """
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if NAMES_DEVICE.search(path.read_text())]
-    if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
-        files = [path for path in files if path.parent.name not in ("dgl", "graphbolt")]
     names = sorted(str(path.relative_to(ROOT)) for path in files)
-    options = ["--collect-only", "-qq", "--continue-on-collection-errors"]
-    collected = check.run("tests", [*pytest_command(names), *options])
-    counts = {file: int(n) for file, n in re.findall(r"^(\S+\.py): (\d+)$", collected.output, re.M)}
-    note = f"{sum(counts.values())} GPU tests in {len(counts)} files"
-    if counts and check.no_gpu:
-        check.skip("tests", f"no GPU: {note}")
-    else:  # pytest's status tells of files that cannot be imported: each has a line of its own
-        check.add(
-            "tests", Ended(0 if counts else collected.status, collected.seconds, collected.output), note
-        )
+    collected = check.run("tests", [*pytest_command(names), "--collect-only", "-qqq"])
     parts = re.split(r"^_+ ERROR collecting (\S+\.py) _+$", collected.output, flags=re.M)
     for file, text in zip(parts[1::2], parts[2::2], strict=True):
+        names.remove(file)
         why = "".join(re.findall(r"^E +(\S.*)", text, re.M)[-1:])
         if lacking := NO_MODULE.search(why):
             check.skip(file, f"needs {lacking[1]}")
         else:
             check.add(file, Ended(1, 0.0, ""), f"cannot be imported: {why}")
-    alone = [] if check.no_gpu else run_together(check, counts)
-    for file in alone:
-        ended = check.run("tests", pytest_command(["-v", file]), FILE_S)
-        check.add(file, ended, summary(ended.output) if ended.seconds else "")
+    if check.no_gpu:
+        check.skip("tests", f"no GPU: tests of {len(names)} files")
+        return
+    ended = check.run("tests", pytest_command(names, WORKERS))
+    results = results_of(ended.output)
+    failed = [test for test, result in results.items() if result in ("FAILED", "ERROR")]
+    if results and ended.status == 1:
+        ended.status = 0  # each failed test has a line of its own
+    check.add("tests", ended, counted(results))
+    if failed:
+        ended = check.run("tests", pytest_command(failed, 1))
+        results = results_of(ended.output)
+    for test in failed:
+        passed = results.get(test) == "PASSED"
+        note = "passed alone" if passed else reason(ended.output, test)
+        check.add(test, Ended(0, 0.0, ""), note, passed=passed)
 
 
-def run_together(check: Check, counts: Mapping[str, int]) -> list[str]:
-    """Run files in one process, and again without the file that ended it. Returns those that must run alone.
-
-    counts: number of tests, by file.
-    """
-    left, alone = list(counts), []
-    while left:
-        ended = check.run("tests", pytest_command(["-v", *left]), TOGETHER_S)
-        results: dict[str, Counter[str]] = {file: Counter() for file in left}
-        for file, _, result in RESULT.findall(ended.output):
-            if file in results:
-                results[file][result or "running"] += 1
-        passed = [file for file in left if is_done(results[file], counts[file])]
-        if passed:
-            kinds = Counter(kind for file in passed for kind in results[file].elements())
-            note = ", ".join(f"{n} {kind.lower()}" for kind, n in sorted(kinds.items()))
-            name = passed[0] if len(passed) == 1 else f"tests of {len(passed)} files"
-            check.add(name, Ended(0, ended.seconds, ""), note)
-        rest = [file for file in left if file not in passed]
-        begun = [file for file in rest if results[file]]
-        ran_on = ended.status in (0, 1) and not any(results[file]["running"] for file in begun)
-        if not rest and not ran_on:
-            check.add("tests in one process", ended, f"failed at its end: {ended.last_line}", passed=False)
-        if ran_on or not begun:
-            return [*alone, *rest]
-        alone += begun  # one of them ended the process
-        left = [file for file in rest if file not in begun]
-    return alone
+def results_of(output: str) -> dict[str, str]:
+    """PASSED, FAILED, … by test."""
+    return {one or other: how or how_other for one, how, how_other, other in RESULT.findall(output)}
 
 
-def is_done(results: Mapping[str, int], count: int) -> bool:
-    """Whether all tests of a file ran, and none failed."""
-    return sum(results.values()) == count and not {"FAILED", "ERROR", "running"} & results.keys()
+def counted(results: Mapping[str, str]) -> str:
+    counts = Counter(results.values())
+    return ", ".join(f"{count} {result.lower()}" for result, count in sorted(counts.items()))
 
 
-def summary(output: str) -> str:
-    """pytest's counts; of a killed run, the counts so far and the test that was running."""
-    if counts := re.findall(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE):
-        return str(counts[-1])
-    line = r"^(\S+::.*?) ?(?:(PASSED|FAILED|ERROR|SKIPPED)\b.*)?$"
-    ends = re.findall(line, output, re.MULTILINE)
-    if not ends:
-        return Ended(None, 0.0, output).last_line
-    passed, failed = (sum(word == end for _, end in ends) for word in ("PASSED", "FAILED"))
-    where = "" if ends[-1][1] else f", in {re.sub('[+]{3,}', '', ends[-1][0]).strip()}"
-    return f"{passed} passed, {failed} failed{where}"
+def reason(output: str, test: str) -> str:
+    """Why a test failed, as pytest's summary says."""
+    said = re.findall(rf"^(?:FAILED|ERROR) {re.escape(test)}(?: - (.*))?$", output, re.MULTILINE)
+    return said[-1] if said and said[-1] else "see tests.log"
 
 
-def sanitize(check: Check, tool: str) -> None:
-    """Run the small GPU tests under compute-sanitizer, which checks the kernels of gids only."""
+def sanitize(check: Check, tool: str) -> Ended | None:
+    """Run small GPU tests under compute-sanitizer, for the kernels of gids only. None if there is none."""
     sanitizer = find_sanitizer()
     if sanitizer is None:
-        check.skip(tool, "compute-sanitizer was not found on the PATH or in CUDA_HOME")
-        return
+        return None
     command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
-    command += ["--error-exitcode", "86", *pytest_command(["-v", *SANITIZED])]
-    ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    refused = NO_SANITIZER.search(ended.output)
-    if ended.status not in (0, None) and refused:
+    command += ["--error-exitcode", "86", *pytest_command(SANITIZED)]
+    return check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+
+
+def add_sanitized(check: Check, tool: str, ended: Ended | None) -> None:
+    if ended is None:
+        check.skip(tool, "compute-sanitizer was not found on the PATH or in CUDA_HOME")
+    elif (refused := NO_SANITIZER.search(ended.output)) and ended.status not in (0, None):
         check.skip(tool, f"this machine does not allow it: {refused[0]}")
-        return
-    errors = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", ended.output)
-    check.add(tool, ended, "; ".join([summary(ended.output), *errors[-1:]]))
+    else:
+        errors = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", ended.output)
+        check.add(tool, ended, "; ".join([counted(results_of(ended.output)), *errors[-1:]]))
+
+
+def run_tests_and_sanitizers(check: Check) -> None:
+    """Beside each other: the sanitizers take their time on the CPU."""
+    tools = () if check.no_gpu else SANITIZERS[:1] if check.small else SANITIZERS
+    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+        sanitized = {tool: pool.submit(sanitize, check, tool) for tool in tools}
+        run_tests(check)
+        for tool, ended in sanitized.items():
+            add_sanitized(check, tool, ended.result())
 
 
 def find_sanitizer() -> str | None:
@@ -436,14 +421,10 @@ def go(check: Check) -> int:
     for name in [name for name in check.limits_s if name not in FIRST_S]:
         if not usable:
             check.skip(name, "gids was not built")
-        elif not check.limits_s[name]:
-            check.skip(name, "--quick")
         elif name == "tests":
-            run_tests(check)
+            run_tests_and_sanitizers(check)
         elif check.no_gpu:
             check.skip(name, f"no GPU: {check.no_gpu}")
-        elif name in SANITIZERS:
-            sanitize(check, name)
         else:
             benchmark(check, name)
     check.finished = True
@@ -471,13 +452,11 @@ def report(check: Check) -> str:
     return "\n".join(lines)
 
 
-def limits_of(part: str, quick: bool) -> dict[str, float]:
-    """The steps of "checks", "figures" or "all", and the most seconds of each. 0: skip the step."""
+def limits_of(part: str) -> dict[str, float]:
+    """The steps of "checks", "figures" or "all", and the most seconds of each."""
     limits = dict(FIRST_S)
     for name in PARTS_S if part == "all" else [part]:
         limits |= PARTS_S[name]
-    if quick:
-        limits |= {name: 0.0 for name in SANITIZERS[1:] if name in limits}
     return limits
 
 
@@ -515,10 +494,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.pack:
         return make_archive(args.pack)
-    limits_s = limits_of(args.part, args.quick)
+    limits_s = limits_of(args.part)
     if args.dry_run:
         for name, limit_s in limits_s.items():
-            print(f"{name:<10} {f'at most {limit_s:.0f} s' if limit_s else 'skipped'}")
+            print(f"{name:<10} at most {limit_s:.0f} s")
         print(f"{'':<10} at most {sum(limits_s.values()):.0f} s in all")
         return 0
     if args.wheels and not args.wheels.is_dir():
