@@ -37,7 +37,8 @@ def noticing_test(paths: list[str], options: list[str]) -> str | None:
     failures = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if run.returncode in (0, 4, 5):  # 4: no such test, 5: none is left
         return None
-    return failures[0] if failures else (run.stdout + run.stderr).strip().splitlines()[-1]
+    lines = (run.stdout + run.stderr).strip().splitlines()
+    return [*failures, *lines[-1:], f"pytest ended with {run.returncode}"][0]
 
 
 def main() -> int:
