@@ -10,7 +10,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 _GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # the group in which a process was started
@@ -26,7 +27,8 @@ class MemoryGroup:
     """
 
     def __init__(self, name: str) -> None:
-        self.path = _make_group(name)
+        self._own, parent = _own_and_parent()
+        self.path = _make_below(parent, name)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -36,6 +38,16 @@ class MemoryGroup:
     def command(self, command: list[str]) -> list[str]:
         """A command that joins the group and then runs ``command``, so that all its memory counts."""
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
+
+    @contextmanager
+    def joined(self, limit_bytes: int) -> Iterator[None]:
+        """A context: this process is in the group, with this limit. What it has already does not count."""
+        _first(self.path, "memory.max", "memory.limit_in_bytes").write_text(str(limit_bytes))
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
 
     def limit_bytes(self) -> int | None:
         """The current limit; None if there is none."""
@@ -114,12 +126,14 @@ def _fields(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
 
 
-def _make_group(name: str) -> Path:
+def _own_and_parent() -> tuple[Path, Path]:
+    """The group of this process, and the one below which it may make others."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     for _, mount, kind, options, *_ in mounts:
         if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
-            return _make_below(_inside(mount, own["memory"]), name)
+            group = _inside(mount, own["memory"])
+            return group, group
     for _, mount, kind, *_ in mounts:
         # In v2 a group with processes has no controlled children, so this group may need to be in a parent.
         if kind == "cgroup2" and "" in own:
@@ -128,7 +142,7 @@ def _make_group(name: str) -> Path:
                 if not parent.is_relative_to(mount):
                     break
                 if "memory" in (parent / "cgroup.subtree_control").read_text().split():
-                    return _make_below(parent, name)
+                    return start, parent
     raise OSError(0, "the kernel has no memory controller here")
 
 

@@ -52,6 +52,18 @@ def group():
     assert not made.path.exists()
 
 
+def test_the_page_cache_of_a_process_that_joins_a_group_is_limited(group, tmp_path):
+    before, limit = Path("/proc/self/cgroup").read_text(), 32 << 20
+    (tmp_path / "file").write_bytes(bytes(2 * limit))
+    drop_page_cache(tmp_path)
+    with group.joined(limit):
+        assert Path("/proc/self/cgroup").read_text() != before
+        assert group.limit_bytes() == limit
+        assert not np.memmap(tmp_path / "file", np.uint8, "r").any()
+    assert Path("/proc/self/cgroup").read_text() == before
+    assert 0 < cached_share(tmp_path / "file") <= 0.5
+
+
 def test_a_fresh_process_gets_its_config_and_answers(program):
     name = program("return {'pid': os.getpid(), **config}")
     result = run_fresh(name, {"a": [1, 2]})
