@@ -7,12 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import write_dataset
+from full_disk import small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
@@ -195,24 +194,6 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, e
     with pytest.raises(error, match=message):
         DatasetWriter(tmp_path / "a.gids", **options)
     assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def small_disk(size):
-    """A new file system of this size. Skips if mounting is not allowed."""
-    place = Path(tempfile.mkdtemp())
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True
-        ).returncode
-    ):
-        pytest.skip("cannot mount a small file system here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-        place.rmdir()
 
 
 @pytest.mark.parametrize("key", [None, {"source": 1}])
