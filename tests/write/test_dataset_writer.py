@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from children import ended
 from datasets import write_dataset
 from full_disk import small_disk
 
@@ -108,6 +109,20 @@ def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path, disks):
         assert len(list(directory.glob("a.gids.shards-*"))) == 1
         assert (directory / "other.shards-00000000").exists(), "what is not ours stays"
     assert list(verify(tmp_path / "a.gids", allow_dirs=disks)) == []
+
+
+def test_stripe_directories_of_a_dataset_without_tables_stay_empty(tmp_path, disks):
+    with DatasetWriter(tmp_path / "a.gids", stripe=disks) as writer:
+        writer.write_labels("n", torch.arange(3))
+    assert [list(directory.iterdir()) for directory in disks] == [[]] * len(disks)
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_a_forked_child_that_ends_leaves_the_work_of_its_parent(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        ended(lambda: writer.__exit__(SystemExit, SystemExit(), None))
+    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows(range(2000)), ROWS)
 
 
 def test_two_writers_of_one_dataset_are_refused(tmp_path):
