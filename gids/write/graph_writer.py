@@ -106,7 +106,11 @@ class GraphWriter(Closing):
                 sources, ids = (np.concatenate(parts) for parts in zip(*held, strict=True))
                 held.clear()
                 times = times_of(sources, ids)
-                order = np.lexsort([ids, times, np.repeat(np.arange(len(degrees)), degrees)])
+                destinations = np.repeat(np.arange(len(degrees)), degrees)
+                keys = [times, destinations]
+                if bool(((ids[1:] < ids[:-1]) & (destinations[1:] == destinations[:-1])).any()):
+                    keys.insert(0, ids)  # a third key doubles the time
+                order = np.lexsort(keys)
                 sources, ids = sources[order], ids[order]
                 if self._times is not None:
                     self._times.append(times[order])
