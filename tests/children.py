@@ -44,12 +44,26 @@ def killed(work: Callable[[], object], target: Any, name: str, *, after: bool = 
             called(*arguments, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def work_until_then() -> None:
+        setattr(target, name, die)
+        work()
+
+    assert os.WTERMSIG(_status(work_until_then)) == signal.SIGKILL
+
+
+def ended(work: Callable[[], object]) -> None:
+    """Run work() in a fork of this process, which ends then."""
+    assert _status(work) == 0
+
+
+def _status(work: Callable[[], object]) -> int:
+    """The status of a fork of this process that runs work()."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
         pid = os.fork()
     if not pid:
-        setattr(target, name, die)
         with contextlib.suppress(BaseException):
             work()
+            os._exit(0)
         os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    return os.waitpid(pid, 0)[1]

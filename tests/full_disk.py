@@ -1,14 +1,37 @@
-"""A scratch disk that fills up."""
+"""Disks that are full: a small file system, and a scratch disk that fills up."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gids.packs import ScratchFull
+
+
+@contextlib.contextmanager
+def small_disk(size: str) -> Iterator[Path]:
+    """A new file system of this size. Skips if mounting is not allowed."""
+    place = Path(tempfile.mkdtemp())
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("cannot mount a small file system here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import ctypes
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -236,17 +237,19 @@ class CsvTable(ArrowTable):
         schema = self._pa.schema(list(used.items()))
         with self._pa.ipc.new_file(str(target), schema) as writer:
             for batch in self._batches(file, list(used)):
-                for name, kind in kinds.items():
-                    if kind == "float":
-                        self._refuse_rounding(file, name, batch.column(name))
                 columns = [batch.column(name).cast(kind) for name, kind in used.items()]
+                for name, numbers in zip(used, columns, strict=True):
+                    if kinds[name] == "float":
+                        self._refuse_rounding(file, name, batch.column(name), numbers)
                 writer.write_batch(self._pa.record_batch(columns, schema=schema))
 
-    def _refuse_rounding(self, file: Path, name: str, fields: Any) -> None:
-        """Raise FormatError for a whole number that is another one as float64."""
-        long = fields.filter(self._compute.match_substring_regex(fields, _LONG))
-        for text in long.to_pylist():
-            if int(float(text)) != int(text):
+    def _refuse_rounding(self, file: Path, name: str, fields: Any, numbers: Any) -> None:
+        """Raise FormatError for a whole number that is another one as float64, and for 1e400."""
+        compute = self._compute
+        long = compute.match_substring_regex(fields, _LONG)
+        beyond = compute.and_(compute.is_inf(numbers), compute.match_substring_regex(fields, "[0-9]"))
+        for text in fields.filter(compute.or_(long, beyond)).to_pylist():
+            if math.isinf(float(text)) or int(float(text)) != int(text):
                 raise FormatError(
                     f"{file}: {shown(text)} in column {name!r}, which is float64, is another number there"
                 )

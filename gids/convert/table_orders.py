@@ -67,9 +67,12 @@ class RowOrders:
             if (minibatches := options.read_rows(name, count)) is None:
                 self.say(f"{name} is in the order of its ids: the trace has no rows of this table")
                 return None
-            check_memory(method, count, options.memory_bytes)
-            return lambda: co_read_order(
-                minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
+            return self._within_memory(
+                method,
+                count,
+                lambda: co_read_order(
+                    minibatches, count, writer.scratch, options.memory_bytes, workers=options.workers
+                ),
             )
         assert isinstance(table.type, str)
         if (first := self._written.setdefault(table.type, name)) != name:
@@ -79,11 +82,22 @@ class RowOrders:
         if degrees is None:
             self.say(f"{name} is in the order of its ids: the source has no edges from {table.type!r} nodes")
             return None
-        check_memory(method, count, options.memory_bytes)
         graphs = writer.in_edges(table.type) if method == "community" else []
         if method == "community" and not graphs:
             self.say(f"{name} is ordered by degree: no relation is from {table.type!r} to {table.type!r}")
-        return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
+        return self._within_memory(
+            method, count, lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
+        )
+
+    def _within_memory(self, method: str, count: int, compute: Compute) -> Compute:
+        """The same function, which raises FormatError if it needs more memory than there is. An order that is
+        on disk when a conversion resumes is not computed, and needs none."""
+
+        def checked() -> np.ndarray:
+            check_memory(method, count, self.options.memory_bytes)
+            return compute()
+
+        return checked
 
 
 def check_order(method: str | None, read_rows: ReadRows | None, source: Source) -> None:

@@ -5,6 +5,7 @@ Called by gids.bench. Uses the loader's planner.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,8 @@ class Optimum:
             self._next = np.empty(total, np.uint32)
         else:
             with tempfile.TemporaryFile() as file:  # deleted with its map
-                self._next = np.memmap(file, np.uint32, "w+", shape=(total,))
+                os.posix_fallocate(file.fileno(), 0, 4 * total)  # a map on a full disk ends the process
+                self._next = np.memmap(file, np.uint32, "r+", shape=(total,))
         following = np.full(page_count, batches, np.uint32)
         for batch in range(batches - 1, -1, -1):
             check()

@@ -91,7 +91,7 @@ class GraphWriter(Closing):
     ) -> dict[str, ArrayEntry]:
         """Sort edges by destination, stably, and write them. Raises FormatError for ids out of range.
 
-        times_of: sorts the edges of each destination by these times; those with equal times keep their order.
+        times_of: sorts the edges of each destination by these times, and those of equal times by their ids.
         """
         end = 0
         held: list[tuple[np.ndarray, np.ndarray]] = []  # of the destination whose edges are not complete
@@ -106,7 +106,11 @@ class GraphWriter(Closing):
                 sources, ids = (np.concatenate(parts) for parts in zip(*held, strict=True))
                 held.clear()
                 times = times_of(sources, ids)
-                order = np.lexsort([times, np.repeat(np.arange(len(degrees)), degrees)])
+                destinations = np.repeat(np.arange(len(degrees)), degrees)
+                keys = [times, destinations]
+                if bool(((ids[1:] < ids[:-1]) & (destinations[1:] == destinations[:-1])).any()):
+                    keys.insert(0, ids)  # a third key doubles the time
+                order = np.lexsort(keys)
                 sources, ids = sources[order], ids[order]
                 if self._times is not None:
                     self._times.append(times[order])

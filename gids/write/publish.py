@@ -9,11 +9,11 @@ the new one, and the next writer of NAME finishes the rest. The steps are:
 1. The journal lists the folders of shards outside the dataset before they are made.
 2. All files of the new dataset and their directories are synced.
 3. The journal records "publication": the checksum of the new manifest, and the shard folders of the old
-   dataset.
+   dataset, with those that were made for the new one and have no shard.
 4. NAME and NAME.partial/dataset are exchanged; both parent directories are synced. (If the system cannot
    exchange, NAME becomes NAME.partial/replaced, then NAME.partial/dataset becomes NAME.)
-5. The old dataset becomes NAME.partial/replaced. Its shard folders are removed, then itself, then the rest of
-   NAME.partial, with the journal last.
+5. The old dataset becomes NAME.partial/replaced. These shard folders are removed, then itself, then the rest
+   of NAME.partial, with the journal last.
 
 If the journal has a publication whose manifest is not in NAME.partial/dataset, step 4 is done and step 5 is
 left. Before a shard folder is removed, all manifests that may use it are read (remove_shard_folder).
@@ -27,7 +27,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +157,11 @@ def manifests_crc32c(path: Path) -> int | None:
     return crc
 
 
-def publication(partial: Path, path: Path) -> dict[str, Any]:
-    """Step 3: the record of NAME.partial/dataset for the journal."""
-    old = sorted(map(str, shard_folders_of(path) or ()))
-    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": old}
+def publication(partial: Path, path: Path, folders: Iterable[Path] = ()) -> dict[str, Any]:
+    """Step 3: the record of NAME.partial/dataset for the journal. folders: for shards, made for it."""
+    old, new = (shard_folders_of(dataset) or set() for dataset in (path, partial / "dataset"))
+    unused = old | set(folders) - new
+    return {"manifest": manifests_crc32c(partial / "dataset"), "replaces": sorted(map(str, unused))}
 
 
 def put_in_place(partial: Path, path: Path, *, replace: bool, of_parts: bool = False) -> None:

@@ -304,7 +304,7 @@ class TableFolder:
             locate.shard(shard)
         outside = [Path(s).parent.parent for s in like if os.path.isabs(s)]
         _remove_leftovers(root, manifest, outside)
-        self._root = root
+        self._root, self._pid = root, os.getpid()
         self.name = f"{stem}.{secrets.token_hex(4)}"
         main = root / _TABLES / self.name
         main.mkdir(parents=True)
@@ -317,7 +317,10 @@ class TableFolder:
         self.shards = shard_paths(self.name, outside, max(1, len(like)))
 
     def close(self) -> None:
-        """Remove the files, unless the manifest names them, and release the lock."""
+        """Remove the files, unless the manifest names them, and release the lock. A forked child removes
+        nothing."""
+        if os.getpid() != self._pid:
+            self.directories = []
         with contextlib.suppress(FormatError, OSError):  # the dataset is gone
             if self.name in _named(read_manifest(self._root)):
                 self.directories = []

@@ -72,7 +72,7 @@ class Workplace:
         self.root = self.partial / "dataset"
         self.scratch = self.partial / "scratch"
         self.aside = self.partial / "aside"
-        self._overwrite = overwrite
+        self._overwrite, self._pid = overwrite, os.getpid()
         self._check_paths(stripe_dirs)
         self._resumable = self._is_published = False
         self.needed_bytes = 0  # of the whole dataset, if known
@@ -217,7 +217,7 @@ class Workplace:
             with contextlib.ExitStack() as locks:
                 for root in (self.path, *part_paths(self.path)) if replaces and not is_locked else ():
                     locks.enter_context(locked_directory(root))
-                record = publication(self.partial, self.path)
+                record = publication(self.partial, self.path, self.folders)
                 self._journal.record(publication=record)
                 put_in_place(self.partial, self.path, replace=replaces, of_parts=self._of_parts)
         self._is_published = True
@@ -232,8 +232,9 @@ class Workplace:
             self._journal.close()
 
     def close(self, *, discard: bool) -> None:
-        """Close without publishing. discard: remove the work; else it can be resumed."""
-        if discard and not self._is_published:
+        """Close without publishing. discard: remove the work; else it can be resumed. A forked child removes
+        nothing."""
+        if discard and not self._is_published and os.getpid() == self._pid:
             self._journal.abandon()
             with contextlib.suppress(OSError):
                 for folder in self.folders:

@@ -8,6 +8,8 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from children import ended
+from full_disk import small_disk
 from model import min_hits
 
 from gids import _core
@@ -85,6 +87,18 @@ def test_a_repeated_page_in_a_minibatch_is_damage():
     trace = BatchList([np.array([1, 2, 1])])
     with pytest.raises(FormatError, match="has a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
+
+
+def test_a_full_disk_is_an_error_for_a_long_trace(monkeypatch):
+    monkeypatch.setattr("gids.trace.replay._IN_MEMORY", 0)
+    with small_disk("1m") as place:
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+
+        def build():
+            with pytest.raises(OSError, match="No space left on device"):
+                Optimum(BatchList([np.arange(1000)] * 1000), 1000)
+
+        ended(build)
 
 
 def test_too_many_live_minibatches_are_refused():

@@ -338,8 +338,11 @@ def test_columns_of_a_csv_file(tmp_path, capsys):
     assert values["_N.x"].tolist() == [[i, i + 0.5] for i in range(9)]
     assert store.labels["_N"].tolist() == [i % 3 for i in range(9)]
     assert store.split("train").tolist() == [0, 2, 4, 6, 8]
-    table.write_text("id,x\na,9007199254740993\nb,0.5\n")
-    assert "'9007199254740993' in column 'x'" in refused(capsys, table, tmp_path / "b.gids")
+    for number in ("9007199254740993", "-1e400", "1" + "0" * 400):
+        table.write_text(f"id,x\na,{number}\nb,0.5\n")
+        error = refused(capsys, table, tmp_path / "b.gids")
+        assert f"'{number[:6]}" in error
+        assert "in column 'x', which is float64, is another number there" in error
     table.write_text("id,x\na,1\nb\n")
     assert "nodes.csv, line 3: 1 field, but the first line" in refused(capsys, table, tmp_path / "b.gids")
     table.write_text("id,id\na,1\n")

@@ -128,6 +128,17 @@ def test_change_of_threads_and_memory_resumes(tmp_path, source):
     assert list(verify(tmp_path / "a.gids")) == []
 
 
+def test_an_order_that_is_on_disk_needs_no_memory(tmp_path):
+    (tmp_path / "source").mkdir()
+    rng = np.random.default_rng(3)
+    np.save(tmp_path / "source/feat.npy", rng.standard_normal((100_000, 8), np.float32))
+    np.save(tmp_path / "source/edge_index.npy", rng.integers(0, 100_000, (2, 1000)))
+    run(tmp_path / "source", tmp_path / "a.gids", order="degree", memory_bytes=4 << 20)
+    interrupted(tmp_path / "source", tmp_path / "b.gids", 1_000_000, order="degree", memory_bytes=4 << 20)
+    run(tmp_path / "source", tmp_path / "b.gids", order="degree", memory_bytes=1 << 20)
+    assert_same(tmp_path / "a.gids", tmp_path / "b.gids")
+
+
 def test_source_that_changes_during_the_conversion_raises(tmp_path):
     from gids import FormatError
 

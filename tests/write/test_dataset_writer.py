@@ -7,12 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
+from children import ended
 from datasets import write_dataset
+from full_disk import small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
@@ -111,6 +111,20 @@ def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path, disks):
     assert list(verify(tmp_path / "a.gids", allow_dirs=disks)) == []
 
 
+def test_stripe_directories_of_a_dataset_without_tables_stay_empty(tmp_path, disks):
+    with DatasetWriter(tmp_path / "a.gids", stripe=disks) as writer:
+        writer.write_labels("n", torch.arange(3))
+    assert [list(directory.iterdir()) for directory in disks] == [[]] * len(disks)
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_a_forked_child_that_ends_leaves_the_work_of_its_parent(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        ended(lambda: writer.__exit__(SystemExit, SystemExit(), None))
+    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows(range(2000)), ROWS)
+
+
 def test_two_writers_of_one_dataset_are_refused(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "n", "k", ROWS)
@@ -195,24 +209,6 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, e
     with pytest.raises(error, match=message):
         DatasetWriter(tmp_path / "a.gids", **options)
     assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def small_disk(size):
-    """A new file system of this size. Skips if mounting is not allowed."""
-    place = Path(tempfile.mkdtemp())
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True
-        ).returncode
-    ):
-        pytest.skip("cannot mount a small file system here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-        place.rmdir()
 
 
 @pytest.mark.parametrize("key", [None, {"source": 1}])

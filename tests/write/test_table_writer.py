@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from children import killed
+from children import ended, killed
 from datasets import CITES, WRITES, contents, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
@@ -140,6 +140,13 @@ def test_a_writer_that_is_dropped_leaves_nothing(dataset, store):
     del writer  # dropped
     assert contents(dataset) == before
     assert len(list((dataset / "tables").iterdir())) == len(store.tables)
+
+
+def test_a_forked_child_that_ends_leaves_the_table_of_its_parent(store):
+    with create_table(store, "paper.h", 20, 4) as writer:
+        writer.write(0, values(20, 4))
+        ended(writer.discard)
+    assert torch.equal(store.reopen().table("paper.h").read_rows(range(20)), values(20, 4))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,9 @@ def _read_edges(
 def _by_id(times: Rows, ids: Rows, scratch: Path) -> Rows:
     """Times of edges in the order of their ids, in a scratch file. times, ids: in the order of the graph."""
     count = times.shape[0]
-    by_id = np.memmap(scratch, np.int64, "w+", shape=(max(1, count),))[:count]
+    with open(scratch, "wb") as file:  # a map on a full disk ends the process
+        os.posix_fallocate(file.fileno(), 0, 8 * max(1, count))
+    by_id = np.memmap(scratch, np.int64, "r+", shape=(max(1, count),))[:count]
     pieces = zip(blocks(ids, _BLOCK_BYTES), blocks(times, _BLOCK_BYTES), strict=True)
     for (first, block), (_, values) in pieces:
         by_id[check_ids(block.to(torch.int64).numpy(), count, "edge_ids", first)] = values.numpy()

@@ -63,7 +63,7 @@ class GraphMethod:
     """--method community or metis for one dataset. Attributes: scratch_bytes (disk space for sorted edges).
 
     The loads of a node: rows of each type, then training seeds, then in-edges. Raises FormatError if the
-    dataset has no graph or needs more memory, ImportError without METIS.
+    dataset has no graph, ImportError without METIS.
     """
 
     def __init__(self, method: str, store: FeatureStore, manifest: Manifest, memory_bytes: int) -> None:
@@ -75,23 +75,30 @@ class GraphMethod:
         self._starts = dict(zip(self._counts, ends, strict=False))
         self._node_count, self._load_count = sum(self._counts.values()), len(self._counts) + 2
         self._library = find_metis() if method == "metis" else ""
-        if method == "community":
-            row_bytes = 16 + 4 * self._load_count  # besides memory maps
-            check_rows_fit("--method community", self._node_count, row_bytes, memory_bytes, "--method hash")
         self._needs_union = method == "metis" or len(self._counts) > 1
         edges = sum(relation.count for relation in manifest.relations)
         self.scratch_bytes = 2 * edges * (2 * EDGE_BYTES + 8) if self._needs_union else 0
         self._owners: np.ndarray | None = None
 
     def owners(self, ntype: str, parts: int, scratch: Path, workers: int) -> np.ndarray:
-        """The part of each node of a type, uint16. The first call computes those of all types."""
+        """The part of each node of a type, uint16. The first call computes those of all types.
+
+        Raises FormatError if that needs more memory.
+        """
         if self._owners is None:
+            self._check_memory()
             for relation in self._manifest.relations:
                 for role in ("indptr", "indices"):
                     check_array(self._store.locate, relation.arrays[role])
             self._owners = self._divide(parts, scratch, workers)
         start = self._starts[ntype]
         return self._owners[start : start + self._counts[ntype]]
+
+    def _check_memory(self) -> None:
+        """Not before they are computed: a run that resumes with less memory may have the owners on disk."""
+        if self._method == "community":
+            row_bytes, cure = 16 + 4 * self._load_count, "--method hash"  # besides memory maps
+            check_rows_fit("--method community", self._node_count, row_bytes, self._memory_bytes, cure)
 
     def _divide(self, parts: int, scratch: Path, workers: int) -> np.ndarray:
         graphs = [self._store.graph(relation.type) for relation in self._manifest.relations]
