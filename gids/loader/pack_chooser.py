@@ -300,6 +300,8 @@ class PackChooser:
             direct=options.direct,
             gap_bytes=packs.rates().gap_bytes,
             parts=packs.device is None,
+            counters=packs.counters,
+            seconds=packs.seconds,
         )
 
     def random_s(self, sampled: SampledAhead[Any]) -> float:
