@@ -555,6 +555,7 @@ class FeatureLoader(Closing):
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed: make a new one")
             if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
+                self._placement.check_beside_packs(ids, self._packs.machine.output_rows)
                 return cast(Cache, RowReader(self._packs.machine, self._engine, self.tables))
             return self._placement.cache_for(
                 epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build

@@ -262,6 +262,15 @@ class Placement(ABC):
         self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
         return self.cache
 
+    def check_beside_packs(self, ids: Ids, room: Rows) -> None:
+        """Warn if a minibatch that is read beside packs has more rows than these have room for."""
+        rows = rows_read(ids, room)
+        more = {name: max(0, n - room[name]) for name, n in rows.items()}
+        excess = sum(n * self._budget.output_row_bytes[name] for name, n in more.items())
+        if excess and not self._warned:
+            self._warned = True
+            log.warning(too_large(rows, excess, in_time=False))
+
     def build(self, sizes: Sizes, heats: Heats) -> Cache:
         """Share memory out, and build the cache.
 

@@ -50,6 +50,23 @@ def test_validation_in_mid_epoch(
         assert other.stats()["packs"]["minibatches"] == before + len(other)
 
 
+@pytest.mark.parametrize("batch_size", [40, PAPERS])
+def test_minibatches_that_do_not_fit_beside_packs_are_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture, batch_size: int
+) -> None:
+    with open_source(path, "pack") as source:
+        seeds = {"paper": torch.arange(1, PAPERS, 9)}
+        other = gids.NodeLoader(
+            source, seeds, [3, 2], tables=list(source.store.tables), batch_size=batch_size
+        )
+        epoch = iter(open_loader(source))
+        next(epoch)
+        caplog.clear()
+        assert len(list(other)) == -(-len(seeds["paper"]) // batch_size)
+        said = [r.getMessage() for r in caplog.records if "more than its memory budget" in r.getMessage()]
+        assert len(said) == (batch_size > 40)
+
+
 def test_loaders_of_one_source_take_turns(path: Path, expected: list[Minibatch]) -> None:
     with open_source(path, "random") as source:
         other = validation(source, ["paper.text"])
