@@ -22,7 +22,7 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import Sizes, available_bytes, longest_read_bytes, row_orders
+from gids.cache.budget import OTHERS, Sizes, available_bytes, longest_read_bytes, row_orders
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
@@ -611,11 +611,12 @@ class FeatureLoader(Closing):
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
         if placement.on_host:
-            placement.memory_bytes = self.source.memory - kept_bytes - self._packs.next_bytes
+            placement.leave_to_others(kept_bytes + self._packs.next_bytes)
         first = placement.plan is None
         cache = placement.build(sizes, heats)
         assert placement.plan is not None
         wanted, available = sum(placement.plan.purposes.values()), available_bytes()
+        wanted -= placement.plan.purposes.get(OTHERS, 0)
         if first and placement.on_host and wanted > available:
             log.warning(
                 "the loader is going to use %s of memory, and %s are available: give a smaller memory=",

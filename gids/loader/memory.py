@@ -206,9 +206,9 @@ class Placement(ABC):
         """The budget: bytes of host memory, or of device memory."""
         return self._budget.memory_bytes
 
-    @memory_bytes.setter
-    def memory_bytes(self, memory_bytes: int) -> None:
-        self._budget = replace(self._budget, memory_bytes=memory_bytes)
+    def leave_to_others(self, nbytes: int) -> None:
+        """Other loaders keep so many bytes of the budget."""
+        self._budget = replace(self._budget, others_bytes=nbytes)
 
     @property
     def held_bytes(self) -> int:
