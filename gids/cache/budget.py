@@ -125,6 +125,9 @@ _NARROW_PAGES = 1 << 32
 
 _MEMORY_PAGE = 4096
 
+OTHERS = "other loaders"
+"""The purpose of what other loaders of the source keep."""
+
 
 def longest_read_bytes(
     tables: Iterable[Table], *, memory_bytes: int | None = None, queue_depth: int = 0
@@ -156,7 +159,8 @@ class Budget(ABC):
 
     output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
     pool. memory_bytes: the limit of everything together. cache_bytes: the limit of the lines (0: no lines,
-    None: no limit). Tables share the lines in proportion to their bytes on disk.
+    None: no limit). Tables share the lines in proportion to their bytes on disk. others_bytes: what other
+    loaders keep of memory_bytes.
     """
 
     tables: Sequence[Table]
@@ -164,6 +168,7 @@ class Budget(ABC):
     bounce_bytes: int
     memory_bytes: int
     cache_bytes: int | None
+    others_bytes: int = 0
 
     option: ClassVar[str]
     """The argument of gids.open() that gives memory_bytes."""
@@ -278,6 +283,7 @@ class HostBudget(Budget):
             "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
             "sampler": sizes.source_bytes(sizes.waiting_batches),
             **row_orders(tables),
+            **({OTHERS: self.others_bytes} if self.others_bytes else {}),
         }
 
     def _ways(self, sizes: Sizes, least: Sizes, tight: Sequence[float]) -> list[Sizes]:

@@ -404,8 +404,10 @@ class EpochLoader(Closing, ABC):
         if self._last_stats is None:
             for epoch in list(self._epochs):
                 epoch.close()
+            if self._features is not None and self._learned.next_epoch is not None:
+                self._features.feature_loader.take_turn(self._learned)
+                self._learned.drop_next()
             self._last_stats = self.stats()
-            self._learned.drop_next()
             if self._features is not None:
                 self._features.feature_loader.leave(self)
             self._stream.synchronize()

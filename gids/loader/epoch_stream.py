@@ -180,7 +180,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = []
         self._at_end: list[Callable[[], None]] = []
-        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end)
+        self._finalizer = weakref.finalize(
+            self, close_parts, os.getpid(), self._opened, self._at_end, on_turn
+        )
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._again: deque[T] = deque()  # that another reader did not gather
@@ -489,21 +491,27 @@ def forgetting(*lists: list[T]) -> Iterator[T]:
             yield minibatches.pop(0)
 
 
-def close_parts(pid: int, parts: list[Any], then: Sequence[Callable[[], None]] = ()) -> None:
-    """Close what a process opened, the last part first, then call `then`. For finalizers."""
+def close_parts(
+    pid: int,
+    parts: list[Any],
+    then: Sequence[Callable[[], None]] = (),
+    first: Callable[[], None] = lambda: None,
+) -> None:
+    """Call `first`, close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
     if threading.current_thread().name.startswith("gids-"):
         # The garbage collector runs in one of the threads that this waits for.
-        threading.Thread(target=_close_all, args=(parts, then), name="close gids").start()
+        threading.Thread(target=_close_all, args=(parts, then, first), name="close gids").start()
     else:
-        _close_all(parts, then)
+        _close_all(parts, then, first)
 
 
-def _close_all(parts: list[Any], then: Sequence[Callable[[], None]]) -> None:
+def _close_all(parts: list[Any], then: Sequence[Callable[[], None]], first: Callable[[], None]) -> None:
     with ExitStack() as stack:
         for function in reversed(then):
             stack.callback(function)
         for part in parts:
             stack.callback(part.close)
+        stack.callback(first)
     parts.clear()

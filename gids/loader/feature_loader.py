@@ -22,7 +22,7 @@ import torch
 
 from gids import _core, cuda
 from gids.cache import page_heat
-from gids.cache.budget import Sizes, available_bytes, longest_read_bytes, row_orders
+from gids.cache.budget import OTHERS, Sizes, available_bytes, longest_read_bytes, row_orders
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
@@ -337,7 +337,7 @@ class FeatureLoader(Closing):
             begin=partial(self._begin, epoch),
             aside=partial(self._through, epoch),
             check=self.check_device,
-            on_turn=partial(self._take_turn, epoch.learned),
+            on_turn=partial(_take_turn, weakref.ref(self), epoch.learned),
             ended=epoch.learned.ended,
             seconds=self._seconds,
         )
@@ -352,7 +352,9 @@ class FeatureLoader(Closing):
         self._wait_for_dropped()
         with self._lock:
             other = None if self._windowed is None else self._windowed()
-            if other is None or (stream.fresh and other.set_aside()):
+            gets_window = other is None or (stream.fresh and other.set_aside())
+            self.take_turn(epoch.learned)  # what is dropped below was prepared for this loader
+            if gets_window:
                 self._give_window(epoch, stream)
             elif not stream.warned:
                 stream.warned = True
@@ -461,7 +463,7 @@ class FeatureLoader(Closing):
             "read": io["busy_s"],
         }
         result["memory"] = self._packs.memory() or self._placement.memory()
-        beside_bytes = self._packs.beside_bytes
+        beside_bytes = self._packs.beside.nbytes
         if self._packs.machine is None:  # whose plan has room for the next epoch
             beside_bytes += self._packs.next_bytes
         if beside_bytes:
@@ -531,6 +533,7 @@ class FeatureLoader(Closing):
         for stream in list(self._streams):
             stream.close()
         if self._finalizer.alive:
+            self._packs.drop_next()
             self._last_stats = self.stats()
             self.source.lender.count(self._last_stats)
             self._finalizer()
@@ -552,6 +555,7 @@ class FeatureLoader(Closing):
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed: make a new one")
             if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
+                self._placement.check_beside_packs(ids, self._packs.machine.output_rows)
                 return cast(Cache, RowReader(self._packs.machine, self._engine, self.tables))
             return self._placement.cache_for(
                 epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build
@@ -607,11 +611,12 @@ class FeatureLoader(Closing):
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
         if placement.on_host:
-            placement.memory_bytes = self.source.memory - kept_bytes - self._packs.next_bytes
+            placement.leave_to_others(kept_bytes + self._packs.next_bytes)
         first = placement.plan is None
         cache = placement.build(sizes, heats)
         assert placement.plan is not None
         wanted, available = sum(placement.plan.purposes.values()), available_bytes()
+        wanted -= placement.plan.purposes.get(OTHERS, 0)
         if first and placement.on_host and wanted > available:
             log.warning(
                 "the loader is going to use %s of memory, and %s are available: give a smaller memory=",
@@ -622,7 +627,7 @@ class FeatureLoader(Closing):
             log.info(memory_line(placement, sizes))
         self._observers.cache_opened(cache)
 
-    def _take_turn(self, learned: Learned) -> None:
+    def take_turn(self, learned: Learned) -> None:
         """From now on count for the streams with this `learned`."""
         if self._turn[0]() is learned or self.closed:
             return
@@ -642,6 +647,12 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
+
+
+def _take_turn(loader: weakref.ref[FeatureLoader], learned: Learned) -> None:
+    me = loader()
+    if me is not None:
+        me.take_turn(learned)
 
 
 def _stream_ended(

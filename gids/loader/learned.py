@@ -83,17 +83,10 @@ class NextEpoch:
     It lasts from one stream to the next: until take() or close(), or until its loader is dropped.
 
     minibatches: what the loader will give to attach(). source: of them. opened: what a stream must close.
-    counters: those of PackReads, which get what is read and written for nothing.
     """
 
-    def __init__(
-        self,
-        minibatches: Iterable[Any],
-        source: Sampled[Any],
-        sampled: SampledAhead[Any],
-        counters: dict[str, Any],
-    ) -> None:
-        self.minibatches, self.source, self.sampled, self._counters = minibatches, source, sampled, counters
+    def __init__(self, minibatches: Iterable[Any], source: Sampled[Any], sampled: SampledAhead[Any]) -> None:
+        self.minibatches, self.source, self.sampled = minibatches, source, sampled
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
@@ -145,11 +138,6 @@ class NextEpoch:
         """Drop what is prepared. Idempotent."""
         if self.here:
             self._finalizer()
-            parts: list[Any] = [self.sampled.spool]
-            if self._making is not None and not self._making.exception():
-                parts.append(self._making.result())
-            for counter in ("bytes_read", "bytes_written"):
-                self._counters[counter] += sum(getattr(part, counter) for part in parts if part is not None)
 
 
 @dataclass

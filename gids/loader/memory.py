@@ -206,9 +206,9 @@ class Placement(ABC):
         """The budget: bytes of host memory, or of device memory."""
         return self._budget.memory_bytes
 
-    @memory_bytes.setter
-    def memory_bytes(self, memory_bytes: int) -> None:
-        self._budget = replace(self._budget, memory_bytes=memory_bytes)
+    def leave_to_others(self, nbytes: int) -> None:
+        """Other loaders keep so many bytes of the budget."""
+        self._budget = replace(self._budget, others_bytes=nbytes)
 
     @property
     def held_bytes(self) -> int:
@@ -261,6 +261,15 @@ class Placement(ABC):
         # Not before: a minibatch that does not fit does not count.
         self._seen, self.minibatch_bytes = larger(rows, self._seen), largest_bytes
         return self.cache
+
+    def check_beside_packs(self, ids: Ids, room: Rows) -> None:
+        """Warn if a minibatch that is read beside packs has more rows than these have room for."""
+        rows = rows_read(ids, room)
+        more = {name: max(0, n - room[name]) for name, n in rows.items()}
+        excess = sum(n * self._budget.output_row_bytes[name] for name, n in more.items())
+        if excess and not self._warned:
+            self._warned = True
+            log.warning(too_large(rows, excess, in_time=False))
 
     def build(self, sizes: Sizes, heats: Heats) -> Cache:
         """Share memory out, and build the cache.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from gids.cache.budget import OTHERS
 from gids.cache.output_dtype import out_row_bytes
 from gids.errors import MemoryBudgetError
 from gids.loader.learned import Choice, NextEpoch
@@ -300,6 +301,8 @@ class PackChooser:
             direct=options.direct,
             gap_bytes=packs.rates().gap_bytes,
             parts=packs.device is None,
+            counters=packs.counters,
+            seconds=packs.seconds,
         )
 
     def random_s(self, sampled: SampledAhead[Any]) -> float:
@@ -401,6 +404,7 @@ class PackChooser:
     def _advise(self, sampled: SampledAhead[Any], memory_bytes: int, times: float) -> None:
         """Warn that packs do not fit, and say what memory they need and what they would save."""
         random_s, rates = times * self.random_s(sampled), self._packs.rates()
+        memory = self._loader.source.memory
         pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
         wanted = [sum(i * n for i, n in enumerate(counts.histogram())) for counts, _ in pairs]
         nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
@@ -411,24 +415,26 @@ class PackChooser:
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
             "memory=%d (%s) packs would take about %.0f s",
-            memory_bytes,
-            format_bytes(memory_bytes),
+            memory,
+            format_bytes(memory),
             random_s,
-            room := _room(_room(sum(needed.values()))),
+            room := _room(_room(sum(needed.values()))) + memory - memory_bytes,
             format_bytes(room),
             packed_s,
         )
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
-        purposes = self._needed(sampled, memory_bytes, sampled.ahead)
+        purposes, memory = self._needed(sampled, memory_bytes, sampled.ahead), self._loader.source.memory
+        if memory > memory_bytes:
+            purposes[OTHERS] = memory - memory_bytes
         there = also = ""
         if self._packs.device is not None:
             n = self._packs.device.memory_bytes
             there, also = f", or device_memory={n} ({format_bytes(n)}),", " or device_memory="
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         return (
-            f"memory={memory_bytes} ({format_bytes(memory_bytes)}){there} is too small for reads="
+            f"memory={memory} ({format_bytes(memory)}){there} is too small for reads="
             f"{self._packs.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. "
             f"Give more memory={also} to gids.open(), use smaller minibatches, or reads='random'."
         )

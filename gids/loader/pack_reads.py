@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -29,11 +30,20 @@ LEAST_BYTES = 256 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
 
+class Beside:
+    """Memory that is taken while a stream races. The stream closes it."""
+
+    nbytes = 0
+
+    def close(self) -> None:
+        self.nbytes = 0
+
+
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
     loader's engine. lender: of the source. device: where packs are in device memory.
 
-    Attributes: machine: has the memory of packs, or is None; beside_bytes: taken beside the cache, while
+    Attributes: machine: has the memory of packs, or is None; beside: what is taken beside the cache, while
     packs are prepared; next_epochs: what is prepared, of all loaders that share this one.
     """
 
@@ -49,15 +59,10 @@ class PackReads:
         self.device, self._lender = device, lender
         self.tables, self.options, self.dtype, self.bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
-        self.beside_bytes = 0
-        self.counters: dict[str, Any] = {
-            "superbatches": 0,
-            "packs": 0,
-            "minibatches": 0,
-            "bytes_read": 0,
-            "bytes_written": 0,
-            "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
-        }
+        self.beside = Beside()
+        counted = "superbatches", "packs", "minibatches", "bytes_read", "bytes_written"
+        self.counters = Counter(dict.fromkeys(counted, 0))
+        self.seconds = {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0}
         self.choices: list[Choice] = []
         self.next_epochs: weakref.WeakSet[NextEpoch] = weakref.WeakSet()
         self._scratch: Scratch | None = None
@@ -122,12 +127,11 @@ class PackReads:
 
     def stats(self) -> dict[str, Any]:
         """Counters, each superbatch's choice, and the directories of scratch, once they are known."""
-        seconds, choices = dict(self.counters["seconds"]), [dict(vars(choice)) for choice in self.choices]
         directories = () if self._scratch is None else self._scratch.directories
         return {
             **self.counters,
-            "seconds": seconds,
-            "choices": choices,
+            "seconds": dict(self.seconds),
+            "choices": [dict(vars(choice)) for choice in self.choices],
             "scratch": [str(directory) for directory in directories],
         }
 
@@ -157,10 +161,14 @@ class PackReads:
 
     def close(self) -> None:
         """Free all memory, and what is prepared of next epochs. Idempotent."""
-        for coming in list(self.next_epochs):
-            coming.close()
+        self.drop_next()
         self.release()
         self.free_kept()
+
+    def drop_next(self) -> None:
+        """Drop what is prepared of next epochs."""
+        for coming in list(self.next_epochs):
+            coming.close()
 
     def free_kept(self) -> None:
         """Free the scratch file that is kept for a next epoch."""

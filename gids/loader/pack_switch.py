@@ -10,6 +10,7 @@ prepared. If random reads are cheaper, or packs fail, the stream goes on by rand
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -118,12 +119,15 @@ class PackSwitch(Generic[T]):
         self._asked_at, self._sampled_s = 0.0, 0.0
         self._returned_at: float | None = None
         self._warm = False  # the consumer
+        self._pid = os.getpid()
         self.opened: list[Any] = []
 
     # --- what the stream calls ---
 
     def before(self, stream: EpochStream[T]) -> None:
         """Called before each minibatch. Afterwards the stream has one that is due, or came to its end."""
+        if os.getpid() != self._pid:  # a forked child has neither the threads nor the memory
+            raise RuntimeError("the packs were made before a fork: make a new loader in this process")
         self._asked_at, self._sampled_s = time.perf_counter(), self._seconds["sample"]
         if self._returned_at is not None:
             self._consumed(self._asked_at - self._returned_at)
@@ -176,14 +180,8 @@ class PackSwitch(Generic[T]):
 
     def close(self) -> None:
         """End what is prepared. The stream closes all that is in `opened`."""
-        for superbatch in (self._superbatch, self._next):
-            if superbatch is not None:
-                self._drop(superbatch)
-        for sampled in (self._sampled, self._ahead):
-            if sampled is not None:
-                self._count_spool(sampled)
         self._superbatch = self._sampled = self._next = self._ahead = None
-        self._racing, self._coming, self._packs.beside_bytes = False, None, 0
+        self._racing, self._coming = False, None
 
     # --- the first packs, which are prepared alone or beside random reads ---
 
@@ -252,6 +250,7 @@ class PackSwitch(Generic[T]):
             self._read_at_random(stream, itertools.chain(forgetting(held), self._source))
         else:
             self._racing, self._size = True, self._sampled.most
+            self.opened.append(self._packs.beside)
             if self._beside:
                 self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
 
@@ -282,7 +281,7 @@ class PackSwitch(Generic[T]):
                     time.sleep(_POLL_S)
                 else:
                     sampled.sample(1, settle=False)
-                    self._packs.beside_bytes = sampled.counts_bytes
+                    self._packs.beside.nbytes = sampled.counts_bytes
             except OSError as error:
                 self._give_up(error)
                 self._end_race(stream, sampled)
@@ -321,14 +320,14 @@ class PackSwitch(Generic[T]):
                 if not self._beside:
                     self._loader.free_cache(self._epoch)
                 layout = self._chooser.choose(sampled, self._left(sampled))
-        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
+        packs.seconds["cut"] += time.perf_counter() - begun
         if layout is None:
             return self._end_race(stream, sampled)
         first_pack = layout.first_pack(index)
         if self._beside and self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
             self._coming = self._chooser.new_machine(sampled)
             self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
-            packs.beside_bytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
+            packs.beside.nbytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
             if self._next is None:
                 self._end_race(stream, sampled)
         else:
@@ -354,7 +353,7 @@ class PackSwitch(Generic[T]):
     def _end_random(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """End random reads, and free their memory."""
         self._racing = self._at_random = False
-        self._packs.beside_bytes = 0
+        self._packs.beside.close()
         after = len(sampled.spool) - stream.index
         sampled.put_back(stream.take_back()[after:])
         self._loader.free_cache(self._epoch)
@@ -362,7 +361,7 @@ class PackSwitch(Generic[T]):
     def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
         """Go on by random reads only."""
         self._racing, stream.reads_ahead = False, True
-        self._packs.beside_bytes = 0
+        self._packs.beside.close()
         self._packs.release()
         minibatches = sampled.rest()
         self._drop_next()
@@ -501,7 +500,7 @@ class PackSwitch(Generic[T]):
                 beside=beside,
             )
             self.opened.append(superbatch)
-            packs.counters["seconds"]["cut"] += time.perf_counter() - begun
+            packs.seconds["cut"] += time.perf_counter() - begun
             superbatch.prepare()
         except OSError as error:
             if superbatch is not None:
@@ -528,7 +527,7 @@ class PackSwitch(Generic[T]):
                 begun = time.perf_counter()
                 with self._observers.stage("sweep"):
                     self._together.wait_for(lambda: superbatch.ready)
-                    packs.counters["seconds"]["sweep"] += time.perf_counter() - begun
+                    packs.seconds["sweep"] += time.perf_counter() - begun
                     superbatch.begin(first=first)
             except OSError as error:
                 self._drop(superbatch)
@@ -587,7 +586,7 @@ class PackSwitch(Generic[T]):
             source = Sampled(following)
             sampled = self._sample_ahead([], source)
             if sampled is not None:
-                packs.prepare_next(learned, NextEpoch(following, source, sampled, packs.counters))
+                packs.prepare_next(learned, NextEpoch(following, source, sampled))
         coming = learned.next_epoch
         if coming is None or not coming.open:
             return
@@ -612,17 +611,11 @@ class PackSwitch(Generic[T]):
     def _drop(self, superbatch: Superbatch) -> None:
         superbatch.close()
         self.opened.remove(superbatch)
-        counters = self._packs.counters
-        counters["bytes_read"] += superbatch.bytes_read
-        counters["bytes_written"] += superbatch.bytes_written
-        for name, seconds in superbatch.seconds.items():
-            counters["seconds"][name] += seconds
 
     def _end_of_sampled(self, stream: EpochStream[T]) -> None:
         """All minibatches in the spool were returned: what comes after them."""
         sampled = self._sampled
         assert sampled is not None
-        self._count_spool(sampled)
         sampled.close()
         self.opened.remove(sampled)
         if sampled.reason:
@@ -632,11 +625,6 @@ class PackSwitch(Generic[T]):
         elif self._only_random:
             self._random(stream, len(sampled.spool))
         self._sampled = None
-
-    def _count_spool(self, sampled: SampledAhead[T]) -> None:
-        counters = self._packs.counters
-        counters["bytes_read"] += sampled.spool.bytes_read
-        counters["bytes_written"] += sampled.spool.bytes_written
 
     def _random(self, stream: EpochStream[T], first: int) -> None:
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""

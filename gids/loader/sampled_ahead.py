@@ -91,7 +91,14 @@ class SampledAhead(Generic[T]):
         self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
-        self.spool = Spool(packs.scratch, 0, self._reads_of, on_device=packs.on_device, spare=spare)
+        self.spool = Spool(
+            packs.scratch,
+            0,
+            self._reads_of,
+            on_device=packs.on_device,
+            spare=spare,
+            counters=packs.counters,
+        )
         self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}

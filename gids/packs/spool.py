@@ -10,7 +10,7 @@ import io
 import mmap
 import os
 import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,7 +80,8 @@ class Spool:
 
     reads_of: returns what a minibatch reads. A minibatch that comes back from scratch must read the same.
     on_device: its tensors are on a device. Then only minibatches with objects of new types are compared,
-    because the host would wait for training each time. spare: as of Scratch.open().
+    because the host would wait for training each time. spare: as of Scratch.open(). counters: get
+    "bytes_read" and "bytes_written".
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Spool:
         *,
         on_device: bool = False,
         spare: bool = False,
+        counters: Counter[str] | None = None,
     ) -> None:
         self.file: ScratchFile = scratch.open(spare=spare)
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
@@ -105,7 +107,8 @@ class Spool:
         self._readers = ThreadPoolExecutor(1, "gids-spool")
         self._writers = ThreadPoolExecutor(WRITING, "gids-spool-write")
         self._coming: dict[int, Future[mmap.mmap]] = {}
-        self.bytes_read = 0
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self._rows_bytes = 0  # that were read and are not in counters
 
     def __len__(self) -> int:
         return len(self._records)
@@ -142,11 +145,13 @@ class Spool:
         self._records.append(_Record(self._end, nbytes, tuple(parts), reads.tables))
         written = self._writers.submit(self._write, staging, nbytes, self._end)
         self._end += nbytes
+        self.counters["bytes_written"] += nbytes
         return written
 
     def drop_from(self, index: int) -> None:
         """Forget the minibatches from index on. They are written, or failed."""
         if index < len(self._records):
+            self.counters["bytes_written"] -= self._end - self._records[index].offset
             self._end = self._records[index].offset
             del self._records[index:]
 
@@ -154,7 +159,9 @@ class Spool:
         """The rows of a minibatch in each space. Blocks. Raises StorageError."""
         record = self._records[index]
         begin, size = record.parts[self.space_count - 1]
-        read = _read(self.file, record.offset, align_up(max(begin + size, 1), BLOCK))
+        nbytes = align_up(max(begin + size, 1), BLOCK)
+        read = _read(self.file, record.offset, nbytes)
+        self._rows_bytes += nbytes
         return _rows(record, read, self.space_count)
 
     def rows_of(self, indices: Iterable[int]) -> Iterator[list[Rows]]:
@@ -178,7 +185,8 @@ class Spool:
                 self._coming[ahead] = self._readers.submit(_read, self.file, record.offset, record.nbytes)
         record = self._records[index]
         read = self._coming.pop(index).result()
-        self.bytes_read += record.nbytes
+        self.counters["bytes_read"] += record.nbytes
+        self._count_rows()
         reads = Reads(_rows(record, read, self.space_count), record.tables)
         view = memoryview(read)
         pieces = [view[begin : begin + size] for begin, size in record.parts[self.space_count :]]
@@ -199,9 +207,15 @@ class Spool:
         if os.getpid() == self._pid:  # a forked child has no such thread
             for threads in (self._readers, self._writers):
                 threads.shutdown(wait=True, cancel_futures=True)
+        self._count_rows()
         self._coming.clear()
         self._reads_of = _closed  # it may refer to who has this spool
         self.file.close()
+
+    def _count_rows(self) -> None:
+        """Count what rows() read. Not there, because other threads call it."""
+        self.counters["bytes_read"] += self._rows_bytes
+        self._rows_bytes = 0
 
     def _write(self, staging: mmap.mmap, nbytes: int, offset: int) -> None:
         try:

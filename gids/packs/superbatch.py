@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -44,7 +45,8 @@ class PackMachine:
 
     plan: how memory is shared out. make_rows: makes the memory for packs. threads: threads of a sweep.
     engine, direct: of gids.open(). output_rows: rows that an output has room for, by table. minibatch_bytes:
-    that a sampled minibatch has room for. parts: a minibatch may be cut into several packs.
+    that a sampled minibatch has room for. parts: a minibatch may be cut into several packs. counters,
+    seconds: get what superbatches read and write, and what they take, by the names in stats()["packs"].
 
     Attributes: rows: the memory; collected: sets to collect a pack's rows in.
     """
@@ -60,6 +62,8 @@ class PackMachine:
     direct: bool
     gap_bytes: int
     parts: bool
+    counters: Counter[str]
+    seconds: dict[str, float]
 
     def __post_init__(self) -> None:
         self.rows = self.make_rows()
@@ -162,8 +166,7 @@ class Superbatch:
         self._sweep: Any = None
         self._writer: Any = None
         self._opened = ExitStack()
-        self.bytes_read = self.bytes_written = 0
-        self.seconds = {"sweep": 0.0, "wait": 0.0, "gather": 0.0}
+        self._counters, self._seconds = machine.counters, machine.seconds
         self.begun = False
 
     @property
@@ -244,9 +247,9 @@ class Superbatch:
             return
         begun = time.perf_counter()
         result, self._sweep = self._sweep.wait(), None
-        self.seconds["sweep"] += time.perf_counter() - begun
-        self.bytes_read += result["bytes_read"]
-        self.bytes_written += self._writer.bytes_written
+        self._seconds["sweep"] += time.perf_counter() - begun
+        self._counters["bytes_read"] += result["bytes_read"]
+        self._counters["bytes_written"] += self._writer.bytes_written
         directory = self._scratch.directories[self._writer.failed_file]
         self._writer = None
         for file, offset, code in result["bad_pages"][:1]:
@@ -271,12 +274,12 @@ class Superbatch:
         try:
             while not self._sets or index >= self._packs[self._current].end:
                 self._next_pack()
-            begun, waited = time.perf_counter(), self.seconds["wait"]
+            begun, waited = time.perf_counter(), self._seconds["wait"]
             features = self._machine.rows.gather(self._wanted(reads))
         except OSError:
             self.next = index
             raise
-        self.seconds["gather"] += time.perf_counter() - begun - (self.seconds["wait"] - waited)
+        self._seconds["gather"] += time.perf_counter() - begun - (self._seconds["wait"] - waited)
         if self._machine.parts and self.next == self._packs[self._current].end:
             with suppress(OSError):  # tried again when it is due
                 self._load(self._current + 2)
@@ -308,7 +311,7 @@ class Superbatch:
         else:
             self._sweep.cancel()
             self._sweep = None  # waits for its end
-            self.bytes_written += self._writer.bytes_written
+            self._counters["bytes_written"] += self._writer.bytes_written
         self._writer = None  # which keeps the scratch file, and buffers
         for load in self._loads.values():
             load.close()
@@ -327,12 +330,12 @@ class Superbatch:
             directory = self.file.directory_of(offset)
             raise StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, offset)
         first = self._current == self._first_pack
-        self.bytes_read += pack.nbytes + (self._resident_nbytes if first else 0)
+        self._counters["bytes_read"] += pack.nbytes + (self._resident_nbytes if first else 0)
         if not self._resident_sets:
             self._resident_sets = self._machine.rows.keep(self._resident)
         if not first:
             self._packs[self._current - 1].lists.clear()
-        self.seconds["wait"] += time.perf_counter() - begun
+        self._seconds["wait"] += time.perf_counter() - begun
         self._load(self._current + 1)
 
     def _load(self, index: int) -> None:

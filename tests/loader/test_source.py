@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,24 @@ def test_a_dropped_epoch_is_not_open(opened: gids.Source) -> None:
             break
         del _
         assert len(list(authors)) == len(authors)
+
+
+@pytest.mark.parametrize("reads", ["random", "pack"])
+def test_an_error_says_how_much_memory_is_enough_beside_idle_loaders(path: Path, reads: str) -> None:
+    def read(memory: int) -> None:
+        options: Any = {"window": 0, "reads": reads, "tuning": gids.Tuning(queue_depth=64)}
+        with gids.open(path, memory=memory, **options) as source:
+            idle = [gids.FeatureLoader(source, tables) for tables in 3 * [["author.feat"]]]
+            list(node_loader(source, batch_size=429))
+            assert sum(loader.kept_bytes for loader in idle) > memory // 20  # of their engines
+
+    memory = 2_000_000
+    with pytest.raises(MemoryBudgetError, match=rf"^memory={memory} .* other loaders ") as caught:
+        read(memory)
+    if reads == "random":
+        advised = re.search(r"Give memory=([\d_]+) or more", str(caught.value))
+        assert advised is not None
+        read(int(advised[1]))
 
 
 def test_a_larger_minibatch_of_another_loader_gets_a_new_cache(

@@ -396,20 +396,28 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
         assert source.stats()["packs"]["minibatches"] == minibatches
 
 
-def test_what_is_written_for_an_epoch_that_nobody_reads_counts(loader: gids.NodeLoader) -> None:
-    coming = loader._learned.next_epoch
+@pytest.mark.parametrize("read_between", [False, True])
+def test_what_is_written_for_an_epoch_that_nobody_reads_counts(
+    loader: gids.NodeLoader, read_between: bool
+) -> None:
+    """For its loader, after another one of the source read, too."""
+    source, coming = loader.source, loader._learned.next_epoch
+    other = open_loader(source, seed=4)
     assert coming is not None
     assert coming._making is not None
     superbatch = coming._making.result()
     assert superbatch is not None
     while not superbatch.ready:
         time.sleep(0.001)
-    before = loader.stats()["packs"]["bytes_written"]
-    loader.epoch = 0
-    next(iter(loader))  # drops it
+    written = superbatch.file.nbytes
+    if read_between:
+        list(other)
+    before = [each.stats()["packs"]["bytes_written"] for each in (loader, other)]
     loader.close()
-    spooled = coming.sampled.spool.bytes_written
-    assert loader.stats()["packs"]["bytes_written"] - before >= spooled + superbatch.bytes_written > spooled
+    own, others = (each.stats()["packs"]["bytes_written"] for each in (loader, other))
+    assert own - before[0] >= written // 2 > 0
+    assert others == before[1]
+    assert own + others == source.stats()["packs"]["bytes_written"]
 
 
 def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list[Minibatch]]) -> None:

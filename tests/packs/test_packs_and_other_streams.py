@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,23 @@ def test_validation_in_mid_epoch(
         assert other.stats()["packs"]["minibatches"] == before + len(other)
 
 
+@pytest.mark.parametrize("batch_size", [40, PAPERS])
+def test_minibatches_that_do_not_fit_beside_packs_are_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture, batch_size: int
+) -> None:
+    with open_source(path, "pack") as source:
+        seeds = {"paper": torch.arange(1, PAPERS, 9)}
+        other = gids.NodeLoader(
+            source, seeds, [3, 2], tables=list(source.store.tables), batch_size=batch_size
+        )
+        epoch = iter(open_loader(source))
+        next(epoch)
+        caplog.clear()
+        assert len(list(other)) == -(-len(seeds["paper"]) // batch_size)
+        said = [r.getMessage() for r in caplog.records if "more than its memory budget" in r.getMessage()]
+        assert len(said) == (batch_size > 40)
+
+
 def test_loaders_of_one_source_take_turns(path: Path, expected: list[Minibatch]) -> None:
     with open_source(path, "random") as source:
         other = validation(source, ["paper.text"])
@@ -62,6 +81,46 @@ def test_loaders_of_one_source_take_turns(path: Path, expected: list[Minibatch])
         assert_all_same(second, loaders[1])
         assert loaders[0].stats()["packs"]["minibatches"] == len(expected)
         assert len(list(loaders[0])) == len(expected)
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+def test_an_epoch_that_is_left_counts(path: Path, in_between: bool) -> None:
+    """For its loader, also if another one reads between its last minibatch and the end."""
+    with open_source(path, "pack") as source:
+        loader, other = open_loader(source), validation(source)
+        epoch = iter(loader)
+        next(epoch)
+        early = loader.stats()
+        next(epoch)
+        if in_between:
+            next(iter(other))
+        before = other.stats()
+        del epoch
+        packs = loader.stats()["packs"]
+        assert early["packs"]["bytes_written"] > 0
+        assert 0 < early["packs"]["bytes_read"] < packs["bytes_read"]
+        assert early["seconds"]["gather"] > 0
+        assert other.stats()["packs"] == before["packs"]
+        assert packs["bytes_read"] == source.stats()["packs"]["bytes_read"]
+
+
+def test_a_forked_child_is_refused(path: Path, expected: list[Minibatch]) -> None:
+    """It has the descriptors of an open epoch, and neither its threads nor its memory."""
+    with open_source(path, "pack") as source:
+        epoch = iter(open_loader(source))
+        assert_same(next(epoch), expected[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
+            child = os.fork()
+        if not child:
+            signal.alarm(60)
+            try:
+                next(epoch)
+            except RuntimeError as error:
+                os._exit(0 if "before a fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert_all_same(expected[1:], epoch)
 
 
 @pytest.mark.parametrize("damage", ["checksum", "truncated"])

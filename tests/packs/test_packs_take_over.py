@@ -98,6 +98,17 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
 
 
 @pytest.mark.usefixtures("_packs_pay")
+def test_an_epoch_that_is_left_prepares_nothing_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_switch, "_REST", 0)
+    with open_source(path, "auto") as source, open_loader(source) as loader:
+        epoch = iter(loader)
+        while "packs to come" not in loader.stats()["memory"]:
+            next(epoch)
+        del epoch
+        assert "packs to come" not in loader.stats()["memory"]
+
+
+@pytest.mark.usefixtures("_packs_pay")
 def test_random_reads_go_on_soon_beside_packs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_switch, "_REST", 3)
     with open_source(path, "auto") as source, open_loader(source) as loader:
