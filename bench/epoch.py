@@ -128,9 +128,10 @@ def report(args: argparse.Namespace, figures: Figures, rounds: Rounds, around: i
     read_around = "unknown" if around is None else f"{around >> 10:,} KiB"
     notes = {ADVISED[args.hetero]: "", STOCK[args.hetero]: f"read-ahead {read_around}, aim 8"}
     for side, note in notes.items():
+        ours = rounds[GIDS] if side in rounds else []
         pairs = [
             (a.rows_per_s, b.rows_per_s)
-            for a, b in zip(rounds[GIDS], rounds.get(side, rounds[GIDS][:0]), strict=side in rounds)
+            for a, b in zip(ours, rounds.get(side, []), strict=True)
             if a and b and comparable(b.batches, args.batches)
         ]
         if pairs:  # the rounds in which the side ended, or was stopped late enough

@@ -163,7 +163,9 @@ def test_a_heterogeneous_dataset_trains_on_the_type_with_classes(typed):
 
 
 @pytest.mark.slow
-def test_all_sides_train_on_a_heterogeneous_dataset(typed, bench):
+def test_all_sides_train_on_a_heterogeneous_dataset(typed, bench, monkeypatch):
+    """A test of bench/epoch.py does so in fresh processes."""
+    train_here(monkeypatch)
     _, report = bench("epoch", typed, *SMALL)
     assert report["subject"]["target"] == "paper"
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM", "stock"]
