@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,56 @@ def test_a_wheel_that_cannot_be_built_is_reported(tmp_path):
     assert not list(tmp_path.glob("x.tar*"))
 
 
+STUB = {
+    "pyproject.toml": """
+[build-system]
+requires = ["scikit-build-core>=0.11"]
+build-backend = "scikit_build_core.build"
+[project]
+name = "stub"
+version = "1"
+""",
+    "CMakeLists.txt": """
+cmake_minimum_required(VERSION 3.21)
+project(stub LANGUAGES NONE)
+install(FILES pyproject.toml DESTINATION stub)
+""",
+}
+"""A package that is built as gids is, with nothing to compile."""
+
+
+@pytest.mark.slow
+def test_a_wheel_is_built_in_the_folder_that_is_kept(tmp_path):
+    for name, text in STUB.items():
+        (tmp_path / name).write_text(text)
+    gpu_pack._build(tmp_path, tmp_path / "wheels")
+    [wheel] = (tmp_path / "wheels").glob("stub-1-*.whl")
+    assert zipfile.is_zipfile(wheel)
+    assert (tmp_path / gpu_pack.BUILD_FOLDER / "CMakeCache.txt").exists()
+
+
+def installed_wheel(root, wheels):
+    """In place of gpu_pack._build, which compiles for a minute: the wheel that gids was installed from."""
+    gids = metadata.distribution("gids-loader")
+    files = [
+        file for file in gids.files or () if file.hash and file.parts[0] != ".." and file.suffix != ".pyc"
+    ]
+    if not any(file.name.startswith("_core") for file in files):
+        return build(root, wheels)  # it is installed in editable mode
+    files = [file for file in files if file.name not in ("INSTALLER", "REQUESTED", "direct_url.json")]
+    [tag] = re.findall(r"^Tag: (\S+)", gids.read_text("WHEEL") or "", re.MULTILINE)
+    name = f"gids_loader-{gids.version}"
+    with zipfile.ZipFile(wheels / f"{name}-{tag}.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        record = [f"{name}.dist-info/RECORD,,"]
+        for file in files:
+            archive.write(file.locate(), str(file))
+            record.append(f"{file},{file.hash.mode}={file.hash.value},{file.size}")
+        archive.writestr(f"{name}.dist-info/RECORD", "\n".join(record) + "\n")
+
+
+build = gpu_pack._build
+
+
 def link_installed(name, site, seen):
     """Link an installed distribution, and those that it requires, into another site-packages folder."""
     key = re.sub(r"[-_.]+", "-", name).lower()
@@ -84,8 +135,9 @@ def link_installed(name, site, seen):
 def test_the_packed_check_runs_without_network_in_a_fresh_environment(tmp_path, monkeypatch):
     """The environment has torch and NumPy, neither pytest nor anything that builds gids.
 
-    The wheel is made small, which takes less time to compile than a fast one.
+    A wheel that must be built is made small, which takes less time to compile than a fast one.
     """
+    monkeypatch.setattr(gpu_pack, "_build", installed_wheel)
     monkeypatch.setenv("SKBUILD_CMAKE_BUILD_TYPE", "MinSizeRel")
     monkeypatch.setattr(gpu_pack, "BUILD_FOLDER", "build/pack-small")
     archive, environment = tmp_path / "check.tar", tmp_path / "venv"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import io
 import os
@@ -38,23 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anywhere()
     argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv else ""
-    parser = _Parser(
-        prog="gids", description="Train graph neural networks on node features that are stored on SSDs."
-    )
-    parser.add_argument("--version", action="version", version=f"gids {gids.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    modules = {name: importlib.import_module(f"gids.cli.{name}") for name in COMMANDS}
-    for module in modules.values():
-        module.add_parser(subparsers)
+    parser = _parser()
     try:
         try:
-            if command not in modules and command and not command.startswith("-"):
+            if command not in COMMANDS and command and not command.startswith("-"):
                 similar = _did_you_mean(command, COMMANDS)
                 parser.error(f"unknown command {command!r}{similar}; `gids --help` lists all")
             args, unknown = parser.parse_known_args(argv)
             if unknown:  # parse_args would print the usage of `gids`, not of the command
                 _refuse(unknown, _innermost(parser, argv))
-            status = modules[args.command].run(args)
+            status = importlib.import_module(f"gids.cli.{args.command}").run(args)
         finally:  # --list and --help raise SystemExit
             sys.stdout.flush()
         return int(status)
@@ -76,6 +70,19 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+
+
+@functools.cache
+def _parser() -> _Parser:
+    """The parser of every command. A process that runs several commands makes it once."""
+    parser = _Parser(
+        prog="gids", description="Train graph neural networks on node features that are stored on SSDs."
+    )
+    parser.add_argument("--version", action="version", version=f"gids {gids.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"gids.cli.{name}").add_parser(subparsers)
+    return parser
 
 
 def _innermost(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:

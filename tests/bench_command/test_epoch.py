@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import gids
-from epoch_results import epoch_result
+from epoch_results import epoch_result, train_here
 
 from gids.bench import epoch
 from gids.bench.epoch import choose_task
@@ -27,7 +27,8 @@ SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
 
 
 @pytest.mark.slow
-def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(dataset, bench, tmp_path):
+def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(dataset, bench, tmp_path, monkeypatch):
+    train_here(monkeypatch)
     scratch = ("--scratch", tmp_path, "--scratch", dataset.parent, "--scratch-bytes", "600MB")
     options = ("--sides", "gids", "--reads", "pack", *scratch)
     said, report = bench("epoch", dataset, *SMALL, *options)
@@ -83,6 +84,7 @@ def test_both_sides_train_on_float16_and_the_timeline_has_the_loaders_stages(tmp
     def refuse(path):
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
+    train_here(monkeypatch)
     monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
     path, timeline = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding"), tmp_path / "epoch.json"
     FeatureStore(path).table("embedding").shard_paths[0].read_bytes()
@@ -100,7 +102,8 @@ def test_both_sides_train_on_float16_and_the_timeline_has_the_loaders_stages(tmp
 
 
 @pytest.mark.slow
-def test_int8_in_shards_on_other_disks_is_compared_with_the_table(tmp_path, bench):
+def test_int8_in_shards_on_other_disks_is_compared_with_the_table(tmp_path, bench, monkeypatch):
+    train_here(monkeypatch)
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
         disk.mkdir()
@@ -160,7 +163,9 @@ def test_a_heterogeneous_dataset_trains_on_the_type_with_classes(typed):
 
 
 @pytest.mark.slow
-def test_all_sides_train_on_a_heterogeneous_dataset(typed, bench):
+def test_all_sides_train_on_a_heterogeneous_dataset(typed, bench, monkeypatch):
+    """A test of bench/epoch.py does so in fresh processes."""
+    train_here(monkeypatch)
     _, report = bench("epoch", typed, *SMALL)
     assert report["subject"]["target"] == "paper"
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM", "stock"]

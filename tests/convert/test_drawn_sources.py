@@ -15,11 +15,10 @@ MORE_DRAWS = 20
 
 
 @pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
+def in_memory(in_this_process, monkeypatch):
     """No reader starts a process, DGL's files are not read, and files are not synced."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(f"os.{name}", lambda _: None)
-    monkeypatch.setattr("gids.convert.readers.try_to_read", lambda *_: None)
     for module in ("convert", "verify"):
         monkeypatch.setattr(f"gids.cli.{module}.load_graphs", lambda path: ([GRAPHS[path]], {}))
 

@@ -46,6 +46,7 @@ def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_heterogeneous_graph(tmp_path, dgl):
     writes = RNG.integers(0, 20, (2, 60))
     relations = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): EDGES}
@@ -68,6 +69,7 @@ def test_heterogeneous_graph(tmp_path, dgl):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_several_graphs_are_refused(tmp_path, dgl, capsys):
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
     message = refused(capsys, tmp_path / "g.dgl", tmp_path / "g.gids")

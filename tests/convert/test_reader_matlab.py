@@ -44,6 +44,7 @@ def test_facebook100(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_friendship_network(tmp_path):
     matrix, info = friendship(5000, 60)
     io.savemat(tmp_path / "c.mat", {"A": matrix, "local_info": info}, do_compression=True)
@@ -59,6 +60,7 @@ def test_friendship_network(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_other_names_weights_and_sparse_features(tmp_path, capsys):
     attributes = sparse.random(N, 9, 0.3, "csr", random_state=2)
     arrays = {"Network": A, "Attributes": attributes, "Label": np.arange(N)[:, None] % 3, "Class": ["x"]}
@@ -78,6 +80,7 @@ def test_other_names_weights_and_sparse_features(tmp_path, capsys):
 
 
 @pytest.mark.few(1)
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import run_ranks
 
 from gids.write.partition import partition
 
@@ -25,17 +26,8 @@ ENVIRONMENT = {
 }
 
 
-def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
+def result(folder: Path) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
     """The weights, and (start, epoch, step) of each start."""
-    folder.mkdir()
-    done = subprocess.run(
-        [*TORCHRUN, PROGRAM, dataset, folder, str(kills), os.environ.get("GIDS_SEED", "0")],
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
     starts = [[int(n) for n in line.split()] for line in (folder / "starts").read_text().splitlines()]
     return torch.load(folder / "weights.pt"), starts
 
@@ -43,8 +35,16 @@ def train(dataset: Path, folder: Path, kills: int) -> tuple[dict[str, torch.Tens
 @pytest.mark.slow
 def test_killed_ranks_go_on_with_the_checkpoint(cited: Path, tmp_path: Path) -> None:
     partition(cited, tmp_path / "parts", RANKS)
-    undisturbed, [first] = train(tmp_path / "parts", tmp_path / "undisturbed", 0)
-    killed, starts = train(tmp_path / "parts", tmp_path / "killed", KILLS)
+    words = [str(PROGRAM), str(tmp_path / "parts")]
+    folders = [tmp_path / "undisturbed", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    run_ranks(tmp_path / "ranks", RANKS, [*words, str(folders[0]), "0", "0"])
+    command = [*TORCHRUN, *words, folders[1], str(KILLS), os.environ.get("GIDS_SEED", "0")]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    undisturbed, [first] = result(folders[0])
+    killed, starts = result(folders[1])
     print(starts)
     assert first == [0, 0, 0]
     assert [start for start, _, _ in starts] == list(range(KILLS + 1))

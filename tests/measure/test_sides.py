@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from epoch_results import epoch_result
+from epoch_results import epoch_result, train_here
 
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
@@ -98,7 +98,9 @@ def test_headroom_is_measured_unless_it_is_given_and_gids_that_runs_out_of_memor
 
 
 @pytest.mark.slow
-def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config):
+def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config, monkeypatch):
+    pytest.importorskip("gids.dgl")
+    train_here(monkeypatch)
     found = sides.run_side(replace(config, most_seconds=1e-9), limited=False)
     assert found.batches == 1
     assert (found.compared_rows, found.wrong_rows) == (64, 0)
