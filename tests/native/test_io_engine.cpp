@@ -535,16 +535,22 @@ void test_a_large_batch_is_read_while_it_is_sorted(const std::string& kind) {
     const u32 file = random() % 8 == 0;  // both files have reads in every part
     batch->reads.push_back({random() % 40 * kPage, nullptr, 512, file, i});
   }
-  engine->submit(batch);
-  CHECK(batch->all.load() > 0);
-  wait(*batch);
-  CHECK_EQUAL(batch->all.load(), kReads);
-  CHECK_EQUAL(batch->equal.load(), kReads);
+  u64 turns = 0, early = 0;  // reads that are done when submit() returns: on a busy machine perhaps none
+  while (early == 0 && turns < 10) {
+    const u64 before = batch->all.load();
+    engine->submit(batch);
+    early = batch->all.load() - before;
+    wait(*batch);
+    ++turns;
+  }
+  CHECK(early > 0);
+  CHECK_EQUAL(batch->all.load(), turns * kReads);
+  CHECK_EQUAL(batch->equal.load(), turns * kReads);
   batch->reads.resize(10'000);
   std::shuffle(batch->reads.begin(), batch->reads.end(), random);
   engine->submit(batch);  // and again, with a close amid it
   engine->close();
-  CHECK_EQUAL(batch->all.load(), kReads + 10'000);
+  CHECK_EQUAL(batch->all.load(), turns * kReads + 10'000);
 }
 
 void test_bad_submissions_are_refused_and_read_nothing(const std::string& kind) {
