@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
@@ -142,8 +142,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
     reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn:
-    called before this stream reads, or ends, for who counts. ended: called with the number of minibatches at
-    their end. seconds: gets what sampling takes, as "sample".
+    called before this stream reads, or ends, for who counts. turn: the same as a context, in which a stream
+    that is dropped ends. ended: called with the number of minibatches at their end. seconds: gets what
+    sampling takes, as "sample".
     """
 
     first_alone = True
@@ -163,6 +164,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         aside: Callable[[], Reader] = Reader,
         check: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         ended: Callable[[int], None] = lambda _: None,
         seconds: dict[str, float] | None = None,
     ) -> None:
@@ -180,9 +182,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = []
         self._at_end: list[Callable[[], None]] = []
-        self._finalizer = weakref.finalize(
-            self, close_parts, os.getpid(), self._opened, self._at_end, on_turn
-        )
+        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end, turn)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._again: deque[T] = deque()  # that another reader did not gather
@@ -495,23 +495,26 @@ def close_parts(
     pid: int,
     parts: list[Any],
     then: Sequence[Callable[[], None]] = (),
-    first: Callable[[], None] = lambda: None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Call `first`, close what a process opened, the last part first, then call `then`. For finalizers."""
+    """Within `turn`, close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
     if threading.current_thread().name.startswith("gids-"):
         # The garbage collector runs in one of the threads that this waits for.
-        threading.Thread(target=_close_all, args=(parts, then, first), name="close gids").start()
+        threading.Thread(target=_close_all, args=(parts, then, turn), name="close gids").start()
     else:
-        _close_all(parts, then, first)
+        _close_all(parts, then, turn)
 
 
-def _close_all(parts: list[Any], then: Sequence[Callable[[], None]], first: Callable[[], None]) -> None:
-    with ExitStack() as stack:
+def _close_all(
+    parts: list[Any],
+    then: Sequence[Callable[[], None]],
+    turn: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with turn(), ExitStack() as stack:
         for function in reversed(then):
             stack.callback(function)
         for part in parts:
             stack.callback(part.close)
-        stack.callback(first)
     parts.clear()

@@ -87,6 +87,7 @@ class NextEpoch:
 
     def __init__(self, minibatches: Iterable[Any], source: Sampled[Any], sampled: SampledAhead[Any]) -> None:
         self.minibatches, self.source, self.sampled = minibatches, source, sampled
+        self.learned: Callable[[], Learned | None] = lambda: None  # whose it is, once it is kept
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0

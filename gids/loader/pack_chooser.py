@@ -403,6 +403,8 @@ class PackChooser:
 
     def _advise(self, sampled: SampledAhead[Any], memory_bytes: int, times: float) -> None:
         """Warn that packs do not fit, and say what memory they need and what they would save."""
+        if not memory_bytes:  # another epoch has it
+            return
         random_s, rates = times * self.random_s(sampled), self._packs.rates()
         memory = self._loader.source.memory
         pairs = list(zip(sampled.counts, sampled.spaces, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
@@ -104,7 +104,7 @@ class PackReads:
     def prepare_next(self, learned: Learned, coming: NextEpoch) -> None:
         """Keep what is prepared of the next epoch of the loader whose epoch is open."""
         assert self.scratch is not None
-        learned.next_epoch = coming
+        learned.next_epoch, coming.learned = coming, weakref.ref(learned)
         self.next_epochs.add(coming)
         self.scratch.spares.add(coming)
 
@@ -165,9 +165,11 @@ class PackReads:
         self.release()
         self.free_kept()
 
-    def drop_next(self) -> None:
-        """Drop what is prepared of next epochs."""
+    def drop_next(self, on_turn: Callable[[Learned], None] = lambda _: None) -> None:
+        """Drop what is prepared of next epochs. on_turn: called before, with whose epoch it is."""
         for coming in list(self.next_epochs):
+            if (learned := coming.learned()) is not None:
+                on_turn(learned)
             coming.close()
 
     def free_kept(self) -> None:

@@ -310,7 +310,8 @@ class Superbatch:
                 self.finish_sweep()
         else:
             self._sweep.cancel()
-            self._sweep = None  # waits for its end
+            result, self._sweep = self._sweep.wait(), None
+            self._counters["bytes_read"] += result["bytes_read"]
             self._counters["bytes_written"] += self._writer.bytes_written
         self._writer = None  # which keeps the scratch file, and buffers
         for load in self._loads.values():

@@ -396,11 +396,13 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
         assert source.stats()["packs"]["minibatches"] == minibatches
 
 
+@pytest.mark.parametrize("closed", ["loader", "source"])
+@pytest.mark.parametrize("ended", [False, True], ids=["cancelled", ""])
 @pytest.mark.parametrize("read_between", [False, True])
-def test_what_is_written_for_an_epoch_that_nobody_reads_counts(
-    loader: gids.NodeLoader, read_between: bool
+def test_what_is_made_for_an_epoch_that_nobody_reads_counts(
+    loader: gids.NodeLoader, read_between: bool, ended: bool, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For its loader, after another one of the source read, too."""
+    """For its loader, after another one of the source read, too. ended: the pass over the features."""
     source, coming = loader.source, loader._learned.next_epoch
     other = open_loader(source, seed=4)
     assert coming is not None
@@ -412,12 +414,16 @@ def test_what_is_written_for_an_epoch_that_nobody_reads_counts(
     written = superbatch.file.nbytes
     if read_between:
         list(other)
-    before = [each.stats()["packs"]["bytes_written"] for each in (loader, other)]
-    loader.close()
-    own, others = (each.stats()["packs"]["bytes_written"] for each in (loader, other))
-    assert own - before[0] >= written // 2 > 0
-    assert others == before[1]
-    assert own + others == source.stats()["packs"]["bytes_written"]
+    before = [each.stats()["packs"] for each in (loader, other)]
+    if not ended:
+        monkeypatch.setattr(Superbatch, "ready", False)
+    (loader if closed == "loader" else source).close()
+    own, others = (each.stats()["packs"] for each in (loader, other))
+    assert own["bytes_written"] - before[0]["bytes_written"] >= written // 2 > 0
+    assert own["bytes_read"] - before[0]["bytes_read"] >= written // 2
+    for name in ("bytes_written", "bytes_read"):
+        assert others[name] == before[1][name]
+        assert own[name] + others[name] == source.stats()["packs"][name]
 
 
 def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list[Minibatch]]) -> None:

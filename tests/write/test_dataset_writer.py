@@ -118,11 +118,14 @@ def test_stripe_directories_of_a_dataset_without_tables_stay_empty(tmp_path, dis
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_a_forked_child_that_ends_leaves_the_work_of_its_parent(tmp_path):
+@pytest.mark.parametrize("error", [SystemExit, None])
+def test_a_forked_child_that_ends_leaves_the_work_of_its_parent(tmp_path, error):
     with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "n", "k", ROWS)
-        ended(lambda: writer.__exit__(SystemExit, SystemExit(), None))
-    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows(range(2000)), ROWS)
+        writer.write_table("node", "n", "k", ROWS[:1000])
+        ended(lambda: writer.__exit__(error, error and error(), None))
+        assert not (tmp_path / "a.gids").exists()
+        writer.write_table("node", "m", "k", ROWS)
+    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows(range(2000), "m.k"), ROWS)
 
 
 def test_two_writers_of_one_dataset_are_refused(tmp_path):
