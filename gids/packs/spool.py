@@ -67,12 +67,13 @@ class Reads:
 @dataclass(frozen=True)
 class _Record:
     """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space, the pickled object,
-    then its buffers. tables: names of those that it reads."""
+    then its buffers. tables: names of those that it reads. written: done once it may be read."""
 
     offset: int
     nbytes: int
     parts: tuple[tuple[int, int], ...]
     tables: tuple[str, ...]
+    written: Future[None]
 
 
 class Spool:
@@ -142,8 +143,8 @@ class Spool:
             if size:
                 staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
         del staged
-        self._records.append(_Record(self._end, nbytes, tuple(parts), reads.tables))
         written = self._writers.submit(self._write, staging, nbytes, self._end)
+        self._records.append(_Record(self._end, nbytes, tuple(parts), reads.tables, written))
         self._end += nbytes
         self.counters["bytes_written"] += nbytes
         return written
@@ -153,6 +154,8 @@ class Spool:
         if index < len(self._records):
             self.counters["bytes_written"] -= self._end - self._records[index].offset
             self._end = self._records[index].offset
+            for read in range(index, len(self._records)):
+                self._coming.pop(read, None)
             del self._records[index:]
 
     def rows(self, index: int) -> list[Rows]:
@@ -175,13 +178,16 @@ class Spool:
             yield coming.popleft().result()
 
     def take(self, index: int) -> tuple[Any, Reads]:
-        """A minibatch, and what it reads. Blocks; reads the next ones ahead.
+        """A minibatch that is written, and what it reads. Blocks; reads those of the next ones ahead that are
+        written too.
 
         Raises StorageError, and RuntimeError if the minibatch is not the one that was put.
         """
         for ahead in range(index, min(index + 1 + _AHEAD, len(self._records))):
+            record = self._records[ahead]
+            if not record.written.done():
+                break
             if ahead not in self._coming:
-                record = self._records[ahead]
                 self._coming[ahead] = self._readers.submit(_read, self.file, record.offset, record.nbytes)
         record = self._records[index]
         read = self._coming.pop(index).result()

@@ -17,6 +17,7 @@ from packs_example import scratch_files
 import gids
 from gids.errors import StorageError
 from gids.packs import NotSpoolable, Reads, Scratch, Spool
+from gids.packs import spool as module
 
 DTYPES = [
     torch.bool,
@@ -115,6 +116,30 @@ def open_spool(path: Path, nbytes: int = 1 << 30, spaces: int = 1) -> Spool:
 
 def put(spool: Spool, minibatch: Minibatch) -> None:
     spool.begin_put(minibatch, reads_of(minibatch)).result()
+
+
+def test_what_is_not_written_yet_or_was_dropped_is_not_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, may_write = module._write, threading.Event()
+
+    def late(file: Any, data: memoryview, offset: int) -> None:
+        assert not offset or may_write.wait(30)
+        write(file, data, offset)
+
+    monkeypatch.setattr(module, "_write", late)
+    minibatches = [small_minibatch(first=100 * i) for i in range(3)]
+    spool = open_spool(tmp_path)
+    written = [spool.begin_put(minibatch, reads_of(minibatch)) for minibatch in minibatches]
+    written[0].result()
+    assert spool.take(0)[1] == reads_of(minibatches[0])
+    spool._readers.submit(int).result()  # after what it reads ahead
+    may_write.set()
+    written[2].result()
+    assert spool.take(1)[1] == reads_of(minibatches[1])
+    spool.drop_from(2)
+    put(spool, small_minibatch(first=7))
+    assert spool.take(2)[1] == reads_of(small_minibatch(first=7))
 
 
 @pytest.mark.parametrize("seed", range(6))
