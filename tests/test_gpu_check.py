@@ -170,6 +170,7 @@ def test_results_are_written_after_every_step(check):
         assert not content["passed"]
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_imported_is_named(check, test_files):
     (test_files / "tests/test_hangs.py").unlink()
     (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module  # gpu\n")
@@ -187,6 +188,7 @@ def test_a_file_that_cannot_be_imported_is_named(check, test_files):
     ]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_no_test_runs(check, test_files):
     check.no_gpu = "no driver"
     gpu_check.run_tests_and_sanitizers(check)

@@ -396,6 +396,7 @@ def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
         assert source.stats()["packs"]["minibatches"] == minibatches
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("closed", ["loader", "source"])
 @pytest.mark.parametrize("ended", [False, True], ids=["cancelled", ""])
 @pytest.mark.parametrize("read_between", [False, True])
