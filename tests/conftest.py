@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slowest-files", type=int, default=0, metavar="N", help="print the slowest files")
 
 
-@pytest.hookimpl(optionalhook=True)  # gpu_check runs pytest without pytest-xdist
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests wait for the disk or other processes a quarter of the time."""
     return len(os.sched_getaffinity(0)) + 1

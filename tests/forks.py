@@ -5,20 +5,16 @@ A fork begins without threads.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
-
-from gids.cuda.driver import ask_driver
+from rank_pool import fork_context
 
 _TIMEOUT_S = 300
 
@@ -33,12 +29,7 @@ class Fork:
     """Calls function(*arguments). folder: a new one, for what it prints."""
 
     def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        if not ask_driver().devices:  # see rank_pool.py
-            context.set_forkserver_preload(["gids.dgl", "gids.pyg", "gids.distributed", "torch._dynamo"])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONSAFEPATH", "1")  # it imports the installed gids, wherever tests run
-            forkserver.ensure_running()
+        context = fork_context("gids.dgl", "gids.pyg", "gids.distributed", "torch._dynamo")
         folder.mkdir()
         self._folder = folder
         self._process = context.Process(target=_call, args=(folder, function, arguments))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,25 @@ def _serve(pipe: Connection) -> None:
         pipe.send(result)
 
 
+def fork_context(*modules: str) -> ForkServerContext:
+    """Processes are forks of one that has imported these modules. With a GPU they are not imported there: PyG
+    uses CUDA while it is imported, and then no fork can use it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    if not ask_driver().devices:
+        context.set_forkserver_preload(list(modules))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONSAFEPATH", "1")  # it would import gids from the checkout, without native code
+        forkserver.ensure_running()
+    return context
+
+
 class RankPool:
     """Ranks 0 to size - 1. Close it at the end."""
 
     def __init__(self, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        context = multiprocessing.get_context("forkserver")
-        if (
-            not ask_driver().devices
-        ):  # a process cannot use CUDA if the one that forked it did, as PyG's import does
-            context.set_forkserver_preload(["gids.distributed", "gids.pyg"])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONSAFEPATH", "1")  # it would import gids from the checkout, without native code
-            forkserver.ensure_running()
+        context = fork_context("gids.distributed", "gids.pyg")
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
         self._pipes: list[Connection] = []

@@ -142,9 +142,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
     reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn:
-    called before this stream reads, or ends, for who counts. turn: the same as a context, in which a stream
-    that is dropped ends. ended: called with the number of minibatches at their end. seconds: gets what
-    sampling takes, as "sample".
+    called before this stream reads or is closed: what is counted then is its own. turn: the same, as a
+    context in which a stream that is dropped ends. ended: called with the number of minibatches at their
+    end. seconds: gets what sampling takes, as "sample".
     """
 
     first_alone = True

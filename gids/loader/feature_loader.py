@@ -337,7 +337,7 @@ class FeatureLoader(Closing):
             begin=partial(self._begin, epoch),
             aside=partial(self._through, epoch),
             check=self.check_device,
-            on_turn=partial(_take_turn, weakref.ref(self), epoch.learned),
+            on_turn=partial(self.take_turn, epoch.learned),
             turn=partial(_turn_of, weakref.ref(self), epoch.learned),
             ended=epoch.learned.ended,
             seconds=self._seconds,
@@ -648,12 +648,6 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
-
-
-def _take_turn(loader: weakref.ref[FeatureLoader], learned: Learned) -> None:
-    me = loader()
-    if me is not None:
-        me.take_turn(learned)
 
 
 @contextmanager

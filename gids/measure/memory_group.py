@@ -41,7 +41,10 @@ class MemoryGroup:
 
     @contextmanager
     def joined(self, limit_bytes: int) -> Iterator[None]:
-        """A context: this process is in the group, with this limit. What it has already does not count."""
+        """A context in which this process is in the group.
+
+        limit_bytes: of the memory that it takes inside. The memory that it had before does not count.
+        """
         _first(self.path, "memory.max", "memory.limit_in_bytes").write_text(str(limit_bytes))
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
         try:

@@ -100,7 +100,7 @@ class DatasetWriter:
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
         self._sorted_by: dict[Relation, str] = {}
         self._tables: list[TableEntry] = []
-        self._resumable, self._pid = resume_key is not None, os.getpid()
+        self._resumable = resume_key is not None
         self._workplace = Workplace(
             self.path, stripe_dirs, resume_key, overwrite=overwrite, on_bytes=on_bytes
         )
@@ -507,7 +507,7 @@ class DatasetWriter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None and os.getpid() == self._pid:  # not in a forked child
+            if kind is None and self._workplace.in_own_process:
                 self.commit()
         finally:
             self.close(discard=not self._resumable)

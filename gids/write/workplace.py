@@ -231,10 +231,15 @@ class Workplace:
         finally:
             self._journal.close()
 
+    @property
+    def in_own_process(self) -> bool:
+        """False in a forked child."""
+        return os.getpid() == self._pid
+
     def close(self, *, discard: bool) -> None:
         """Close without publishing. discard: remove the work; else it can be resumed. A forked child removes
         nothing."""
-        if discard and not self._is_published and os.getpid() == self._pid:
+        if discard and not self._is_published and self.in_own_process:
             self._journal.abandon()
             with contextlib.suppress(OSError):
                 for folder in self.folders:

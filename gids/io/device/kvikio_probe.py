@@ -122,7 +122,7 @@ def _what_is_missing() -> str:
 
 
 def _asks_for_p2pdma() -> bool:
-    """Whether cuFile is told to use PCI P2PDMA. It does not by itself."""
+    """Whether a setting of cuFile switches PCI P2PDMA on. It is off by default."""
     try:
         text = Path(os.environ.get("CUFILE_ENV_PATH_JSON") or _CUFILE_JSON).read_text(errors="replace")
     except OSError:
