@@ -178,11 +178,12 @@ class Spool:
             yield coming.popleft().result()
 
     def take(self, index: int) -> tuple[Any, Reads]:
-        """A minibatch that is written, and what it reads. Blocks; reads those of the next ones ahead that are
-        written too.
+        """A minibatch, and what it reads. Blocks until it is written and read; reads those of the next ones
+        ahead that are written too.
 
         Raises StorageError, and RuntimeError if the minibatch is not the one that was put.
         """
+        self._records[index].written.result()
         for ahead in range(index, min(index + 1 + _AHEAD, len(self._records))):
             record = self._records[ahead]
             if not record.written.done():

@@ -135,8 +135,8 @@ def test_what_is_not_written_yet_or_was_dropped_is_not_read_ahead(
     assert spool.take(0)[1] == reads_of(minibatches[0])
     spool._readers.submit(int).result()  # after what it reads ahead
     may_write.set()
-    written[2].result()
     assert spool.take(1)[1] == reads_of(minibatches[1])
+    written[2].result()
     spool.drop_from(2)
     put(spool, small_minibatch(first=7))
     assert spool.take(2)[1] == reads_of(small_minibatch(first=7))
