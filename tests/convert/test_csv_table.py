@@ -29,6 +29,7 @@ print(table.row_count, peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column_count", [64, 1000])
 def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path, column_count):
     row_count = 6_400_000 // column_count  # 70 MB

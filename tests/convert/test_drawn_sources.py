@@ -11,7 +11,7 @@ from gids.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant")
 DRAWS = 3  # of every form of source
-MORE_DRAWS = 20
+MORE_DRAWS = 10
 
 
 @pytest.fixture(autouse=True)

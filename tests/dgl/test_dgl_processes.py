@@ -141,7 +141,7 @@ for missing in ("dgl", "networkx"):
     assert printed.count("pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas") == 2
 
 
-LIMITS = [(40, 40), (64, 64), (128, 128), (200, 400)]
+LIMITS = [(40, 40), (128, 128), (200, 400)]
 FEW = """
 import logging, os, resource, signal, sys
 import torch

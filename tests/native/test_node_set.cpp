@@ -57,7 +57,7 @@ void test_numbering_equals_the_model(u32 threads) {
     Model model(seeds);
     set.start(seeds);
     for (int layer = 0; layer < 3; ++layer) {
-      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 70'000 : rng() % 3000, below), expected = ids;
+      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 30'000 : rng() % 3000, below), expected = ids;
       model.relabel(expected);
       set.relabel(ids.data(), ids.size(), workers);
       CHECK(ids == expected);
@@ -83,7 +83,7 @@ void test_numbering_nodes_of_trees_equals_the_model(u32 threads) {
     Model model(keys(seeds, of_seeds));
     set.start(seeds, of_seeds.data());
     for (int layer = 0; layer < 3; ++layer) {
-      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 70'000 : rng() % 3000, below);
+      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 30'000 : rng() % 3000, below);
       const std::vector<i64> wide = some_trees(ids.size());
       const std::vector<u32> of(wide.begin(), wide.end());
       std::vector<i64> expected = keys(ids, of);

@@ -90,7 +90,7 @@ void wait(Work& work) {
 // --- numbers ---
 
 void test_ranks_are_positions_in_a_sorted_list(Random& random) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 15; ++round) {
     const u64 row_count = between(random, 0, 3000);
     const std::set<u32> model = random_rows(random, row_count, between(random, 1, 40));
     RowSet set(row_count);
@@ -152,7 +152,7 @@ void test_a_row_list_holds_gaps_of_any_length() {
 }
 
 void test_counts_and_the_hottest_rows(Random& random) {
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 10; ++round) {
     const u64 row_count = between(random, 1, 400);
     Counts counts(row_count);
     std::map<u32, u64> model;
@@ -211,7 +211,7 @@ void test_a_count_stays_at_its_most() {
 }
 
 void test_cuts_are_those_of_a_model(Random& random) {
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 30; ++round) {
     const bool parts = round % 2;
     const u64 space_count = between(random, 1, 3), minibatches = between(random, 0, 30);
     std::vector<std::vector<std::vector<u32>>> rows(minibatches);
@@ -531,7 +531,7 @@ std::set<u64> pages_of(const Table& table, const std::set<u32>& rows) {
 }
 
 void test_a_sweep_copies_every_wanted_row(Random& random) {
-  for (int round = 0; round < 25; ++round) {
+  for (int round = 0; round < 12; ++round) {
     for (const std::string& kind : engines()) {
       Tables on_disk(random, between(random, 1, 3));
       const packs::SweepOptions options = random_options(random, on_disk.longest_page());
@@ -571,7 +571,7 @@ void test_a_sweep_copies_every_wanted_row(Random& random) {
 }
 
 void test_a_page_that_cannot_be_read_loses_its_own_rows_only(Random& random) {
-  for (int round = 0; round < 25; ++round) {
+  for (int round = 0; round < 12; ++round) {
     for (const std::string& kind : engines()) {
       Tables on_disk(random, 1);
       Table& table = on_disk.tables[0];
@@ -702,7 +702,7 @@ void test_a_full_disk_ends_the_sweep(const Large& large) {
 void test_a_sweep_that_is_cancelled_ends_soon(const Large& large, Random& random) {
   Bytes memory(large.table.rows.size());
   int cancelled = 0;
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 15; ++round) {
     File file("scratch");
     const bool to_file = round % 2;
     std::shared_ptr<Writer> writer;
@@ -802,7 +802,7 @@ void test_an_engine_that_is_closed_ends_the_sweep(const Large& large) {
 
 void test_a_pack_is_read_and_lost_bytes_are_named(const Large& large, Random& random) {
   const u64 size = large.table.rows.size();
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 10; ++round) {
     const u32 most = static_cast<u32>(between(random, 1, 64)) * 4096;
     auto engine = engine_of(large.path, most);
     const u64 begin = random() % 4 ? random() % size / 4096 * 4096 : random() % size;
@@ -874,7 +874,7 @@ void append(Bytes& bytes, T value) {
 // Rows of small whole numbers, which every type holds exactly.
 void test_a_gather_takes_each_row_from_the_first_holder(Random& random) {
   enum Kind { as_stored, widened, narrowed, by_row, by_column };
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 20; ++round) {
     const Kind kind = static_cast<Kind>(round % 5);
     const u32 values = static_cast<u32>(between(random, 1, 40));
     const u64 row_count = between(random, 1, 2000);

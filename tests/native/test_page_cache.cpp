@@ -106,7 +106,7 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
   constexpr u64 window = 5, planned = 3;
   size_t failed = 0;
   auto late = [](u64 t) { return t % 3 == 1; };  // a step that gets its output when it is gathered
-  for (int stream = 0; stream < 4; ++stream) {
+  for (int stream = 0; stream < 2; ++stream) {
     const u64 first = cache.planner().entered(), count = 40;
     std::vector<Minibatch> batches;
     for (u64 i = 0; i < count; ++i) batches.push_back(sample(source, random));

@@ -338,8 +338,7 @@ def test_auto_changes_to_packs_at_any_minibatch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 2, 8, 20])
-@pytest.mark.parametrize("most", [22, 7])
+@pytest.mark.parametrize(("first", "most"), [(0, 22), (2, 7), (8, 22), (20, 7)])
 def test_auto_changes_to_packs_whatever_runs_late(
     path: Path,
     epochs: list[list[Minibatch]],
