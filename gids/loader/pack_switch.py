@@ -26,7 +26,7 @@ from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import Ahead, Layout, PackMachine, Reads, Space, Superbatch, spaces_of
+from gids.packs import Ahead, Layout, PackMachine, Reads, Superbatch
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -100,7 +100,6 @@ class PackSwitch(Generic[T]):
             self._following = epoch.following
         self._count, self._size = epoch.count, 0  # minibatches of the epoch, and of a superbatch
         self._base = 0  # minibatches before the first superbatch
-        self._spaces: list[Space] = []  # of the first minibatch, if it is known
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
         self._racing = False  # packs are being prepared
@@ -202,9 +201,7 @@ class PackSwitch(Generic[T]):
         first, packs, rows = self._source.peek(), self._packs, 0
         with suppress(Exception):  # raised again where this minibatch is due
             if first is not None and not isinstance(first, Failed):
-                ids = self._ids_of(first)
-                self._spaces = spaces_of(packs.tables, ids)
-                rows = sum(rows_read(ids, [t.name for t in packs.tables]).values())
+                rows = sum(rows_read(self._ids_of(first), [t.name for t in packs.tables]).values())
         packs.release()  # of the epoch before
         count = self._chooser.expected_count(self._count)
         if rows * count >= LEAST_WAIT_S * MOST_READS_PER_S and not self._source.beside:
@@ -450,7 +447,6 @@ class PackSwitch(Generic[T]):
             self._observers,
             self._seconds,
             first=first,
-            spaces=self._spaces if before is None else before.spaces,  # resident rows stay
             base=base if next_epoch is None else 0,
             next_epoch=Ahead.SWEPT if self._following or next_epoch else Ahead.NOTHING,
             spare=next_epoch is not None,
