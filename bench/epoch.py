@@ -33,7 +33,7 @@ from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_r
 from gids.bench.epoch import comparable
 from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.measure.choices import describe_choices
+from gids.loader.counting import describe_choices
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import Comparison, EpochConfig, EpochResult, why_no_limit
 from gids.store import FeatureStore, Table

@@ -43,7 +43,7 @@ class Figure:
 class Report:
     """The result of a command.
 
-    partial: "interrupted", or "time" if --seconds stopped the command before all was measured; else None.
+    partial: "interrupted", or "time" if --seconds stopped an epoch before all was measured; else None.
     subject: dataset, table, sizes. notes: conditions of the measurement; notes_above are printed above the
     table.
     """
@@ -79,11 +79,6 @@ class Report:
         """Add a note, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
-
-    def cut_short(self, sentence: str) -> None:
-        """Mark the report as partial because of --seconds, and add a note."""
-        self.partial = self.partial or "time"
-        self.note(sentence)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -73,7 +73,7 @@ def add_parser(subparsers: Any) -> None:
     option("--seconds", rate, text, 20.0, "S")
     option("--seed", natural, "random seed", 0, "N")
     option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
-    option("--plot", Path, "draw curves and predictions to FILE, as PNG", metavar="FILE")
+    option("--plot", Path, "draw the predictions to FILE, as PNG", metavar="FILE")
     add_allow_dir(parser)
     add_quiet(parser)
 
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.scale.curves import Setting, measure
     from gids.scale.cut import cut_shares
     from gids.scale.model import Model, Plan, predict_all
-    from gids.scale.plot import draw
-    from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
+    from gids.scale.text import curves_table, cut_table, plot, prediction_tables, rates_line, recommend
     from gids.store import graphs_of
 
     if args.plot is not None:
@@ -127,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
         contents = _json(args, curves, rates, plan, shares, predictions, advice)
         args.json.write_text(json.dumps(contents, indent=2) + "\n")
     if args.plot is not None:
-        draw(args.plot, store.name, curves, predictions)
+        title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
+        plot(args.plot, title, predictions)
     if args.quiet:
         return 0
     print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")

@@ -188,7 +188,6 @@ class Side:
                 window=config.window,
                 reads=config.reads,
                 scratch=config.scratch or None,
-                scratch_bytes=config.scratch_bytes or None,
             )
             return gids.dgl.DataLoader(*arguments, gids=source, **options)
         for ntype, table in self.tables.items():

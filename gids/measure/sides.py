@@ -43,7 +43,7 @@ class EpochConfig:
     minibatches to train on. memory_bytes: memory for features, page cache included; 0: no limit.
     headroom_bytes: memory for everything else from the opening of the features on, besides what is in use
     then; 0: as much as a trial training needs. spare_bytes: added to the headroom. gids_memory_bytes, window,
-    reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults. random_access: map stock's
+    reads, scratch: for gids.open(); (): its default. random_access: map stock's
     features with MADV_RANDOM, without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch.
     most_seconds: stop after the minibatch in which they have passed; 0: no limit. timeline: a file for the
     training's Timeline, or "". allow_dirs, shards: the allowed directories and the shards outside the
@@ -68,7 +68,6 @@ class EpochConfig:
     window: int = 16
     reads: Reads = "auto"
     scratch: tuple[str, ...] = ()
-    scratch_bytes: int = 0
     random_access: bool = True
     most_seconds: float = 0
     timeline: str = ""

@@ -27,16 +27,14 @@ SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
 
 
 @pytest.mark.slow
-def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(dataset, bench, tmp_path, monkeypatch):
+def test_reads_by_packs_are_described(dataset, bench, tmp_path, monkeypatch):
     train_here(monkeypatch)
-    scratch = ("--scratch", tmp_path, "--scratch", dataset.parent, "--scratch-bytes", "600MB")
+    scratch = ("--scratch", tmp_path, "--scratch", dataset.parent)
     options = ("--sides", "gids", "--reads", "pack", *scratch)
     said, report = bench("epoch", dataset, *SMALL, *options)
     assert report["subject"]["reads"] == "pack"
     metrics = {name: spread["median"] for name, spread in report["figures"][0]["metrics"].items()}
     assert metrics["batches"] == 3
-    assert metrics["predicted_pack_s"] > 0
-    assert metrics["chosen_s"] > 0
     assert metrics["written_bytes"] > 0  # packs and sampled minibatches, or these alone
     assert "hit_ratio" not in metrics
     assert "note: gids read 3 minibatches by pack reads in " in said

@@ -1,4 +1,4 @@
-"""Sessions, reports and tables: results are kept when the time is up."""
+"""Reports and tables."""
 
 from __future__ import annotations
 
@@ -13,29 +13,8 @@ import pytest
 
 from gids.bench import text
 from gids.bench.report import Report, check_writable
-from gids.bench.session import Session, TimeIsUp
 from gids.bench.text import Column, ratio, shared, table
 from gids.cli.bench import _hand_over
-
-
-def session(seconds):
-    return Session(argparse.Namespace(seconds=seconds, repeat=1), Report("test", ["gids"]))
-
-
-def test_time_is_up_only_if_runs_are_left():
-    limited = session(1e-9)
-    limited.total(2)
-    with pytest.raises(TimeIsUp):
-        limited.done()
-    limited.done()  # the last: all is measured
-    with pytest.raises(TimeIsUp):
-        limited.check()
-
-
-def test_without_a_limit_there_is_always_time():
-    unlimited = session(0)
-    assert unlimited.left_s() == float("inf")
-    unlimited.check()
 
 
 def test_the_table_is_printed_if_the_disk_is_full(tmp_path, monkeypatch, capsys):
