@@ -5,7 +5,6 @@
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
-    python bench/gpu.py depths      random pages by depth and number of rings, without the GPU
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
@@ -45,7 +44,6 @@ QUESTIONS = {  # name -> (question, {size: (default, small)})
     "gather": (gpu_cache.gather, gpu_cache.SIZES),
     "planning": (gpu_cache.planning, gpu_cache.SIZES),
     "queue": (gpu_reads.queue, gpu_reads.QUEUE),
-    "depths": (gpu_reads.depths, gpu_reads.DEPTHS),
     "extents": (gpu_reads.extents, gpu_reads.EXTENTS),
     "packs": (gpu_packs.packs, gpu_packs.SIZES),
     "sampling": (gpu_sampling.sampling, gpu_sampling.SIZES),

@@ -29,7 +29,6 @@ from gids.io.device.device_queue import DeviceQueue
         ("gather", "gather of 512 B rows, all hits, over device copy"),
         ("planning", "planning, over the planner on the CPU"),
         ("queue", "queue path, wait stream, over the engine on the host"),
-        ("depths", "random pages of 4 KiB, depth 8, rings 1"),
         ("extents", "extents of 1024 KiB, engine into host memory"),
         ("packs", "epoch of 512 B rows on the device, packs over random reads"),
         ("sampling", "neighbor sampling 3,2, by NodeLoader"),

@@ -52,7 +52,6 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "gather": 25,
         "planning": 20,
         "queue": 35,
-        "depths": 25,
         "extents": 25,
         "packs": 40,
         "sampling": 45,
