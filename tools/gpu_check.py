@@ -119,7 +119,6 @@ class Check:
     out: Path
     scratch: Path
     small: bool = False
-    wheels: Path | None = None
     build: bool = True
     steps: list[Step] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
@@ -250,15 +249,10 @@ def build_commands(check: Check) -> list[list[str]]:
         missing = f"[n for n, m in {gpu_pack.NEEDED}.items() if not importlib.util.find_spec(m)]"
         names = output_of([*PYTHON, "-c", f"import importlib.util; print(*{missing})"]).split()
         return [[*pip, "--no-index", "--find-links", str(packed), "gids-loader", *names]]
-    commands = []
-    wheels = sorted(str(path) for path in check.wheels.glob("*.whl")) if check.wheels else []
-    if wheels:
-        commands.append([*pip, "--no-index", *wheels])
     has_backend = output_of([*PYTHON, "-c", "import nanobind_backend; print('yes')"])
-    if not has_backend and not any("nanobind_backend-" in wheel for wheel in wheels):
-        commands.append([*pip, "nanobind-backend>=1.0"])
+    backend = [] if has_backend else [[*pip, "nanobind-backend>=1.0"]]
     folder = f"-Cbuild-dir={check.scratch / 'build'}"
-    return [*commands, [*pip, "--no-build-isolation", folder, str(ROOT)]]
+    return [*backend, [*pip, "--no-build-isolation", folder, str(ROOT)]]
 
 
 def build(check: Check) -> bool:
@@ -269,7 +263,7 @@ def build(check: Check) -> bool:
     for command in build_commands(check):
         ended = check.run("build", command)
         if ended.status != 0:
-            advice = "nanobind-backend cannot be installed: give a directory with its wheel by --wheels DIR"
+            advice = "nanobind-backend cannot be installed: on another machine, make an archive with --pack"
             note = ended.last_line
             check.add("build", ended, f"{advice} ({note})" if "nanobind-backend" in command[-1] else note)
             return False
@@ -479,13 +473,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scratch = "directory on the disk to measure, for up to 15 GB of temporary data (default: that of --out)"
     parser.add_argument("--scratch", type=Path, metavar="DIR", help=scratch)
     parser.add_argument(
-        "--wheels", type=Path, help="directory of wheels to install first (nanobind-backend, …)"
-    )
-    parser.add_argument(
         "--quick", action="store_true", help="small benchmarks; of compute-sanitizer only memcheck"
     )
     parser.add_argument("--no-build", action="store_true", help="check the installed gids")
-    parser.add_argument("--dry-run", action="store_true", help="list the steps and exit")
     part = "steps to run: checks (tests, compute-sanitizer), figures (benchmarks) or all (default)"
     parser.add_argument("--part", choices=[*PARTS_S, "all"], default="all", help=part)
     pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
@@ -493,21 +483,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.pack:
         return make_archive(args.pack)
-    limits_s = limits_of(args.part)
-    if args.dry_run:
-        for name, limit_s in limits_s.items():
-            print(f"{name:<10} at most {limit_s:.0f} s")
-        print(f"{'':<10} at most {sum(limits_s.values()):.0f} s in all")
-        return 0
-    if args.wheels and not args.wheels.is_dir():
-        parser.error(f"--wheels {args.wheels}: no such directory")
     for folder in (args.out, args.scratch or args.out):
         folder.mkdir(parents=True, exist_ok=True)
     for log in args.out.glob("*.log"):
         log.unlink()
-    out, wheels = args.out.resolve(), args.wheels and args.wheels.resolve()
+    out = args.out.resolve()
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=args.scratch or out) as made:
-        return go(Check(limits_s, out, Path(made).resolve(), args.quick, wheels, not args.no_build))
+        return go(Check(limits_of(args.part), out, Path(made).resolve(), args.quick, not args.no_build))
 
 
 if __name__ == "__main__":
