@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gids.bench.plot import Curve, plot_curves
@@ -39,13 +39,6 @@ def curves_table(curves: Curves) -> str:
         for p in curves.points
     ]
     return aligned([titles, *rows])
-
-
-def cut_table(shares: Mapping[str, Mapping[int, float]]) -> str:
-    """shares: by owners, then by number of ranks."""
-    ranks = list(next(iter(shares.values())))
-    rows = [[str(p), *(f"{100 * of_ranks[p]:.1f}" for of_ranks in shares.values())] for p in ranks]
-    return aligned([["ranks", *(f"{name} %" for name in shares)], *rows])
 
 
 def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
