@@ -8,7 +8,7 @@
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
-    python bench/gpu.py overlap     training beside reads and sampling, compared with each alone
+    python bench/gpu.py overlap     training beside reads, compared with each alone
     python bench/gpu.py life        loaders opened and closed while little memory is free
     python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
     python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage

@@ -32,7 +32,7 @@ from gids.io.device.device_queue import DeviceQueue
         ("extents", "extents of 1024 KiB, engine into host memory"),
         ("packs", "epoch of 512 B rows on the device, packs over random reads"),
         ("sampling", "neighbor sampling 3,2, by NodeLoader"),
-        ("overlap", "training beside sampling, over alone"),
+        ("overlap", "training beside reads, transfer copy, over alone"),
         ("life", "smallest over first cache of 5 loaders without a size"),
         ("large", "seeds whose neighbors are right, 4,096 edges"),
         ("training", "training rows/s, cuda over mapped, moved"),

@@ -55,7 +55,7 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "extents": 25,
         "packs": 40,
         "sampling": 45,
-        "overlap": 85,
+        "overlap": 50,
         "training": 110,
     },
 }

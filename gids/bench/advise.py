@@ -13,7 +13,7 @@ from gids.bench import text
 from gids.bench.arguments import open_table
 from gids.bench.case import LONGEST, Case
 from gids.bench.probe import random_reads
-from gids.bench.session import Session
+from gids.bench.report import Session
 from gids.sizes import format_bytes
 
 POLICY = "lookahead"

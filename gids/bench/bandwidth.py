@@ -13,8 +13,7 @@ from gids.bench.aggregation import Run, aggregate, verify
 from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.probe import random_reads
-from gids.bench.report import Report
-from gids.bench.session import Session
+from gids.bench.report import Report, Session
 from gids.cache.budget import available_bytes
 from gids.errors import FormatError
 from gids.io.engine import probe

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from gids.bench.arguments import DEPENDENT, changed, check_sampler, open_table
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.report import check_writable
-from gids.bench.session import Session
+from gids.bench.report import Session, check_writable
 from gids.cache import page_heat
 from gids.errors import FormatError
 from gids.heat import choose_seeds

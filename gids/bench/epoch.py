@@ -17,8 +17,7 @@ import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
 from gids.bench import text
 from gids.bench.arguments import check_known, open_table
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.report import Report, check_writable
-from gids.bench.session import Session
+from gids.bench.report import Report, Session
 from gids.loader.counting import describe_choices
 from gids.measure import sides
 from gids.measure.features import why_no_array
@@ -61,12 +60,6 @@ def measure(session: Session) -> None:
     store, table = open_table(args)
     task = choose_task(store, table)
     names = _sides(task.tables, session)
-    if args.trace is not None:
-        if OURS not in names:
-            raise ValueError(f"--trace {args.trace} needs the side gids: add it to --sides")
-        check_writable(args.trace)
-        report.subject.update(timeline=str(args.trace))
-        report.note("the first run with gids writes the timeline; its times include that")
     no_limit = sides.why_no_limit()
     if no_limit:
         report.note(
@@ -92,10 +85,7 @@ def measure(session: Session) -> None:
         if (left_s := end - time.monotonic()) <= 0:
             report.partial = "time"
             break
-        config = configs[name]
-        if args.trace is not None and name not in comparison.results and name == OURS:
-            config = replace(config, timeline=str(args.trace.absolute()))
-        config, timeout_s = _in_time(config, left_s / (len(plan) - number))
+        config, timeout_s = _in_time(configs[name], left_s / (len(plan) - number))
         result = comparison.run(name, config, timeout_s=timeout_s)
         if result is not None:
             report.subject.update(headroom_bytes=comparison.headroom_bytes)

@@ -16,8 +16,7 @@ from gids.bench.advise import advise, parse_wanted
 from gids.bench.arguments import changed, check_known, parse_cache_size
 from gids.bench.case import LONGEST, Case, open_case, sources
 from gids.bench.plot import Curve, plot_curves
-from gids.bench.report import Report, Setting
-from gids.bench.session import Session
+from gids.bench.report import Report, Session, Setting
 from gids.cache import POLICIES
 from gids.errors import FormatError
 from gids.sizes import format_bytes

@@ -13,8 +13,7 @@ from gids import cuda
 from gids.bench import text
 from gids.bench.arguments import check_sampler, open_store
 from gids.bench.minibatches import SeedOrder, blocks_of, counts, make_sampler
-from gids.bench.report import Figure, Report
-from gids.bench.session import Session
+from gids.bench.report import Figure, Report, Session
 from gids.errors import FormatError
 from gids.heat import choose_seeds
 from gids.loader.sampling import sample_steps

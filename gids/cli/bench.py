@@ -97,8 +97,6 @@ def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
     text = "memory of each side for features, with the page cache; the memory of training is measured and "
     text += "added (default: a quarter of the features, or more if the minibatches in flight need more)"
     option("--memory-limit", parse_bytes, text, metavar="BYTES")
-    text = "write a timeline of the first run with gids, for https://ui.perfetto.dev"
-    option("--trace", Path, text, metavar="FILE.json")
     option("--sides", words, "sides to run (default: gids,stock-random,stock)", metavar="NAME,…")
     text = "stop after about S seconds and report what was measured so far (default: 0, no limit)"
     option("--seconds", seconds, text, 0, "S")
@@ -209,8 +207,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.bench.report import Report, check_writable
-    from gids.bench.session import Session
+    from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
     for path in (args.json, args.plot):

@@ -135,16 +135,16 @@ def _rates(args: argparse.Namespace, tables: Sequence[Table]) -> tuple[Rates, st
     """The rates, and what of storage was measured."""
     from gids.scale.rates import Rates
 
-    given = {
+    rates_given = {
         field: getattr(args, name) * unit
         for name, (field, unit, _) in _RATES.items()
         if getattr(args, name) is not None
     }
-    rates, of_storage = Rates(), {"storage", "reads_per_s"} & given.keys()
+    rates, of_storage = Rates(), {"storage", "reads_per_s"} & rates_given.keys()
     if len(of_storage) < 2:
         rates = rates.with_storage_of(tables)
     where = {0: " (measured)", 1: " (partly measured)", 2: ""}[len(of_storage)]
-    return replace(rates, **given), where
+    return replace(rates, **rates_given), where
 
 
 def _classes(store: FeatureStore) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-from collections import Counter
 from typing import get_args
 
 import numpy as np
@@ -78,25 +76,18 @@ def test_only_gids_runs_if_stock_cannot_map_the_table(tmp_path, bench, monkeypat
 
 
 @pytest.mark.slow
-def test_both_sides_train_on_float16_and_the_timeline_has_the_loaders_stages(tmp_path, bench, monkeypatch):
+def test_both_sides_train_on_float16_and_are_warm_if_the_page_cache_is_kept(tmp_path, bench, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     train_here(monkeypatch)
     monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
-    path, timeline = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding"), tmp_path / "epoch.json"
+    path = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding")
     FeatureStore(path).table("embedding").shard_paths[0].read_bytes()
-    said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random", "--trace", timeline)
+    said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random")
     assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3]
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock, MADV_RANDOM"]
     assert "results of stock, MADV_RANDOM are WARM" in said
-    assert report["subject"]["timeline"] == str(timeline)
-    assert "its times include that" in said
-    slices = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X"]
-    counts = Counter(e["name"] for e in slices)
-    assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
-    assert counts["next minibatch"] == 4  # the last finds that there is none
-    assert {"sample", "enter"} <= set(counts)
 
 
 @pytest.mark.slow
