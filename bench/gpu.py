@@ -58,15 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     script = Script(__doc__, "dir")
     script.add_argument("question", choices=[*QUESTIONS, "all"])
     script.option("device", "cuda")
-    script.option("feature-gb", text="size of the features for training (default: 4.3)", type=float)
-    script.option("file-gb", text="size of the file for the queue (default: 2.1)", type=float)
-    script.option("log2-nodes", text="size of the graph for sampling (default: 23)", type=int)
     args = script.parse(arguments)
-    asked = {
-        "feature_bytes": args.feature_gb and int(args.feature_gb * 1e9),
-        "file_bytes": args.file_gb and int(args.file_gb * 1e9),
-        "log2_nodes": args.log2_nodes,
-    }
     device = cuda.open_device(args.device)
     print(f"{device.name}, {pcie_link()}", flush=True)
     figures = Figures(args)
@@ -75,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             question, pairs = QUESTIONS[name]
             folder = Path(directory) / name
             folder.mkdir()
-            sizes = {key: asked.get(key) or pair[args.small] for key, pair in pairs.items()}
+            sizes = {key: pair[args.small] for key, pair in pairs.items()}
             question(Bench(device, folder, SimpleNamespace(**sizes), figures))
     return 0
 
