@@ -1,7 +1,7 @@
 """Builds gids in a temporary directory, and runs `pytest -m gpu`, compute-sanitizer and bench/gpu.py.
 
 Tests share a few processes; those that fail run again, alone. Every benchmark has its own process, and every
-step has a time limit. Writes a JSON file after each step, and tables at the end. Called by gpu_check.sh.
+step has a time limit. Prints a line and writes a JSON file after each step. Called by gpu_check.sh.
 Needs only Python. `--pack FILE.tar` makes an archive that runs elsewhere.
 
 A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
@@ -88,7 +88,7 @@ SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--syste
 
 @dataclass
 class Step:
-    """A line of the table. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
+    """A step that has ended. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
 
     name: str
     result: str
@@ -407,7 +407,7 @@ def benchmark(check: Check, step: str) -> None:
 
 
 def go(check: Check) -> int:
-    """Run all steps, print and write the report. Returns the exit status."""
+    """Run all steps. Returns the exit status."""
     usable = build(check)
     if usable:
         look_at_machine(check)
@@ -422,27 +422,10 @@ def go(check: Check) -> int:
             benchmark(check, name)
     check.finished = True
     check.write()
-    print(f"\n{report(check)}\n\nwritten to {check.path}")
+    print(f"written to {check.path}")
     if check.no_gpu:
         print(f"no GPU: {check.no_gpu}")
     return check.status
-
-
-def report(check: Check) -> str:
-    """Tables in Markdown: the machine, steps and results."""
-    lines = ["| machine | |", "|---|---|", *(f"| {name} | {text} |" for name, text in check.machine.items())]
-    lines += ["", "| step | result | seconds | |", "|---|---|---|---|"]
-    lines += [
-        f"| {s.name} | {s.result} | {s.seconds:.0f} | {s.note.replace('|', '/')} |" for s in check.steps
-    ]
-    if check.figures:
-        lines += ["", "| figure | measured | target | |", "|---|---|---|---|"]
-        for figure in check.figures:
-            bar, unit = figure["bar"], figure["unit"]
-            target = "" if bar is None else f"≥ {bar:,.6g} {unit}"
-            verdict = {True: "passed", False: "failed", None: ""}[figure["passed"]]
-            lines.append(f"| {figure['name']} | {figure['value']:,.4g} {unit} | {target} | {verdict} |")
-    return "\n".join(lines)
 
 
 def limits_of(part: str) -> dict[str, float]:
