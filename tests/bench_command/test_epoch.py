@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_no_ratio_is_printed_for_a_side_that_trained_on_less_than_a_tenth(datase
     said, report = bench("epoch", dataset, *SMALL[:4], "--batch-size", 1, "--batches", 20)
     assert report["answers"] == ["gids loads 10.0 x as many rows per second as stock, MADV_RANDOM"]
     assert "note: `stock` was stopped after 1 of 20 minibatches in 2.00 s: too few for a ratio" in said
+
+
+def test_no_side_begins_when_the_time_is_up(dataset, bench, monkeypatch):
+    asked, clock = [], iter([0.0, 1.0, 9.0])
+
+    def run(config, *, timeout_s, **_):
+        asked.append((config.side, config.most_seconds, timeout_s))
+        return epoch_result(config.side)
+
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
+    monkeypatch.setattr(epoch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said, report = bench("epoch", dataset, *SMALL, "--seconds", 7)
+    assert asked == [("gids", 1, 122)]  # a third of the 6 s that are left, and half of it to train
+    assert report["partial"] == "time"
+    assert "PARTIAL: stopped by --seconds 7; number of results: 1" in said
 
 
 def test_different_rows_are_an_error(dataset, bench, monkeypatch):

@@ -52,14 +52,6 @@ def jobs(torture: Torture, every: int, rng: random.Random) -> Iterator[tuple[str
         yield f"loss at {at}", partial(torture.lose_power, at, rng.random() < 0.5)
 
 
-def report(torture: Torture) -> None:
-    count = torture.count
-    numbers = (count.calls, count.kills, count.losses, count.old, count.new, count.nothing, len(count.faults))
-    print(f"{torture.title:<50}" + "".join(f"{number:>8}" for number in numbers), flush=True)
-    for fault in count.faults[:20]:
-        print(f"    {fault}", flush=True)
-
-
 def _fast_directory() -> Path:
     """A file system in memory, where there is one: a sync takes no time there, and none is needed."""
     memory = Path("/dev/shm")
@@ -109,15 +101,18 @@ def main() -> int:
             (root / str(number)).mkdir()
             (root / str(number) / "sources").symlink_to(root / "sources")
             tortures.append(Torture(title, root / str(number), rng))
-        heads = ("calls", "kills", "losses", "old", "new", "none", "faults")
-        print(f"{'command':<50}" + "".join(f"{head:>8}" for head in heads))
         for torture in tortures:
             for what, job in jobs(torture, args.every, rng):
                 try:
                     job()
                 except Failed as failed:
                     torture.count.faults.append(f"{what}: {failed}")
-            report(torture)
+            count = torture.count
+            print(
+                f"{torture.title}: {torture.calls} calls, {count.kills} kills, {count.losses} losses of power"
+            )
+            for fault in count.faults[:20]:
+                print(f"    {fault}", flush=True)
     counts = [t.count for t in tortures]
     faults = sum(len(c.faults) for c in counts)
     done = f"{sum(c.kills for c in counts)} kills, {sum(c.losses for c in counts)} losses of power"

@@ -28,12 +28,8 @@ KILLED = -signal.SIGKILL
 class Count:
     """What happened to one command."""
 
-    calls: int = 0
     kills: int = 0
     losses: int = 0
-    old: int = 0
-    new: int = 0
-    nothing: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -89,7 +85,7 @@ class Torture:
         shutil.copytree(self._place.work, self._template)
         self._old = self._state()
         self._trace = self._undisturbed(self.scenario.command)
-        self.calls = self.count.calls = len(self._trace)
+        self.calls = len(self._trace)
         self._new, self._new_files = self._state(), self._files()
         self._last, self._last_files, self.then_calls = self._new, self._new_files, self.calls
         if self.scenario.then is not None:
@@ -180,14 +176,10 @@ class Torture:
         found = self._state()
         states = [self._old, self._new, self._last]
         if found == "nothing" and (self.scenario.old_kernel or (self._old == "nothing" and not seen)):
-            self.count.nothing += 1
             return seen
         if found not in states[seen:]:
             raise Failed(f"{when}: {found}, not {' or '.join(states[seen:])} (old, new, last)")
-        after = max(seen, states.index(found))
-        self.count.new += after > 0
-        self.count.old += after == 0
-        return after
+        return max(seen, states.index(found))
 
     def _is_killed(self, when: str, step: Step, at: int, seen: int) -> bool:
         """Run a command; whether it was killed. Raises Failed when it ended otherwise than it should."""
