@@ -73,7 +73,7 @@ def main() -> int:
         prog="kill_writers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    text = "kill, and lose power, at every K-th call, and at least once a command (default: 5)"
+    text = "kill, and lose power, at every K-th call, and at least once per command (default: 5)"
     add("--every", type=int, default=5, metavar="K", help=text)
     add("--only", metavar="TEXT", default="", help="commands whose title contains TEXT")
     add("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of what is drawn")
