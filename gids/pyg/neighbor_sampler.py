@@ -187,7 +187,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
         def sample(seeds: PerType, times: PerType | None = None) -> HopMinibatch:
             roots = seeds if times is None else TimedSeeds(seeds, _int64(times))
-            return self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
+            sampled = self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
+            if self.disjoint and negatives is not None and negatives.is_binary():
+                # By pairs of ends. PyG takes them modulo the seed edges, whose number need not divide theirs.
+                ends = seeds.values() if isinstance(seeds, dict) else [seeds]
+                sampled.batch = _modulo(sampled.batch, sum(map(len, ends)) // 2)
+            return sampled
 
         if inputs.time is not None and not self.is_temporal:
             raise ValueError(
@@ -266,6 +271,10 @@ def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
         return {ntype: values.to(torch.int64) for ntype, values in times.items()}
     return times.to(torch.int64)
+
+
+def _modulo(trees: Any, count: int) -> Any:
+    return {t: b % count for t, b in trees.items()} if isinstance(trees, dict) else trees % count
 
 
 def _remade(made_of: dict[str, Any]) -> NeighborSampler:
