@@ -53,7 +53,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
     num_neighbors, for edges that are not sorted as is_sorted says, and for an argument of PyG that is not
     supported; NotImplementedError for sample_direction="backward"; KeyError and FormatError for a dataset
-    without topology. While sampling: IndexError for a seed out of range.
+    without topology. While sampling: IndexError for a seed out of range, TypeError for
+    times that are not whole numbers.
     """
 
     def __init__(
@@ -269,7 +270,13 @@ def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
 
 def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
-        return {ntype: values.to(torch.int64) for ntype, values in times.items()}
+        return {ntype: _whole(values) for ntype, values in times.items()}
+    return _whole(times)
+
+
+def _whole(times: torch.Tensor) -> torch.Tensor:
+    if times.is_floating_point():  # rounding toward 0 would let later edges pass
+        raise TypeError(f"input_time= or edge_label_time= is {times.dtype}: give int64[n]")
     return times.to(torch.int64)
 
 

@@ -223,10 +223,14 @@ def test_times_of_another_number_are_refused(one: Data) -> None:
         gids.pyg.NeighborSampler(several, [2], time_attr="t")
 
 
-def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
+def test_seeds_without_whole_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
     sampler = gids.pyg.NeighborSampler(one_timed, [2], time_attr="when")
     with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
         with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
+            next(iter(nodes))
+    times = torch.full((PAPERS,), -3.7)
+    with gids.pyg.NeighborLoader(one_timed, [2], input_time=times, time_attr="when") as nodes:
+        with pytest.raises(TypeError, match=r"is torch\.float32: give int64\[n\]"):
             next(iter(nodes))
     with gids.pyg.LinkNeighborLoader(
         one_timed, None, one.edge_index, neighbor_sampler=sampler, neg_sampling="binary"
