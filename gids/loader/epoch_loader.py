@@ -36,6 +36,7 @@ from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
 from gids.sampler.minibatch import FeatureRows
 from gids.sampler.neighbor import Strategy
+from gids.sampler.subgraph import check_ids_of_reverses
 from gids.sampler.time_order import By
 from gids.store import Graph, Table
 
@@ -161,8 +162,7 @@ class EpochLoader(Closing, ABC):
         self._step_sampling = self.source.sampling(
             topology, self._ranks, torch.device(device), cooperative=cooperative
         )
-        own = isinstance(self.sampler, Neighbor) and self.sampler.subgraph == "induced"
-        if own and torch.device(device).type != "cpu":
+        if self._subgraph == "induced" and torch.device(device).type != "cpu":
             raise ValueError(
                 f"{self.sampler!r} samples on the CPU only: use device='cpu' and move minibatches to {device}"
             )
@@ -320,6 +320,10 @@ class EpochLoader(Closing, ABC):
         return _SamplerBytes(self._host_sampler)
 
     @property
+    def _subgraph(self) -> str | None:
+        return self.sampler.subgraph if isinstance(self.sampler, Neighbor) else None
+
+    @property
     def _host_sampler(self) -> LayeredSampler | None:
         """The sampler, or the one that it samples by, if its host memory is known."""
         return layered_of(self.sampler) if self._device is None else None
@@ -461,6 +465,8 @@ class EpochLoader(Closing, ABC):
             check_table_fits(table, topology, self.store.name)
             if table.kind == "edge" and isinstance(self.sampler, RandomWalk):
                 raise ValueError(f"{name}: the edges of RandomWalk are not in the dataset, and have no rows")
+            if not isinstance(table.type, str) and self._subgraph == "bidirectional":
+                check_ids_of_reverses(topology, table.type)
         return chosen
 
 

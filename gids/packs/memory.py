@@ -203,7 +203,7 @@ class PackBudget:
             purposes |= {"row lists": lists_bytes, "write buffers": write_bytes}
             purposes["packs"] = self.device_bytes - sum(there.values())
             for_trials = write_bytes if write_bytes >= _LEAST_WRITE_BYTES else 0  # tried before writing
-        trials = for_trials // (_SETS_OF_A_TRIAL * self._set_bytes)
+        trials = for_trials // (_SETS_OF_A_TRIAL * max(1, self._set_bytes))
         if purposes["packs"] <= 0 or trials <= 0:
             return None
         return PackPlan(

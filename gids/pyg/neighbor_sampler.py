@@ -53,7 +53,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
     num_neighbors, for edges that are not sorted as is_sorted says, and for an argument of PyG that is not
     supported; NotImplementedError for sample_direction="backward"; KeyError and FormatError for a dataset
-    without topology. While sampling: IndexError for a seed out of range.
+    without topology. While sampling: IndexError for a seed out of range, TypeError for
+    times that are not whole numbers.
     """
 
     def __init__(
@@ -187,7 +188,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
 
         def sample(seeds: PerType, times: PerType | None = None) -> HopMinibatch:
             roots = seeds if times is None else TimedSeeds(seeds, _int64(times))
-            return self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
+            sampled = self.hops.sample(topology, roots, seed=seed, epoch=epoch, step=step)
+            if self.disjoint and negatives is not None and negatives.is_binary():
+                # By pairs of ends. PyG takes them modulo the seed edges, whose number need not divide theirs.
+                ends = seeds.values() if isinstance(seeds, dict) else [seeds]
+                sampled.batch = _modulo(sampled.batch, sum(map(len, ends)) // 2)
+            return sampled
 
         if inputs.time is not None and not self.is_temporal:
             raise ValueError(
@@ -264,8 +270,18 @@ def _alone(inputs: NodeSamplerInput | EdgeSamplerInput) -> Output:
 
 def _int64(times: PerType) -> PerType:
     if isinstance(times, dict):
-        return {ntype: values.to(torch.int64) for ntype, values in times.items()}
+        return {ntype: _whole(values) for ntype, values in times.items()}
+    return _whole(times)
+
+
+def _whole(times: torch.Tensor) -> torch.Tensor:
+    if times.is_floating_point():  # rounding toward 0 would let later edges pass
+        raise TypeError(f"input_time= or edge_label_time= is {times.dtype}: give int64[n]")
     return times.to(torch.int64)
+
+
+def _modulo(trees: Any, count: int) -> Any:
+    return {t: b % count for t, b in trees.items()} if isinstance(trees, dict) else trees % count
 
 
 def _remade(made_of: dict[str, Any]) -> NeighborSampler:

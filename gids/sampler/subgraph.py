@@ -73,6 +73,21 @@ def check_reverses(topology: Topology) -> None:
             )
 
 
+def check_ids_of_reverses(topology: Topology, relation: Relation) -> None:
+    """Raise ValueError if the edges of a relation and of that of its reverses cannot have the same ids.
+
+    A table of the relation has rows for both then.
+    """
+    counts = {g.relation: g.num_edges for g in topology.graphs}
+    reverse = reverse_of(relation, counts)
+    if reverse is not None and counts[reverse] != counts[relation]:
+        raise ValueError(
+            f"{describe_type(relation)} has {counts[relation]} edges, and {describe_type(reverse)} has "
+            f"{counts[reverse]}: edges with features must have the ids of their reverses in a bidirectional "
+            "subgraph; leave the table out of tables="
+        )
+
+
 def _first_of_equals(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     """Positions of the edges to keep: the first of equal ones, in the order of (destination, source)."""
     keys, order = (dst << 32 | src).sort(stable=True)  # local ids are below 2^32

@@ -402,7 +402,8 @@ class DatasetWriter:
         arrays.update({role: array_entry(fields) for role, fields in written.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
-        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64.
+        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64,
+        bfloat16 becomes float32.
 
         Raises FormatError for 2^63 and more, and for other integers than int8, uint8, int32 and int64 in
         several dimensions.

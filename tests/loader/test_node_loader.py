@@ -21,7 +21,7 @@ import gids
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor, RandomWalk
-from gids.write import DatasetWriter
+from gids.write import DatasetWriter, edge_list
 
 PAPERS, AUTHORS, DIM = 2000, 300, 64
 Rows = dict[str, torch.Tensor]
@@ -199,6 +199,29 @@ def test_edges_of_random_walks_have_no_rows(two_types: Path) -> None:
         open_loader(
             two_types, seeds={"paper": torch.arange(9)}, sampler=walks, tables=["author.writes.paper.year"]
         )
+
+
+def test_rows_of_reverses_need_the_ids_of_their_edges(tmp_path: Path) -> None:
+    writes, back = ("author", "writes", "paper"), ("paper", "rev_writes", "author")
+    sources, destinations = torch.arange(40) % 7, torch.arange(40) % 11
+    options: dict[str, Any] = {"seeds": {"paper": torch.arange(11)}, "tables": ["author.writes.paper.year"]}
+    for count in (40, 39):
+        path, of_back = tmp_path / f"{count}.gids", (destinations[:count], sources[:count])
+        with DatasetWriter(path) as writer:
+            writer.write_edges(writes, edge_list(sources, destinations, num_src=7, num_dst=11))
+            writer.write_edges(back, edge_list(*of_back, num_src=11, num_dst=7))
+            writer.write_table("edge", writes, "year", torch.arange(40))
+        options["sampler"] = Neighbor([2, 2], subgraph="bidirectional")
+        if count == 39:
+            with pytest.raises(ValueError, match="edges with features must have the ids of their reverses"):
+                open_loader(path, **options)
+            continue
+        with open_loader(path, **options) as loader:
+            [m] = loader
+        [blocks] = m.blocks
+        ids = blocks[writes].edge_ids  # type: ignore[call-overload]
+        assert torch.equal(m.features["author.writes.paper.year"], ids)
+        assert torch.equal(m.input_nodes["author"][blocks[writes].indices], sources[ids])  # type: ignore[call-overload]
 
 
 def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:

@@ -125,3 +125,18 @@ def test_rows_are_those_of_the_table(tmp_path: Path, seed: int, monkeypatch: pyt
                 found += 1
             assert found == len(batches)
         assert loader.stats()["packs"]["minibatches"] > 0
+
+
+def test_tables_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gids"
+    with DatasetWriter(path) as writer:
+        writer.add_nodes("paper", 40)
+        writer.write_graph(CITES, torch.zeros(41, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+        writer.write_table("edge", CITES, "w", torch.empty(0, 3))
+    [table] = gids.FeatureStore(path).tables
+    with open_source(path, "pack", 64 << 20) as source:
+        loader = gids.FeatureLoader(source, [table])
+        batches = [{table: torch.empty(0, dtype=torch.int64)}] * 9
+        found = [rows[table].shape for _, rows in loader.attach(batches, lambda ids: ids, count=9)]
+        assert found == [(0, 3)] * 9
+        assert loader.stats()["packs"]["minibatches"] > 0

@@ -161,6 +161,26 @@ def test_negatives_with_trees_are_the_same_on_any_number_of_ranks(
                 assert len(drawn.unique()) > 60
 
 
+def test_negatives_that_not_every_seed_edge_has_are_in_the_tree_of_theirs(
+    one: Data, one_path: Path, several: HeteroData, several_path: Path
+) -> None:
+    for path, data, relation in ((one_path, one, None), (several_path, several, WRITES)):
+        edges = stores(data)[relation].edge_index[:, :9]
+        given: Any = edges if relation is None else (relation, edges)
+        options: dict[str, Any] = {"disjoint": True, "batch_size": 9}
+        for amount, count in ((0.5, 5), (1.5, 14)):
+            negatives = {"mode": "binary", "amount": amount}
+            with gids.pyg.LinkNeighborLoader(path, [2], given, neg_sampling=negatives, **options) as loader:
+                [batch] = loader
+            of, tree = stores(batch), torch.arange(9 + count) % 9
+            for ntype, ends in zip(
+                (None, None) if relation is None else relation[::2],
+                of[relation].edge_label_index,
+                strict=True,
+            ):
+                assert torch.equal(of[ntype].batch[ends], tree)
+
+
 @pytest.mark.parametrize("group", [None, "default"])
 @pytest.mark.parametrize("name", ["time", "since"])
 def test_times_in_other_peoples_stores_of_one_type(group: str | None, name: str) -> None:
@@ -203,10 +223,14 @@ def test_times_of_another_number_are_refused(one: Data) -> None:
         gids.pyg.NeighborSampler(several, [2], time_attr="t")
 
 
-def test_seeds_without_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
+def test_seeds_without_whole_times_are_refused_where_pyg_needs_them(one: Data, one_timed: Path) -> None:
     sampler = gids.pyg.NeighborSampler(one_timed, [2], time_attr="when")
     with gids.pyg.NeighborLoader(one_timed, [2], time_attr="since") as nodes:
         with pytest.raises(ValueError, match="the seeds need times, because time_attr= names times of edges"):
+            next(iter(nodes))
+    times = torch.full((PAPERS,), -3.7)
+    with gids.pyg.NeighborLoader(one_timed, [2], input_time=times, time_attr="when") as nodes:
+        with pytest.raises(TypeError, match=r"is torch\.float32: give int64\[n\]"):
             next(iter(nodes))
     with gids.pyg.LinkNeighborLoader(
         one_timed, None, one.edge_index, neighbor_sampler=sampler, neg_sampling="binary"
