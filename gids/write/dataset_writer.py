@@ -168,6 +168,7 @@ class DatasetWriter:
         rows = as_rows(rows)
         dtype = dtype or rows.dtype
         name = table_name(type_, key)
+        _refuse_twice(f"table {name!r}", any(t.name == name for t in self._tables))
         if not rows.shape:
             raise FormatError(f"table {name!r} is a single number; its first dimension must be rows")
         if isinstance(type_, str):
@@ -390,11 +391,13 @@ class DatasetWriter:
         if not dedup:
             self._add_edges(relation, edge_count)
 
+        what = f"relation {describe_type(relation)}"
+        _refuse_twice(what, relation in self._relations and bool(self._relations[relation][1]))
+
         def work() -> dict[str, ArrayEntry]:
             sizes = {"num_src": self._counts[relation[0]], "num_dst": self._counts[relation[2]]}
             options.update(sizes, edge_count=edge_count, dedup=dedup, on_bytes=self._on_bytes)
-            what = naming(f"relation {describe_type(relation)}")
-            with what, GraphWriter(self._root, relation, **options) as files:
+            with naming(what), GraphWriter(self._root, relation, **options) as files:
                 return write(files)
 
         written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
@@ -426,7 +429,8 @@ class DatasetWriter:
 
     def write_split(self, ntype: str, split: str, ids: Values) -> None:
         """Write the node ids, int[n], of a split: "train", "val" or "test"."""
-        assert split in SPLITS, split
+        if split not in SPLITS:
+            raise ValueError(f"there is no split {split!r}: choose {', '.join(map(repr, SPLITS))}")
         ids = as_rows(ids)
         self._declare((ntype, "", ntype), None, None)
         if len(ids.shape) != 1 or not is_whole(ids.dtype):
@@ -439,9 +443,11 @@ class DatasetWriter:
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
+        arrays = self._node_arrays.setdefault(ntype, {})
+        _refuse_twice(f"{role} of {ntype!r}", role in arrays)
         name = f"{encode_path(ntype)}.{role}"
         entry = self._write_array(f"nodes {name}", f"nodes/{name}.npy", dtype, shape, pieces)
-        self._node_arrays.setdefault(ntype, {})[role] = entry
+        arrays[role] = entry
 
     def _write_array(
         self,
@@ -482,7 +488,7 @@ class DatasetWriter:
             entries = [
                 a["indices"] for r, (_, a) in self._relations.items() if r[0] == ntype and "indices" in a
             ]
-            if not entries:
+            if not entries or "out_degree" in self._node_arrays.get(ntype, {}):
                 continue
             indices = [array_rows(self._root / e.path, e) for e in entries]
             pieces = out_degrees(indices, count, self._memory_bytes)
@@ -511,3 +517,9 @@ class DatasetWriter:
                 self.commit()
         finally:
             self.close(discard=not self._resumable)
+
+
+def _refuse_twice(what: str, is_there: bool) -> None:
+    """Raise FormatError for what was written already: the journal would keep the first one."""
+    if is_there:
+        raise FormatError(f"{what} occurs twice: write it once")

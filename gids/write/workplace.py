@@ -177,6 +177,8 @@ class Workplace:
 
         size_bytes: progress, if it is done. folders: those below root in which it makes files; None: any.
         """
+        if self._journal.is_closed:
+            raise ValueError(f"the writer of {self.path.name} is closed: make a new one")
         if item in self._journal.done:
             self._on_bytes(size_bytes)
             return self._journal.done[item]
