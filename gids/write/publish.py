@@ -124,7 +124,8 @@ def remove_tree(root: Path, *, last: str) -> None:
 
 def already_exists(path: Path) -> FileExistsError:
     """The error for a path that is not to be replaced."""
-    return FileExistsError(f"{path} already exists: choose another name, or replace it with --overwrite")
+    cure = "choose another name, or replace it (--overwrite; in Python overwrite=True)"
+    return FileExistsError(f"{path} already exists: {cure}")
 
 
 def is_dataset(path: Path) -> bool:

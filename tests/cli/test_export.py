@@ -53,7 +53,7 @@ def test_file_is_only_replaced_with_overwrite(tmp_path, capsys):
     arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
     arguments += ["--allow-dir", str(tmp_path)]
     assert main(arguments) == 2
-    assert "already exists: choose another name, or replace it with --overwrite" in capsys.readouterr().err
+    assert "already exists: choose another name, or replace it (--overwrite" in capsys.readouterr().err
     assert (tmp_path / "x.npy").read_text() == "mine"
     gids(*arguments, "--overwrite")
     assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
