@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 
 import numpy as np
 import pytest
@@ -245,10 +246,16 @@ def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys,
     assert said in capsys.readouterr().out
 
 
-def test_raw_source_is_compared(tmp_path, capsys):
+def test_raw_source_is_compared(tmp_path, capsys, monkeypatch):
     np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
     describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]
     gids("convert", tmp_path / "x.bin", tmp_path / "a.gids", *describe, "--quiet")
+    places = []
+    temporary = tempfile.TemporaryDirectory
+    spy = lambda **options: places.append(options["dir"]) or temporary(**options)  # noqa: E731
+    monkeypatch.setattr("tempfile.TemporaryDirectory", spy)
+    monkeypatch.setattr("os.access", lambda *_: False)  # a disk that is mounted to be read only
     gids("verify", tmp_path / "a.gids", "--against", tmp_path / "x.bin", *describe)
+    assert places == [None]
     assert capsys.readouterr().err == "paper.emb: equal\n"
     assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "none")]) == 2
