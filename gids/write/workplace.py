@@ -28,6 +28,7 @@ from gids.write.publish import (
     check_replaceable,
     clean_up,
     dataset_path,
+    is_dataset,
     is_published,
     locked_directory,
     make_shard_folder,
@@ -133,6 +134,11 @@ class Workplace:
                         f"stripe directory {directory} is inside {own}, which is replaced or removed: "
                         "choose a directory outside"
                     )
+        if around := next(filter(is_dataset, self.path.parents), None):
+            raise ValueError(
+                f"{self.path} is inside the dataset {around}, and would be removed together with it: choose a "
+                "path outside"
+            )
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
         try:
