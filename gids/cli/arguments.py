@@ -126,7 +126,7 @@ def add_minibatches(parser: argparse._ActionsContainer, *, several: bool = False
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:
-    adder(parser)("--workers", int, "number of threads", min(4, os.cpu_count() or 1), "N")
+    adder(parser)("--workers", positive, "number of threads", min(4, os.cpu_count() or 1), "N")
 
 
 def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:

@@ -45,6 +45,9 @@ def test_valid_dataset_has_no_faults(dataset, capfd):
     assert capfd.readouterr() == (f"{dataset}: no faults\n", "")
     assert run(dataset, "--quiet", "--workers", "1") == 0
     assert capfd.readouterr() == ("", "")
+    with pytest.raises(SystemExit):
+        run(dataset, "--workers", "0")
+    assert "argument --workers: '0' is not a whole number of 1 or more" in capfd.readouterr().err
 
 
 @pytest.mark.slow
