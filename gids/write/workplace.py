@@ -136,8 +136,8 @@ class Workplace:
                     )
         if around := next(filter(is_dataset, self.path.parents), None):
             raise ValueError(
-                f"{self.path} is inside the dataset {around}, and would be removed together with it: choose a "
-                "path outside"
+                f"{self.path} is inside the dataset {around}, and would be removed together with it: choose "
+                "a path outside"
             )
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
