@@ -42,7 +42,7 @@ from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
 from gids.write.page_sink import PageSink, table_files, write_rows
-from gids.write.publish import dataset_path
+from gids.write.publish import dataset_path, stripe_directories
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
 from gids.write.workplace import Workplace
@@ -88,7 +88,7 @@ class DatasetWriter:
             raise ValueError(
                 f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB"
             )
-        stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
+        stripe_dirs = [] if isinstance(stripe, int) else stripe_directories(stripe)
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
             raise ValueError(f"stripe={stripe!r}; it must be 1 or more shards, or a list of directories")

@@ -225,6 +225,7 @@ def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):
     [
         ({"page_bytes": 1000}, FormatError, "multiple of 512"),
         ({"stripe": 0}, ValueError, "must be 1 or more shards"),
+        ({"stripe": "/tmp"}, TypeError, r"must be a list of directories: give \['/tmp'\]"),
         ({"stripe": ["/proc/nonexistent"]}, FileNotFoundError, "directory /proc/nonexistent does not exist"),
         ({"workers": 0}, ValueError, "at least 1"),
         ({"memory_bytes": 1000}, ValueError, "1 MiB"),
