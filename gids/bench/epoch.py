@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
@@ -132,10 +133,11 @@ def choose_task(store: FeatureStore, table: Table) -> Task:
                 f"table {chosen.name!r} has {chosen.kind} rows of shape {list(chosen.shape)}, and training "
                 f"needs a vector per node: {cure}"
             )
-    classified = [ntype for ntype, labels in store.labels.items() if _are_classes(labels)]
+    train = {t: store.splits.get(t, {}).get("train", torch.zeros(0, dtype=torch.int64)) for t in store.labels}
+    classified = [ntype for ntype, labels in store.labels.items() if _are_classes(labels, train[ntype])]
     if not classified:
         raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
-    targets = [ntype for ntype in classified if len(store.splits.get(ntype, {}).get("train", ()))]
+    targets = [ntype for ntype in classified if len(train[ntype])]
     if not targets:
         raise ValueError(f"{store.name} has no train split; this comparison needs one")
     if len(targets) > 1 and table.type not in targets:
@@ -150,8 +152,10 @@ def _is_vector(table: Table) -> bool:
     return table.kind == "node" and len(table.shape) == 1
 
 
-def _are_classes(labels: Tensor) -> bool:
-    return labels.dim() == 1 and not labels.dtype.is_floating_point and int(labels.min()) >= 0
+def _are_classes(labels: Tensor, train: Tensor) -> bool:
+    """Whether labels are classes; other nodes than those of the train split may have none, -1."""
+    is_whole = labels.dim() == 1 and not labels.dtype.is_floating_point
+    return is_whole and bool((labels >= 0).any() and (labels[train] >= 0).all())
 
 
 def _sides(tables: list[Table], session: Session) -> list[str]:

@@ -57,6 +57,8 @@ def numbers(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
 words = checked(
     lambda value: [word.strip() for word in value.split(",") if word.strip()], bool, "a list such as a,b,c"
 )
+path = checked(lambda text: Path(text) if text else None, lambda _: True, "a path")
+"""Not the empty text of a variable that the shell does not know: it would be the current directory."""
 positive = checked(int, lambda n: n >= 1, "a whole number of 1 or more")
 natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
 window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
@@ -102,7 +104,7 @@ def add_repeated(option: Option, name: str, text: str, metavar: str) -> argparse
 
 def add_path(parser: argparse.ArgumentParser, metavar: str, text: str = "a dataset", **more: Any) -> None:
     """Add the positional argument `path`."""
-    parser.add_argument("path", metavar=metavar, type=Path, help=text, **more)
+    parser.add_argument("path", metavar=metavar, type=path, help=text, **more)
 
 
 def add_allow_dir(parser: argparse._ActionsContainer) -> None:
@@ -122,7 +124,7 @@ def add_minibatches(parser: argparse._ActionsContainer, *, several: bool = False
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:
-    adder(parser)("--workers", int, "number of threads", min(4, os.cpu_count() or 1), "N")
+    adder(parser)("--workers", positive, "number of threads", min(4, os.cpu_count() or 1), "N")
 
 
 def add_memory(parser: argparse._ActionsContainer, default: int = 256_000_000) -> None:
@@ -166,9 +168,14 @@ def resumable(path: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
 
 
+def escaped(text: str) -> str:
+    """The text with unprintable characters escaped, such as those that control a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def printable(text: str) -> str:
     """The text as one line of at most 2000 characters, with unprintable characters escaped."""
     line = " ".join(text.split())
     if not line.isprintable():
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:_MOST_CHARS])
+        line = escaped(line[:_MOST_CHARS])
     return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} …"

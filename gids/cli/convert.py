@@ -24,6 +24,7 @@ from gids.cli.arguments import (
     adder,
     checked,
     integers,
+    path,
     printable,
     resumable,
 )
@@ -60,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
         add_help=False,
     )
     text = "a file, a directory, or tables: nodes.csv edges.csv"
-    parser.add_argument("source", metavar="SRC", type=Path, nargs="+", help=text)
+    parser.add_argument("source", metavar="SRC", type=path, nargs="+", help=text)
     add_path(parser, "DST", "the dataset to make")
     rare = [
         *_add_input(parser.add_argument_group("input")),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import SEEDS, add_allow_dir, add_path, add_quiet, adder, fanouts
+from gids.cli.arguments import SEEDS, add_allow_dir, add_path, add_quiet, adder, fanouts, natural
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
     option("--damping", float, text, metavar="P")
     option("--batch-size", int, "seeds per minibatch (default: 1024)", metavar="N")
     option("--batches", int, "number of minibatches to sample (default: one epoch)", metavar="N")
-    option("--seed", int, "seed of the random draws (default: 0)", metavar="N")
+    option("--seed", natural, "seed of the random draws (default: 0)", metavar="N")
     add_allow_dir(parser)
     add_quiet(parser)
 

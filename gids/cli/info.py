@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_path, adder
+from gids.cli.arguments import add_allow_dir, add_path, adder, escaped
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
 
     contents = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
-    print(json.dumps(contents, indent=2) if args.json else "\n".join(_lines(contents)))
+    print(json.dumps(contents, indent=2) if args.json else "\n".join(map(escaped, _lines(contents))))
     return 0
 
 

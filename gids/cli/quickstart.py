@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import READS, adder, numbers, positive, seconds, window
+from gids.cli.arguments import READS, adder, natural, numbers, positive, seconds, window
 
 EXAMPLE = """\
 import gids.dgl, dgl  # gids before dgl
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     option("--memory", None, f"{text}features)", metavar="BYTES")
     text = "stop training after about S seconds in all, and compare rows/s (default: 150; 0: no limit)"
     option("--seconds", seconds, text, 150, "S")
-    option("--seed", int, "random seed", 0)
+    option("--seed", natural, "random seed", 0)
     option("--dir", Path, "directory for the files (default: the temporary directory)", metavar="DIR")
     option("--keep", True, "keep the files")
     option("--json", True, "print JSON instead of the table")

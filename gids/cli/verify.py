@@ -6,6 +6,7 @@ With `--against SRC`, also compare every value with the source, within the error
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,10 @@ def _compare(args: argparse.Namespace) -> int:
         **table_choices(args),
         memory_bytes=reader_memory(reader, args.memory),
     )
-    count = 0
+    count, parent = 0, store.path.parent
+    beside = parent if os.access(parent, os.W_OK) else None  # else in the temporary directory
     with (
-        tempfile.TemporaryDirectory(prefix="gids-verify-", dir=store.path.parent) as scratch,
+        tempfile.TemporaryDirectory(prefix="gids-verify-", dir=beside) as scratch,
         Progress("compare", quiet=args.quiet) as progress,
     ):
         source = open_source(reader, path, Path(scratch), choices)

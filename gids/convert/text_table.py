@@ -31,6 +31,8 @@ MAX_WORDS_CHARS = 1 << 20  # in a file of names
 _BLOCK_CHARS = 4 << 20
 _MAX_IDLE_LINES = 1_000_000  # in blocks without a number
 _QUOTED = re.compile(r'(?<![^\s,])"\s*([^",\s]*)\s*"(?![^\s,])')  # a whole field
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_MOST_EXACT = 2.0**53  # beyond, float64 does not hold all whole numbers
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
 
 
@@ -162,8 +164,9 @@ def _numbers(
             f"{path}, lines from {first} on: {message_of(error)}"
         ) from None
     parts = [values[name] for name in values.dtype.names] if values.dtype.names else [values]
+    is_large = any((abs(part) >= _MOST_EXACT).any() for part in parts if part.dtype == np.float64)
     is_infinite = any(np.isinf(part).any() for part in parts if part.dtype.kind == "f")  # also for 1e400
-    if is_infinite and (fault := _fault(path, first, lines, dtype, floats)) is not None:
+    if (is_large or is_infinite) and (fault := _fault(path, first, lines, dtype, floats)) is not None:
         raise fault
     return values.view(dtype).reshape(len(values), -1) if floats else values
 
@@ -187,7 +190,11 @@ def _fault(
             are_fractions = all(
                 kinds[i].kind == "i" and _is_number(fields[i]) and _NOT_WHOLE.search(fields[i]) for i in wrong
             )
-            return _Fractions(fault, wrong) if are_fractions else NotANumber(fault)
+            if are_fractions:
+                return _Fractions(fault, wrong)
+            if kinds[at].kind == "f" and _is_number(fields[at]):
+                return FormatError(f"{path}, line {number}: {fields[at]} is another number as {kinds[at]}")
+            return NotANumber(fault)
     return None
 
 
@@ -196,6 +203,8 @@ def _is_exact(field: str, kind: np.dtype[np.generic]) -> bool:
     try:
         with np.errstate(over="ignore"):
             value = kind.type(field)
+        if kind == np.float64 and _WHOLE.fullmatch(field):
+            return int(value) == int(field)
     except (ValueError, OverflowError):
         return False
     return bool(np.isfinite(value)) or "n" in field.lower()  # nan and inf, but not 1e400

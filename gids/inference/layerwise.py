@@ -28,7 +28,7 @@ from gids.loader.tables import Tables, check_table_fits, chosen_tables, default_
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table, graphs_of
-from gids.store.names import describe_type, table_name
+from gids.store.names import check_name, describe_type, table_name, table_path
 from gids.write.export import export_by_id, table_rows
 from gids.write.table_writer import publish_tables
 
@@ -196,7 +196,9 @@ def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -
     """Check the output before anything is computed."""
     if not asked.all_nodes:
         raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
-    for name in (table_name(ntype, key) for ntype in asked.nodes):
+    check_name(key, "output=")
+    for ntype in asked.nodes:
+        name, _ = table_name(ntype, key), table_path(ntype, key)  # which checks its length
         if name in store.tables and not replace:
             raise FileExistsError(
                 f"{store.name} already has a table {name!r}: give another key, or replace=True"

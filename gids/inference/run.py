@@ -100,8 +100,9 @@ class Run:
             stats = loader.stats() if loader is not None else {}
         seconds = time.perf_counter() - begun
         self.stats.append({"nodes": targets.count, "blocks": len(spans), "seconds": seconds, "loader": stats})
-        if left_out == sinks.keys():
-            raise ValueError(f"layer {index} returned no rows for {', '.join(map(repr, sinks))} nodes")
+        if left_out and not any(targets.count_of(ntype) for ntype in sinks.keys() - left_out):
+            types = [repr(ntype) for ntype in sinks if targets.count_of(ntype)] or list(map(repr, sinks))
+            raise ValueError(f"layer {index} returned no rows for {', '.join(types)} nodes")
         return {ntype: sink for ntype, sink in sinks.items() if ntype not in left_out}
 
     def _nodes(self, item: Item) -> list[tuple[str, torch.Tensor]]:

@@ -117,27 +117,29 @@ class Neighborhoods:
     def needed_by(self, targets: Targets) -> Targets:
         """The targets of the layer before: these targets and their in-neighbors.
 
-        If all nodes of a type are targets, all nodes of its neighbors' types count as needed. Takes one byte
-        of memory per node of the other types.
+        If all nodes of a type are targets, all nodes of its neighbors' types count as needed. A type of which
+        no node is needed is there without nodes, as blocks have its relations. Takes one byte of memory per
+        node of the types that are not whole.
         """
         topology = self.topology
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
         whole_types: set[str] = set()
+        read_types: set[str] = set()
         for ntype, ids in targets.nodes.items():
+            of_type = {ntype, *(r[0] for r in topology.relations if r[2] == ntype)}
+            read_types |= of_type
             if ids is None:
-                whole_types |= {ntype, *(r[0] for r in topology.relations if r[2] == ntype)}
+                whole_types |= of_type
+        flags = {t: torch.zeros(counts[t], dtype=torch.bool) for t in read_types - whole_types}
         some = Targets(topology, {t: ids for t, ids in targets.nodes.items() if ids is not None})
-        flags: dict[str, torch.Tensor] = {}
         for span in some.spans(_SAMPLED_ROWS, sum(counts.values()) + 1):
             for ntype, ids in self.input_nodes(self.minibatch(some, span)):
-                if len(ids) and ntype not in whole_types:
-                    flags.setdefault(ntype, torch.zeros(counts[ntype], dtype=torch.bool))[ids] = True
+                if ntype in flags:
+                    flags[ntype][ids] = True
         needed: dict[str, Nodes] = {}
         for ntype in topology.node_types:
-            if ntype in whole_types:
-                needed[ntype] = None
-            elif ntype in flags:
-                needed[ntype] = flags.pop(ntype).nonzero().flatten()
+            flagged = flags.pop(ntype, torch.zeros(0)).nonzero().flatten()
+            needed[ntype] = None if ntype in whole_types else flagged
         return Targets(topology, needed)
 
     def input_nodes(self, minibatch: Minibatch) -> list[tuple[str, torch.Tensor]]:

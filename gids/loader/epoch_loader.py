@@ -25,6 +25,7 @@ from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.learned import Learned
+from gids.loader.options import whole_number
 from gids.loader.ranks import EpochSeeds
 from gids.loader.readers import Reader
 from gids.loader.row_source import EpochInput, RowLoader, RowSource
@@ -80,6 +81,7 @@ class EpochLoader(Closing, ABC):
         self._opened = ExitStack()
         self.source = as_row_source(source, self._opened, what=f"gids.{type(self).__name__}")
         self.store = self.source.store
+        batch_size = whole_number("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
@@ -242,7 +244,10 @@ class EpochLoader(Closing, ABC):
     def __iter__(self) -> SampledEpoch:
         if self._last_stats is not None:
             raise ValueError(f"this {type(self).__name__} is closed: make a new one")
-        epoch, self.epoch = self.epoch, self.epoch + 1
+        epoch = whole_number("loader.epoch", self.epoch)
+        if epoch < 0:
+            raise ValueError(f"loader.epoch={epoch} must be 0 or more")
+        self.epoch = epoch + 1
         resume, self._resume = self._resume, None
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
@@ -334,7 +339,7 @@ class EpochLoader(Closing, ABC):
         It is the minibatch after the last one that the latest epoch handed out; if that epoch is finished,
         the first one of the next. Plain numbers and text, for any checkpoint. The same on all ranks.
         """
-        at = _Progress(self.epoch, 0)
+        at = _Progress(whole_number("loader.epoch", self.epoch), 0)
         if self._resume is not None and self._resume.epoch == self.epoch:
             at = self._resume
         elif self._progress is not None and self._progress.epoch + 1 == self.epoch:

@@ -105,7 +105,7 @@ class Tuning:
         for field in fields(self):
             value, known = getattr(self, field.name), _KNOWN.get(field.name)
             if field.name in _WHOLE and value is not None:
-                object.__setattr__(self, field.name, _whole_number(field.name, value))
+                object.__setattr__(self, field.name, whole_number(field.name, value))
             if known is not None and value not in known:
                 raise ValueError(f"{field.name} must be one of {', '.join(known)} (got {value!r})")
         for name, most in _MOST.items():
@@ -194,7 +194,7 @@ def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 Tuning.__init__ = explain_names("gids.Tuning")(Tuning.__init__)  # type: ignore[method-assign]  # a dataclass made it
 
 
-def _whole_number(name: str, value: object) -> int:
+def whole_number(name: str, value: object) -> int:
     if not isinstance(value, SupportsIndex) or isinstance(value, bool):
         raise TypeError(f"{name}={value!r}: give a whole number")
     return operator.index(value)

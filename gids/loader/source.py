@@ -170,6 +170,8 @@ def open(
     """
     if not isinstance(tuning, Tuning | None):
         raise TypeError(f"tuning is {type(tuning).__name__}: give gids.Tuning(...)")
+    if not isinstance(dataset, FeatureStore | str | os.PathLike | Sequence) or isinstance(dataset, bytes):
+        raise TypeError(f"dataset is {type(dataset).__name__}: give a path, a FeatureStore or a list of them")
     datasets = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
     if not datasets:
         raise ValueError("dataset is an empty list; give a path or a FeatureStore")

@@ -49,10 +49,8 @@ class FeatureStore:
     ) -> None:
         self.path = Path(os.path.abspath(path))
         self.name: str = self.path.name
-        self._allow_dirs = (
-            tuple(os.fspath(d) for d in allow_dirs) if not isinstance(allow_dirs, str) else allow_dirs
-        )
         self.locate, manifest = open_dataset(self.path, allow_dirs)
+        self._allow_dirs = tuple(map(os.path.abspath, allow_dirs))  # to open it again from elsewhere
         self.part: Part | None = manifest.part
         self.topology_crc = manifest.topology_crc
         self._nodes = {n.type: n for n in manifest.nodes}

@@ -141,10 +141,16 @@ Values = Rows | torch.Tensor | np.ndarray
 
 
 def as_rows(values: Values) -> Rows:
-    """Rows of a tensor or array. Rows are returned unchanged."""
+    """Rows of a tensor or array. Rows are returned unchanged. Raises TypeError for anything else."""
+    if isinstance(values, np.ndarray):
+        return ArrayRows(values)
     if isinstance(values, torch.Tensor):
-        return TensorRows(values)
-    return ArrayRows(values) if isinstance(values, np.ndarray) else values
+        if values.layout == torch.strided:
+            return TensorRows(values)
+    elif hasattr(values, "read_into"):
+        return values
+    what = "a sparse tensor" if isinstance(values, torch.Tensor) else type(values).__name__
+    raise TypeError(f"values must be an array of NumPy or a dense tensor of torch (got {what})")
 
 
 def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:

@@ -58,7 +58,8 @@ def record(
         raise ValueError("this loader has a cache already: start recording before its first minibatch")
     if not rows and features.source.options.reads == "pack":
         raise ValueError("packs have no cache to record: give gids.open() reads='random' or 'auto'")
-    with open(path, "wb"):  # raises now, not at the first minibatch
+    path = os.path.abspath(path)
+    with open(path, "ab"):  # raises now, not at the first minibatch
         pass
     recorder = _Recorder(features, path, rows)
     try:
@@ -160,7 +161,7 @@ class _Recorder(Observer):
             counters = {t: {key: int(s[key]) for key in _COUNTERS if key in s} for t, s in tables.items()}
             self._write(TraceWriter.finish, counters)
             self._writer = None
-        elif os.path.isfile(self._path):
+        elif os.path.isfile(self._path) and not os.path.getsize(self._path):
             os.unlink(self._path)
 
     def _write(self, method: Callable[..., None], *arguments: Any) -> None:

@@ -42,7 +42,7 @@ from gids.write.files import write_array
 from gids.write.graph_writer import GraphWriter, TimesOf, check_times, scratch_times, time_dtype
 from gids.write.narrow import Narrowing, Tally, column_scales, narrowed, quantized
 from gids.write.page_sink import PageSink, table_files, write_rows
-from gids.write.publish import dataset_path
+from gids.write.publish import dataset_path, stripe_directories
 from gids.write.row_order import InEdges, as_positions
 from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
 from gids.write.workplace import Workplace
@@ -88,7 +88,7 @@ class DatasetWriter:
             raise ValueError(
                 f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB"
             )
-        stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
+        stripe_dirs = [] if isinstance(stripe, int) else stripe_directories(stripe)
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
             raise ValueError(f"stripe={stripe!r}; it must be 1 or more shards, or a list of directories")
@@ -168,6 +168,7 @@ class DatasetWriter:
         rows = as_rows(rows)
         dtype = dtype or rows.dtype
         name = table_name(type_, key)
+        _refuse_twice(f"table {name!r}", any(t.name == name for t in self._tables))
         if not rows.shape:
             raise FormatError(f"table {name!r} is a single number; its first dimension must be rows")
         if isinstance(type_, str):
@@ -390,11 +391,13 @@ class DatasetWriter:
         if not dedup:
             self._add_edges(relation, edge_count)
 
+        what = f"relation {describe_type(relation)}"
+        _refuse_twice(what, relation in self._relations and bool(self._relations[relation][1]))
+
         def work() -> dict[str, ArrayEntry]:
             sizes = {"num_src": self._counts[relation[0]], "num_dst": self._counts[relation[2]]}
             options.update(sizes, edge_count=edge_count, dedup=dedup, on_bytes=self._on_bytes)
-            what = naming(f"relation {describe_type(relation)}")
-            with what, GraphWriter(self._root, relation, **options) as files:
+            with naming(what), GraphWriter(self._root, relation, **options) as files:
                 return write(files)
 
         written = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
@@ -427,7 +430,8 @@ class DatasetWriter:
 
     def write_split(self, ntype: str, split: str, ids: Values) -> None:
         """Write the node ids, int[n], of a split: "train", "val" or "test"."""
-        assert split in SPLITS, split
+        if split not in SPLITS:
+            raise ValueError(f"there is no split {split!r}: choose {', '.join(map(repr, SPLITS))}")
         ids = as_rows(ids)
         self._declare((ntype, "", ntype), None, None)
         if len(ids.shape) != 1 or not is_whole(ids.dtype):
@@ -440,9 +444,11 @@ class DatasetWriter:
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
+        arrays = self._node_arrays.setdefault(ntype, {})
+        _refuse_twice(f"{role} of {ntype!r}", role in arrays)
         name = f"{encode_path(ntype)}.{role}"
         entry = self._write_array(f"nodes {name}", f"nodes/{name}.npy", dtype, shape, pieces)
-        self._node_arrays.setdefault(ntype, {})[role] = entry
+        arrays[role] = entry
 
     def _write_array(
         self,
@@ -483,7 +489,7 @@ class DatasetWriter:
             entries = [
                 a["indices"] for r, (_, a) in self._relations.items() if r[0] == ntype and "indices" in a
             ]
-            if not entries:
+            if not entries or "out_degree" in self._node_arrays.get(ntype, {}):
                 continue
             indices = [array_rows(self._root / e.path, e) for e in entries]
             pieces = out_degrees(indices, count, self._memory_bytes)
@@ -512,3 +518,9 @@ class DatasetWriter:
                 self.commit()
         finally:
             self.close(discard=not self._resumable)
+
+
+def _refuse_twice(what: str, is_there: bool) -> None:
+    """Raise FormatError for what was written already: the journal would keep the first one."""
+    if is_there:
+        raise FormatError(f"{what} occurs twice: write it once")

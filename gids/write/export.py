@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gids.errors import FormatError
+from gids.errors import FormatError, StorageError
 from gids.store import Table
 from gids.store.files import npy_header
 from gids.store.ids import NodeIds
@@ -101,7 +101,10 @@ def export(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file that replaces path on success and is removed otherwise."""
+    """A temporary file that replaces path on success and is removed otherwise.
+
+    Raises StorageError if the disk is full or fails.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -109,8 +112,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fdatasync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            what = f"{os.strerror(error.errno)}, and the file was not written"
+            raise StorageError(error.errno, what, path) from error
         raise
 
 

@@ -85,6 +85,10 @@ class Journal:
             raise
         self._take(fields)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._file.closed
+
     def close(self) -> None:
         self._file.close()
 

@@ -27,7 +27,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,13 @@ def partial_path(path: str | os.PathLike[str]) -> Path:
     """The directory of an unfinished conversion to `path`."""
     dataset = dataset_path(path)
     return dataset.with_name(f"{dataset.name}.partial")
+
+
+def stripe_directories(stripe: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The directories for shards. Raises TypeError for one path, of which each character is a directory."""
+    if isinstance(stripe, str | os.PathLike):
+        raise TypeError(f"stripe must be a list of directories: give [{os.fspath(stripe)!r}]")
+    return [Path(directory) for directory in stripe]
 
 
 def shard_folder(directory: str | os.PathLike[str], dataset: Path, id_: str) -> Path:
@@ -124,7 +131,8 @@ def remove_tree(root: Path, *, last: str) -> None:
 
 def already_exists(path: Path) -> FileExistsError:
     """The error for a path that is not to be replaced."""
-    return FileExistsError(f"{path} already exists: choose another name, or replace it with --overwrite")
+    cure = "choose another name, or replace it (--overwrite; in Python overwrite=True)"
+    return FileExistsError(f"{path} already exists: {cure}")
 
 
 def is_dataset(path: Path) -> bool:

@@ -19,7 +19,7 @@ from gids.store.names import shard_paths
 from gids.store.scan import PageReader
 from gids.write.files import check_space, link_file
 from gids.write.page_sink import PageSink
-from gids.write.publish import changing, dataset_path
+from gids.write.publish import changing, dataset_path, stripe_directories
 from gids.write.workplace import Workplace, finish_published
 
 _BLOCK_BYTES = 8 << 20
@@ -46,7 +46,7 @@ def restripe(
     converts to path, FormatError if the dataset is damaged, StorageError if a disk is full or a page is
     damaged. The dataset is unchanged then.
     """
-    root, directories = dataset_path(path), [Path(d).resolve() for d in stripe]
+    root, directories = dataset_path(path), [d.resolve() for d in stripe_directories(stripe)]
     for directory in directories:
         if directories.count(directory) > 1:
             raise ValueError(f"stripe directory {directory} is given twice: give each directory once")

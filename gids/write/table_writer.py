@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import operator
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import Manifest, TableEntry, table_entry
 from gids.store.names import Relation, check_name, describe_type, shard_paths, table_name, table_path
 from gids.store.part import refuse_part
+from gids.store.rows import as_rows, read_range
 from gids.store.table import Table
 from gids.write.files import check_space, is_open_at, sync_directory
 from gids.write.narrow import cast_exactly, refuse_overflow
@@ -39,7 +41,7 @@ _OURS = re.compile(r"[\w-]+\.(bin|npy)")
 
 
 def create_table(
-    store: FeatureStore,
+    store: FeatureStore | str | os.PathLike[str],
     name: str,
     rows: int,
     dim: int | Sequence[int],
@@ -68,6 +70,7 @@ def create_table(
     Raises MissingError for an unknown type, FileExistsError for an existing name, ValueError and FormatError
     for other arguments, StorageError if the disk has too little space. Then nothing is written.
     """
+    store = store if isinstance(store, FeatureStore) else FeatureStore(store)
     refuse_part(store, "create_table", "add the table to the whole dataset, then partition it")
     type_, key = (type_, name) if type_ is not None else store.parse_table_name(name)
     count = store.num_nodes(type_) if isinstance(type_, str) else store.num_edges(type_)
@@ -166,6 +169,9 @@ class TableWriter:
         that does not fit the table's dtype; StorageError if the disk is full or fails. Then the table can
         only be discarded.
         """
+        start = operator.index(start)
+        if isinstance(rows, np.ndarray) and not _is_plain(rows):
+            rows = read_range(as_rows(rows), 0, len(rows) if rows.ndim else 0)
         block = torch.as_tensor(rows).detach().cpu()
         stop = start + len(block) if block.dim() else start
         if not block.dim() or tuple(block.shape[1:]) != self.shape:
@@ -263,6 +269,8 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     for writer in writers:
         if writer.temporary:
             raise ValueError(f"{writer.name!r} is temporary and cannot be published")
+        if writer._state in ("published", "discarded"):
+            raise ValueError(f"{writer.name!r} is {writer._state} already: create the table again")
         writer.finish()
     with changing(store.path, f"publishing table {writers[0].name!r}") as manifest:
         tables = {table.name: table for table in manifest.tables}
@@ -282,6 +290,11 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         writer._state = "published"
         writer.discard()
     return store.reopen()
+
+
+def _is_plain(rows: np.ndarray) -> bool:
+    """Whether torch takes the array as it is."""
+    return rows.flags.writeable and rows.dtype.isnative and all(stride >= 0 for stride in rows.strides)
 
 
 class TableFolder:

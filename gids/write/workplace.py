@@ -28,6 +28,7 @@ from gids.write.publish import (
     check_replaceable,
     clean_up,
     dataset_path,
+    is_dataset,
     is_published,
     locked_directory,
     make_shard_folder,
@@ -133,6 +134,11 @@ class Workplace:
                         f"stripe directory {directory} is inside {own}, which is replaced or removed: "
                         "choose a directory outside"
                     )
+        if around := next(filter(is_dataset, self.path.parents), None):
+            raise ValueError(
+                f"{self.path} is inside the dataset {around}, and would be removed together with it: choose "
+                "a path outside"
+            )
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
         try:
@@ -177,6 +183,8 @@ class Workplace:
 
         size_bytes: progress, if it is done. folders: those below root in which it makes files; None: any.
         """
+        if self._journal.is_closed:
+            raise ValueError(f"the writer of {self.path.name} is closed: make a new one")
         if item in self._journal.done:
             self._on_bytes(size_bytes)
             return self._journal.done[item]

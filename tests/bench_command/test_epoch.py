@@ -49,7 +49,8 @@ def write(path, *, dim=1024, labels=True, train=True, stripe=1, key="feat", **op
         writer.write_table("node", "_N", key, torch.randn(60, dim), **options)
         writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
         if labels:
-            writer.write_labels("_N", torch.arange(60) % 4)
+            nodes = torch.arange(60)
+            writer.write_labels("_N", torch.where(nodes < 50, nodes % 4, -1))  # -1: no label
         if train:
             writer.write_split("_N", "train", torch.arange(40))
             writer.write_split("_N", "val", torch.arange(40, 50))

@@ -209,16 +209,22 @@ def test_recording_must_start_before_the_first_minibatch(dataset, tmp_path):
         with record(loader, tmp_path / "none"):
             assert (tmp_path / "none").exists()
         assert not (tmp_path / "none").exists(), "without a minibatch nothing is left that is no trace"
+        (tmp_path / "old").write_text("a trace")
+        with record(loader, tmp_path / "old"):
+            pass
+        assert (tmp_path / "old").read_text() == "a trace"
 
 
-def test_a_node_loader_is_recorded_by_its_feature_loader(dataset, tmp_path):
+def test_a_node_loader_is_recorded_by_its_feature_loader(dataset, tmp_path, monkeypatch):
     path = tmp_path / "run.trace"
     options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
     with gids.NodeLoader(
         gids.open(dataset, **tuned(options)), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
     ) as loader:
-        with record(loader, path):
+        monkeypatch.chdir(tmp_path)
+        with record(loader, path.name):
+            monkeypatch.chdir("/")
             for _ in loader:
                 pass
         counted = loader.stats()["tables"]

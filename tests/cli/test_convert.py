@@ -651,7 +651,7 @@ def test_dataset_is_only_replaced_with_overwrite(tmp_path, refused):
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
     np.save(tmp_path / "x.npy", -FEAT)
-    assert "x.gids already exists: choose another name, or replace it with --overwrite" in refused(
+    assert "x.gids already exists: choose another name, or replace it (--overwrite" in refused(
         "convert", tmp_path / "x.npy", tmp_path / "x.gids"
     )
     assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")), -FEAT)

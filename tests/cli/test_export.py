@@ -1,5 +1,7 @@
 """`gids export`: an exported table equals the source, byte for byte."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -47,14 +49,19 @@ def test_missing_or_ambiguous_table_prints_one_line(tmp_path, refused):
     assert not (tmp_path / "x.npy").exists()
 
 
-def test_file_is_only_replaced_with_overwrite(tmp_path, capsys):
+def test_file_is_only_replaced_with_overwrite(tmp_path, capsys, monkeypatch):
     dataset(tmp_path / "d.gids")
     (tmp_path / "x.npy").write_text("mine")
     arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
     arguments += ["--allow-dir", str(tmp_path)]
     assert main(arguments) == 2
-    assert "already exists: choose another name, or replace it with --overwrite" in capsys.readouterr().err
+    assert "already exists: choose another name, or replace it (--overwrite" in capsys.readouterr().err
     assert (tmp_path / "x.npy").read_text() == "mine"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", lambda _: Path("/dev/full").write_text("x"))
+        assert main([*arguments, "--overwrite"]) == 2
+    said = f"[Errno 28] No space left on device, and the file was not written: {tmp_path}/x.npy\n"
+    assert capsys.readouterr().err.endswith(said)
     gids(*arguments, "--overwrite")
     assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
 

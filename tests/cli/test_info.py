@@ -11,6 +11,7 @@ from commands import gids
 from datasets import save_arrays
 
 from gids.cli import main
+from gids.write import DatasetWriter
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,14 @@ def test_info_prints_the_scale(tmp_path, capsys):
     gids("info", tmp_path / "x.gids", "--json")
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert (table["dtype"], table["scale"], table["row_bytes"]) == ("int8", "row", 12)
+
+
+def test_names_do_not_control_the_terminal_and_an_empty_path_is_not_the_current_directory(tmp_path, capsys):
+    with DatasetWriter(tmp_path / "x.gids") as writer:
+        writer.add_nodes("a\x1b[31m\nb", 5)
+    gids("info", tmp_path / "x.gids")
+    assert r"  a\x1b[31m\nb  5" in capsys.readouterr().out.splitlines()
+    for command in (["info", ""], ["convert", "", str(tmp_path / "y.gids")], ["verify", ""]):
+        with pytest.raises(SystemExit):
+            main(command)
+        assert "'' is not a path" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 
 import numpy as np
 import pytest
@@ -44,6 +45,9 @@ def test_valid_dataset_has_no_faults(dataset, capfd):
     assert capfd.readouterr() == (f"{dataset}: no faults\n", "")
     assert run(dataset, "--quiet", "--workers", "1") == 0
     assert capfd.readouterr() == ("", "")
+    with pytest.raises(SystemExit):
+        run(dataset, "--workers", "0")
+    assert "argument --workers: '0' is not a whole number of 1 or more" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -245,10 +249,16 @@ def test_sources_of_types_that_tables_cannot_have_are_compared(tmp_path, capsys,
     assert said in capsys.readouterr().out
 
 
-def test_raw_source_is_compared(tmp_path, capsys):
+def test_raw_source_is_compared(tmp_path, capsys, monkeypatch):
     np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
     describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]
     gids("convert", tmp_path / "x.bin", tmp_path / "a.gids", *describe, "--quiet")
+    places = []
+    temporary = tempfile.TemporaryDirectory
+    spy = lambda **options: places.append(options["dir"]) or temporary(**options)  # noqa: E731
+    monkeypatch.setattr("tempfile.TemporaryDirectory", spy)
+    monkeypatch.setattr("os.access", lambda *_: False)  # a disk that is mounted to be read only
     gids("verify", tmp_path / "a.gids", "--against", tmp_path / "x.bin", *describe)
+    assert places == [None]
     assert capsys.readouterr().err == "paper.emb: equal\n"
     assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "none")]) == 2

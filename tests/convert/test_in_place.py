@@ -67,7 +67,7 @@ def test_a_conversion_in_place_that_is_killed_is_finished_by_the_same_command_on
     assert os.listdir(tmp_path) == ["d.gids"]
 
 
-def test_stripes_inside_the_dataset_are_refused_before_anything_is_lost(
+def test_what_is_inside_the_dataset_is_refused_before_anything_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "d.gids"
@@ -78,6 +78,8 @@ def test_stripes_inside_the_dataset_are_refused_before_anything_is_lost(
     assert "is inside" in capsys.readouterr().err
     with pytest.raises(ValueError, match="is inside"):
         DatasetWriter(path, overwrite=True, stripe=[str(inside)])
+    with pytest.raises(ValueError, match=r"e\.gids is inside the dataset .*d\.gids, and would be removed"):
+        DatasetWriter(inside / "e.gids")
     assert torch.equal(FeatureStore(path).table("x").read_rows(torch.arange(3)), rows)
     shutil.rmtree(inside)
 

@@ -90,6 +90,10 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
     found = layerwise(model, gids.open(store, memory=MEMORY), nodes=some).values
     close(found["paper"], expected["paper"][some["paper"]])  # type: ignore[index, call-overload]
     assert found["author"].shape == (0, 3)  # type: ignore[index, call-overload]
+    types: list[Any] = []
+    last = lambda block, h: types.append(h.keys()) or model[2](block, h)  # noqa: E731
+    layerwise([*model[:2], last], store, nodes={"author": torch.tensor([5])})  # which needs no papers
+    assert types == [{"paper", "author"}]
     only = layerwise(model, gids.open(store, memory=MEMORY), nodes={"author": None}, output="h")
     assert list(only.tables) == ["author"]
     close(only.tables["author"].read_rows(torch.arange(400)), expected["author"])
@@ -227,6 +231,8 @@ def test_layers_that_return_no_output_raise(
         ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
         ({"layer_count": 3}, ValueError, "layer_count=3, but the model has 2 layers: leave it out"),
+        ({"output": ""}, FormatError, "output= must be a non-empty text, not ''"),
+        ({"output": "é" * 40}, FormatError, r"the file name of '_N\..* would have 243 bytes, at most 200"),
         ({"output": "feat"}, FileExistsError, r"already has a table '_N\.feat'"),
         ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
         ({"device": "tpu"}, RuntimeError, "tpu"),

@@ -373,7 +373,11 @@ def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
     assert run(seed=1) != expected
     assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
     with open_loader(one_type) as loader:
-        loader.epoch = 1
+        loader.epoch = -1
+        with pytest.raises(ValueError, match=r"loader\.epoch=-1 must be 0 or more"):
+            iter(loader)
+        loader.epoch = np.int64(1)
+        assert type(loader.state_dict()["epoch"]) is int  # torch.load reads plain numbers only
         assert [fingerprint(m) for m in loader] == expected[len(expected) // 2 :]
 
 
@@ -639,6 +643,7 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
         ({"seed": -1}, ValueError, "seed=-1"),
         ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"batch_size": 1.5}, TypeError, "batch_size=1.5: give a whole number"),
         ({"seeds": torch.tensor([3, -1])}, IndexError, "run from -1 to 3; ids run from 0 to 1999"),
         ({"seeds": torch.arange(4.0)}, TypeError, "give int64"),
         ({"seeds": [0.5]}, TypeError, "give int64"),

@@ -426,7 +426,10 @@ def test_shards_outside_the_dataset_need_allow_dirs(tmp_path: Path) -> None:
         assert source.store.read_rows(np.arange(3)).tolist() == [[0.0] * 4] * 3
 
 
-def test_an_empty_list_is_refused() -> None:
+def test_what_is_no_dataset_is_refused() -> None:
+    for wrong in (None, b"x.gids", {"x.gids"}):
+        with pytest.raises(TypeError, match=f"dataset is {type(wrong).__name__}: give a path, a Feat"):
+            gids.open(wrong)
     with pytest.raises(ValueError, match="dataset is an empty list"):
         gids.open([])
 

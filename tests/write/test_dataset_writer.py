@@ -16,7 +16,7 @@ from full_disk import small_disk
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify
-from gids.write import DatasetWriter
+from gids.write import DatasetWriter, edge_list
 from gids.write.journal import Journal
 
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
@@ -172,8 +172,15 @@ def test_a_writer_that_begins_is_not_taken_for_a_directory_of_the_user(tmp_path,
             DatasetWriter(tmp_path / "a.gids")
 
 
+LOOPS = ("n", "r", "n")
+
+
 def put(writer, values, ntype="n"):
     writer.write_table("node", ntype, "k", values)
+
+
+def edges_of(node):
+    return edge_list(torch.tensor([node]), torch.tensor([node]), num_src=3, num_dst=3)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,9 @@ def put(writer, values, ntype="n"):
         (lambda w: put(w, ROWS, "é" * 40), "would have 242 bytes, at most 200"),
         (lambda w: put(w, ROWS, ""), "must be a non-empty text"),
         (lambda w: [put(w, ROWS), put(w, ROWS)], "table 'n.k' occurs twice"),
+        (lambda w: [w.write_labels("n", torch.zeros(3)) for _ in range(2)], "label of 'n' occurs twice"),
+        (lambda w: [w.write_times("n", torch.arange(3)) for _ in range(2)], "time of 'n' occurs twice"),
+        (lambda w: [w.write_edges(LOOPS, edges_of(1)) for _ in range(2)], "relation 'n.r.n' occurs twice"),
         (lambda w: w.write_split("n", "train", torch.tensor([1])), "number of 'n' nodes is not known"),
         (lambda w: [w.add_nodes("n", 3), w.write_split("n", "val", torch.tensor([3]))], r"val_idx\[0\] is 3"),
         (lambda w: [w.add_nodes("n", 3), w.write_split("n", "val", torch.tensor([0.5]))], "must be node ids"),
@@ -198,11 +208,24 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_no_array_and_a_closed_writer_are_refused_by_name(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for values, what in (([1.0], "list"), (torch.eye(3).to_sparse(), "a sparse tensor")):
+            with pytest.raises(TypeError, match=rf"array of NumPy or a dense tensor of torch \(got {what}\)"):
+                put(writer, values)
+        with pytest.raises(ValueError, match="no split 'valid': choose 'train', 'val', 'test'"):
+            writer.write_split("n", "valid", torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"the writer of a\.gids is closed"):
+        put(writer, ROWS)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gids"]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"page_bytes": 1000}, FormatError, "multiple of 512"),
         ({"stripe": 0}, ValueError, "must be 1 or more shards"),
+        ({"stripe": "/tmp"}, TypeError, r"must be a list of directories: give \['/tmp'\]"),
         ({"stripe": ["/proc/nonexistent"]}, FileNotFoundError, "directory /proc/nonexistent does not exist"),
         ({"workers": 0}, ValueError, "at least 1"),
         ({"memory_bytes": 1000}, ValueError, "1 MiB"),

@@ -149,6 +149,17 @@ def test_a_forked_child_that_ends_leaves_the_table_of_its_parent(store):
     assert torch.equal(store.reopen().table("paper.h").read_rows(range(20)), values(20, 4))
 
 
+def test_rows_may_be_any_array_of_numpy(dataset):
+    big = np.arange(80, dtype=">f4").reshape(20, 4)
+    fixed = np.frombuffer(big.astype("f4").tobytes(), "f4").reshape(20, 4)
+    for key, rows in (("big", big), ("turned", fixed[::-1].copy()[::-1]), ("fixed", fixed)):
+        with create_table(dataset, f"paper.{key}", 20, 4) as writer:
+            writer.write(torch.tensor(0), rows)
+        assert torch.equal(FeatureStore(dataset).read_rows(range(20), key), torch.arange(80.0).view(20, 4))
+        with pytest.raises(ValueError, match=f"'paper.{key}' is published already"):
+            writer.publish()
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
