@@ -6,6 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -136,8 +137,9 @@ class NextEpoch:
         return superbatch
 
     def close(self) -> None:
-        """Drop what is prepared. Idempotent."""
+        """Drop what is prepared. Idempotent. Blocks until no thread makes packs."""
         if self.here:
+            futures.wait([] if self._making is None else [self._making])
             self._finalizer()
 
 
@@ -146,6 +148,10 @@ class _Making:
     """A superbatch that a thread makes."""
 
     superbatch: Future[Superbatch | None]
+
+    @property
+    def busy(self) -> bool:
+        return not self.superbatch.done()
 
     def close(self) -> None:
         with suppress(Exception):  # take() raises it
