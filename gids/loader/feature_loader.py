@@ -267,6 +267,11 @@ class FeatureLoader(Closing):
             if not self.has_open_epoch:
                 self.release_cache()
 
+    def check_user(self, user: object) -> None:
+        """Raise ValueError if a loader that shares this one is closed."""
+        if user not in self.users:
+            raise ValueError(f"this {type(user).__name__} is closed: make a new one")
+
     def leave(self, user: object) -> None:
         """Called by a loader that shares this one, when it is closed. The last one closes this."""
         self.users.discard(user)
