@@ -178,7 +178,7 @@ class SampledAhead(Generic[T]):
                     written = self.spool.begin_put(minibatch, reads)
             except NotSpoolable as error:
                 return self._hold(minibatch, str(error))
-            except StorageError as error:  # scratch is full: the next superbatch begins with this one
+            except OSError as error:  # of scratch, or memory: the next superbatch begins with this one
                 return self._hold(minibatch, "" if len(self.spool) else str(error))
             self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
             self._note(ids)
