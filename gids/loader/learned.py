@@ -92,7 +92,7 @@ class NextEpoch:
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
-        self.opened: list[Any] = [sampled]
+        self.opened: list[Any] = [sampled.background]
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
 
@@ -130,7 +130,7 @@ class NextEpoch:
         """The packs; None if there are none. Blocks until they are being swept. Others close what is open."""
         superbatch = None if self._making is None else self._making.result()
         self._finalizer.detach()
-        self.opened[1:] = [] if superbatch is None else [superbatch]
+        self.opened[:] = [self.sampled] if superbatch is None else [self.sampled, superbatch]
         self.sampled.spool.file.spare = False
         if superbatch is not None:
             superbatch.file.spare = False

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -370,9 +371,14 @@ def test_a_loader_that_is_collected_where_a_lock_is_held(
 def test_a_source_that_is_dropped_with_its_loader_leaves_nothing(path: Path, tmp_path: Path) -> None:
     source = open_source(path, "pack", MEMORY, scratch=tmp_path)
     loader = open_loader(source)
+    vars(loader.sampler)["loader"] = loader  # as a sampler of the user's may have it
     list(loader), list(loader)
+    coming = loader._learned.next_epoch
+    assert coming is not None
+    assert coming._making is not None
+    futures.wait([coming._making])  # its thread has the loader
     assert scratch_files(tmp_path)
-    del source, loader
+    del source, loader, coming
     gc.collect()
     wait_until_all_has_ended(tmp_path)
 
