@@ -165,6 +165,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     def __iter__(self) -> Iterator[Any]:
         if self.feature_loader is None:
             return cast(Iterator[Any], _stock_iter(self))
+        self.feature_loader.check_user(self)
         if self.shuffle:
             self.dataset.shuffle()
         with suppress(TypeError):  # a dataset of somebody else may have no length

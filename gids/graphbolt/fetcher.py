@@ -72,6 +72,7 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
         self._epoch: Callable[[], FrameworkEpoch[Any] | None] = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
+        self.feature_loader.check_user(self)
         if (left := self._epoch()) is not None:
             left.close()  # or the new epoch would have no window
         in_workers = _has_workers(traverse_dps(self.datapipe))

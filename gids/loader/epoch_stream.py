@@ -497,11 +497,15 @@ def close_parts(
     then: Sequence[Callable[[], None]] = (),
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Within `turn`, close what a process opened, the last part first, then call `then`. For finalizers."""
+    """Within `turn`, close what a process opened, the last part first, then call `then`. For finalizers.
+
+    A part that is busy waits for a thread that takes locks.
+    """
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
-    if threading.current_thread().name.startswith("gids-"):
-        # The garbage collector runs in one of the threads that this waits for.
+    busy = any(getattr(part, "busy", False) for part in parts)
+    if busy or threading.current_thread().name.startswith("gids-"):
+        # The garbage collector runs in one of the threads that this waits for, or where such a lock is held.
         threading.Thread(target=_close_all, args=(parts, then, turn), name="close gids").start()
     else:
         _close_all(parts, then, turn)

@@ -267,6 +267,11 @@ class FeatureLoader(Closing):
             if not self.has_open_epoch:
                 self.release_cache()
 
+    def check_user(self, user: object) -> None:
+        """Raise ValueError if a loader that shares this one is closed."""
+        if user not in self.users:
+            raise ValueError(f"this {type(user).__name__} is closed: make a new one")
+
     def leave(self, user: object) -> None:
         """Called by a loader that shares this one, when it is closed. The last one closes this."""
         self.users.discard(user)
@@ -340,7 +345,8 @@ class FeatureLoader(Closing):
             ended=epoch.learned.ended,
             seconds=self._seconds,
         )
-        self._streams.add(stream)
+        with self._lock:  # another thread may iterate over them
+            self._streams.add(stream)
         return stream
 
     def _through(self, epoch: EpochInput[Any]) -> ThroughReader:
@@ -425,7 +431,8 @@ class FeatureLoader(Closing):
         ``policy``; ``heat``: the method of each table, or None; ``engine``: its own counters; ``tables``: the
         counters of each table.
         """
-        return self._last_stats or self._totals()
+        with self._lock:  # another thread may free the cache
+            return self._last_stats or self._totals()
 
     def stats_of(self, learned: Learned) -> dict[str, Any]:
         """stats() of the epochs that were attached with this."""
@@ -529,7 +536,9 @@ class FeatureLoader(Closing):
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
-        for stream in list(self._streams):
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
             stream.close()
         if self._finalizer.alive:
             self._packs.drop_next(self.take_turn)
@@ -689,6 +698,6 @@ def _stream_ended(
     if me._windowed is own:  # another thread may have begun the next epoch, once this one was dropped
         me._windowed = None
     if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
-        line = epoch_summary(before, me.stats(), time.perf_counter() - begun)
+        line = epoch_summary(before, me._totals(), time.perf_counter() - begun)
         if line is not None:
             log.info(line)

@@ -6,6 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class NextEpoch:
         self.machine: PackMachine | None = None
         self._making: Future[Superbatch | None] | None = None
         self._lists_bytes = 0
-        self.opened: list[Any] = [sampled]
+        self.opened: list[Any] = [sampled.background]
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self.opened)
 
@@ -129,15 +130,16 @@ class NextEpoch:
         """The packs; None if there are none. Blocks until they are being swept. Others close what is open."""
         superbatch = None if self._making is None else self._making.result()
         self._finalizer.detach()
-        self.opened[1:] = [] if superbatch is None else [superbatch]
+        self.opened[:] = [self.sampled] if superbatch is None else [self.sampled, superbatch]
         self.sampled.spool.file.spare = False
         if superbatch is not None:
             superbatch.file.spare = False
         return superbatch
 
     def close(self) -> None:
-        """Drop what is prepared. Idempotent."""
+        """Drop what is prepared. Idempotent. Blocks until no thread makes packs."""
         if self.here:
+            futures.wait([] if self._making is None else [self._making])
             self._finalizer()
 
 
@@ -146,6 +148,10 @@ class _Making:
     """A superbatch that a thread makes."""
 
     superbatch: Future[Superbatch | None]
+
+    @property
+    def busy(self) -> bool:
+        return not self.superbatch.done()
 
     def close(self) -> None:
         with suppress(Exception):  # take() raises it

@@ -90,7 +90,8 @@ class Lender:
 
     def join(self, borrower: FeatureLoader) -> None:
         """Called by each new FeatureLoader."""
-        self._borrowers.add(borrower)
+        with self.lock:  # another thread may iterate over them
+            self._borrowers.add(borrower)
 
     def count(self, stats: Stats) -> None:
         """Called by a FeatureLoader that closes."""
@@ -131,5 +132,7 @@ class Lender:
     def close(self) -> None:
         """Close the FeatureLoaders. Idempotent."""
         self.closed = True
-        for borrower in list(self._borrowers):
+        with self.lock:
+            borrowers = list(self._borrowers)
+        for borrower in borrowers:
             borrower.close()

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.cache.feature_cache import ClosedCacheError
+
 Ids = Mapping[str, torch.Tensor]
 Features = dict[str, torch.Tensor]
 Gathered = tuple[Features, Exception | None]
@@ -132,13 +134,17 @@ class ThroughReader(Reader):
 
     def __init__(self, cache_for: CacheFor) -> None:
         self._cache_for = cache_for
-        self._due: tuple[Cache, Ids] | None = None
+        self._due: tuple[Cache, Any, Ids] | None = None
 
     def enter(self, minibatch: Any, ids: Ids) -> None:
-        self._due = self._cache_for(minibatch, ids, False), ids
+        self._due = self._cache_for(minibatch, ids, False), minibatch, ids
 
     def gather(self) -> Gathered:
         due, self._due = self._due, None
         assert due is not None
-        cache, ids = due
-        return cache.read_through(ids)
+        cache, minibatch, ids = due
+        while True:
+            try:
+                return cache.read_through(ids)
+            except ClosedCacheError:  # another thread has freed it meanwhile
+                cache = self._cache_for(minibatch, ids, False)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -46,6 +47,20 @@ _SPOOL_SHARE = 8
 
 _ROOM = 0.75
 """The share of the bytes for minibatches that is planned for: some are larger than the first ones."""
+
+
+class Background:
+    """What must be closed of minibatches that are sampled ahead. Refers to no sampler, which may refer to the
+    loader."""
+
+    def __init__(self, counter: ThreadPoolExecutor, spool: Spool) -> None:
+        self._counter, self._spool, self._pid = counter, spool, os.getpid()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if os.getpid() == self._pid:  # a forked child has no such thread
+            self._counter.shutdown(wait=True, cancel_futures=True)
+        self._spool.close()
 
 
 class SampledAhead(Generic[T]):
@@ -83,17 +98,18 @@ class SampledAhead(Generic[T]):
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
         self.base, self.done, self.next_epoch = base, 0, next_epoch
-        self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
+        reads_of = WeakMethod(self._reads_of)
         self.spool = Spool(
             packs.scratch,
             len(packs.tables),
-            self._reads_of,
+            lambda minibatch: cast("Callable[[T], Reads]", reads_of())(minibatch),
             on_device=packs.on_device,
             spare=spare,
             counters=packs.counters,
         )
+        self.background = Background(self._counter, self.spool)
         self.counts = [_core.Counts.create(t.row_count) for t in self._tables]
         self.pages: dict[str, _core.Counts] = {}
         if packs.options.reads == "auto":
@@ -178,7 +194,7 @@ class SampledAhead(Generic[T]):
                     written = self.spool.begin_put(minibatch, reads)
             except NotSpoolable as error:
                 return self._hold(minibatch, str(error))
-            except StorageError as error:  # scratch is full: the next superbatch begins with this one
+            except OSError as error:  # of scratch, or memory: the next superbatch begins with this one
                 return self._hold(minibatch, "" if len(self.spool) else str(error))
             self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
             self._note(ids)
@@ -274,9 +290,7 @@ class SampledAhead(Generic[T]):
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
-        if os.getpid() == self._pid:  # a forked child has no such thread
-            self._counter.shutdown(wait=True, cancel_futures=True)
-        self.spool.close()
+        self.background.close()
 
     def forget_counts(self) -> None:
         """Free their memory, once packs are cut."""

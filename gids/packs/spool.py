@@ -152,7 +152,8 @@ class Spool:
         return self._end
 
     def begin_put(self, minibatch: object, reads: Reads) -> Future[None]:
-        """Begin to write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added.
+        """Begin to write a minibatch. Raises NotSpoolable, or OSError (StorageError, or for want of memory);
+        then nothing was added.
 
         The result may raise StorageError too, and then drop_from() must follow.
         """

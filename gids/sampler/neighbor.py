@@ -43,10 +43,10 @@ class Neighbor(LayeredSampler):
     a number for every relation (0: leave it out).
 
     replace: draw `fanout` edges with replacement; -1 takes all edges once. weights: draw edges in proportion
-    to their weights: float[num_edges] on the CPU in the order of graph.indices, kept as float32; or a
-    dictionary by relation; relations without weights are drawn uniformly. locality: draw edges from nodes in
-    a cache more often (LocalityBias). Blocks of relations with weights or masks have `weights`,
-    1 / probability. threads: number of CPU threads (None: torch's).
+    to their weights: float[num_edges] on the CPU in the order of graph.indices (of a dataset in parts: of
+    edge ids), kept as float32; or a dictionary by relation; relations without weights are drawn uniformly.
+    locality: draw edges from nodes in a cache more often (LocalityBias). Blocks of relations with weights or
+    masks have `weights`, 1 / probability. threads: number of CPU threads (None: torch's).
 
     batch_dependency: number of minibatches over which draws stay correlated (1: independent, math.inf: a
     whole epoch), so that successive minibatches read more of the same rows. nested: instead, that many

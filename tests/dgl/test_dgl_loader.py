@@ -176,7 +176,11 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
 
 
 def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
+    """Also if another loader has the same FeatureLoader."""
     loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+    source = loader.feature_loader.source
+    other = gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=source)
+    assert other.feature_loader is loader.feature_loader
     loader.close()
     loader.close()
     with pytest.raises(ValueError, match="closed"):

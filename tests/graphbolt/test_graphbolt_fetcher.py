@@ -148,7 +148,11 @@ def test_an_id_out_of_range_is_an_error(graphbolt: Any, minibatch: Any, one: Dat
         next(iter(pipe))
 
 
-def test_a_closed_fetcher_cannot_be_iterated(fetcher: Any) -> None:
+def test_a_closed_fetcher_cannot_be_iterated(fetcher: Any, minibatch: Any, dataset: Dataset) -> None:
+    """Also if another one has the same FeatureLoader."""
+    source, keys = fetcher.feature_loader.source, (dataset.node_keys, dataset.edge_keys)
+    other = pipe_of(minibatch, dataset).gids_fetch(source, *keys)
+    assert other.feature_loader is fetcher.feature_loader
     iterator = iter(fetcher)
     next(iterator)
     fetcher.close()

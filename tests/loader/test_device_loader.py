@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from waits import Waits
 
 import gids
+from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError
 from gids.loader.sampling import SampleStream
@@ -90,6 +92,40 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
         for minibatch, features in loader.attach(minibatches(6, most=150), ids_of):  # ids on the CPU
             check(source, minibatch, features)
         assert cache_bytes != 0 or loader.stats()["loads"] == 0
+
+
+@pytest.mark.parametrize("at", ["read_through", "_positions"])
+def test_a_cache_that_is_freed_while_another_thread_reads_through_it(
+    on: Device, path: Path, source: Ids, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For packs, or for a loader of other tables."""
+    original, reads, may_go_on = getattr(DeviceFeatureCache, at), threading.Event(), threading.Event()
+
+    def wait(self: Any, *args: Any) -> Any:
+        if threading.current_thread().name == "second":
+            reads.set()
+            assert may_go_on.wait(60)
+        return original(self, *args)
+
+    monkeypatch.setattr(DeviceFeatureCache, at, wait)
+    batches, found = minibatches(3, most=150), list[Any]()
+    with feature_loader(path, list(source), device="cuda", device_memory=1 << 25, **STAGING) as loader:
+        slow, fast = (loader.attach(batches, ids_of) for _ in range(2))
+        found.append(next(slow))
+        next(fast)  # it has the window now
+        second = threading.Thread(target=lambda: found.extend(slow), name="second", daemon=True)
+        second.start()
+        assert reads.wait(60)
+        freeing = threading.Thread(target=loader.release_cache, daemon=True)
+        fast.close()
+        freeing.start()
+        freeing.join(0.2)
+        may_go_on.set()
+        for thread in (second, freeing):
+            thread.join(60)
+        assert len(found) == len(batches)
+        for minibatch, features in found:
+            check(source, minibatch, features)
 
 
 @pytest.mark.parametrize("transfer", ["kernel", "copy"])

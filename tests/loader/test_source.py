@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import gids
 from gids import cuda
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
+from gids.loader.memory import HostPlacement
 from gids.loader.options import OPTIONS
 from gids.write import DatasetWriter, restripe
 
@@ -490,3 +492,54 @@ def test_a_source_counts_for_all_its_loaders(opened: gids.Source) -> None:
     assert counted["pages"] == pages == sum(table["pages"] for table in counted["tables"].values())
     assert counted["hit_ratio"] == counted["hits"] / pages
     assert not {"memory", "engine", "window"} & counted.keys()
+
+
+def read_once(loader: gids.FeatureLoader, name: str) -> None:
+    list(loader.attach([{name: torch.arange(9)}], ids_of))
+
+
+def ask_in_a_thread(function: Callable[[], Any]) -> tuple[list[Any], threading.Thread]:
+    """What it returns, once it does: not while this thread has the lock of the source."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
+    thread.start()
+    thread.join(0.1)
+    return returned, thread
+
+
+def test_stats_in_another_thread_while_a_cache_is_freed(
+    opened: gids.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    papers, authors = (gids.FeatureLoader(opened, [name]) for name in TABLES)
+    read_once(papers, TABLES[0])
+    read, asked = papers.stats()["pages"], []
+
+    def free(self: Any, cache: Any) -> None:
+        if cache is None and self.tables == papers.tables:
+            asked.append(ask_in_a_thread(lambda: papers.stats()["pages"]))
+        self.__dict__["of_the_test"] = cache
+
+    there = property(lambda self: self.__dict__.get("of_the_test", self.__dict__.get("cache")), free)
+    monkeypatch.setattr(HostPlacement, "cache", there, raising=False)
+    read_once(authors, TABLES[1])  # which takes the memory
+    ((returned, thread),) = asked
+    thread.join(30)
+    assert returned == [read]
+
+
+def test_a_loader_that_is_made_while_another_thread_sums_up(
+    opened: gids.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaders, stats = [gids.FeatureLoader(opened, TABLES[:1]) for _ in range(3)], gids.FeatureLoader.stats
+    opened.lender._borrowers.discard(late := loaders.pop())
+    joining: list[threading.Thread] = []
+
+    def join(loader: gids.FeatureLoader) -> Any:
+        if not joining:
+            joining.append(ask_in_a_thread(lambda: opened.lender.join(late))[1])
+        return stats(loader)
+
+    monkeypatch.setattr(gids.FeatureLoader, "stats", join)
+    assert opened.stats()["pages"] == sum(stats(loader)["pages"] for loader in loaders)
+    joining[0].join(30)
+    assert late in opened.lender._borrowers

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -335,12 +336,49 @@ def test_a_loader_that_is_dropped_leaves_nothing(path: Path, tmp_path: Path) -> 
                 wait_until_all_has_ended(tmp_path)
 
 
+def test_a_loader_that_is_collected_where_a_lock_is_held(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The thread that makes packs waits for that lock, so the collector must not wait for the thread."""
+    choose, may_end = Work.choose, threading.Event()
+
+    def waits(self: Work, *resident: Any) -> Any:
+        assert not resident or may_end.wait(60)
+        return choose(self, *resident)
+
+    monkeypatch.setattr(Work, "choose", waits)
+    with open_source(path, "pack", MEMORY, scratch=tmp_path) as source:
+        loader: Any = open_loader(source)
+        list(loader), list(loader)
+        lock = loader.feature_loader._packs.scratch._lock
+        gc.disable()
+        request.addfinalizer(gc.enable)
+        loader.itself = loader
+        del loader
+
+        def collect() -> None:
+            with lock:
+                may_end.set()
+                gc.collect()
+
+        collecting = threading.Thread(target=collect, daemon=True)
+        collecting.start()
+        collecting.join(30)
+        assert not collecting.is_alive()
+        wait_until_all_has_ended(tmp_path)
+
+
 def test_a_source_that_is_dropped_with_its_loader_leaves_nothing(path: Path, tmp_path: Path) -> None:
     source = open_source(path, "pack", MEMORY, scratch=tmp_path)
     loader = open_loader(source)
+    vars(loader.sampler)["loader"] = loader  # as a sampler of the user's may have it
     list(loader), list(loader)
+    coming = loader._learned.next_epoch
+    assert coming is not None
+    assert coming._making is not None
+    futures.wait([coming._making])  # its thread has the loader
     assert scratch_files(tmp_path)
-    del source, loader
+    del source, loader, coming
     gc.collect()
     wait_until_all_has_ended(tmp_path)
 

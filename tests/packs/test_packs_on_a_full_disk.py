@@ -7,6 +7,7 @@ import os
 import resource
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,17 @@ def test_scratch_that_fails_in_other_places(
                 assert_all_same(expected, loader)
                 assert len(warnings_of(caplog)) <= 1
         assert not scratch_files(path)
+
+
+def test_a_minibatch_for_whose_copy_there_is_no_memory_is_not_lost(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with open_source(path, "pack") as source:
+        monkeypatch.setattr(spool, "mmap", SimpleNamespace(mmap=fail))
+        assert_all_same(expected, open_loader(source))
 
 
 @pytest.mark.parametrize("cut", [{}, {"minibatches": 5}, {"packs": 2}], ids=str)

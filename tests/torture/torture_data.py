@@ -31,6 +31,8 @@ class TortureData:
         self.labels: dict[str, torch.Tensor] = {}
         self.edges: dict[Any, torch.Tensor] = {}
         """int64[2, edges], by relation: the ends of the edges in the order of their ids."""
+        self.edge_ids: dict[Any, np.ndarray] = {}
+        """By relation and position."""
         rng, generator = np.random.default_rng(typed), torch.Generator().manual_seed(int(typed))
         with DatasetWriter(self.path, stripe=2) as writer:
             for ntype in ("paper", "author") if typed else ("paper",):
@@ -67,7 +69,7 @@ class TortureData:
         indptr, indices = in_edges(rng.integers(0, 12, num_dst), num_src, rng)
         destinations = np.repeat(np.arange(num_dst), np.diff(indptr))
         indices = indices[np.lexsort((indices % TIMES, destinations))]  # as temporal samplers need them
-        ids = rng.permutation(len(indices))
+        self.edge_ids[relation] = ids = rng.permutation(len(indices))
         writer.write_graph(relation, indptr, indices, edge_ids=ids, num_src=num_src)
         edges = np.stack([indices, destinations])
         self.edges[relation] = torch.from_numpy(edges[:, np.argsort(ids)])

@@ -15,7 +15,17 @@ import torch
 from datasets import CITES, WRITES
 from torch.utils.data import IterDataPipe
 from torture_data import AUTHORS, NODES, PAPERS, TortureData, digest, flat
-from torture_samplers import ERRORS, FOREIGN, OTHER_EDGES, OWN, Mutable, Odd, check_odd, odd
+from torture_samplers import (
+    ERRORS,
+    FOREIGN,
+    OTHER_EDGES,
+    OWN,
+    Mutable,
+    Odd,
+    check_odd,
+    odd,
+    weighted_by_id,
+)
 
 import gids
 
@@ -76,7 +86,8 @@ class Nodes(Kind):
 
     def sample_by(self, plain: bool) -> Any:
         s = self.s
-        own = OWN[s.sampler](self.data)
+        by_id = s.sampler == "weighted" and s.share == "parts" and not plain
+        own = weighted_by_id(self.data) if by_id else OWN[s.sampler](self.data)
         if s.foreign is not None:
             own = FOREIGN[s.foreign](self.data, own)
         if not plain and (s.odd or s.error):

@@ -12,8 +12,8 @@ import random
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,10 @@ class Run:
     def open(self, **changes: Any) -> Any:
         s = self.s
         options = {**s.options, **changes}
+        if s.scratches > 1:
+            options["scratch"] = [self.data.path.parent / f"scratch {i}" for i in range(s.scratches)]
+            for folder in options["scratch"]:
+                folder.mkdir(exist_ok=True)
         if s.share in ("rows", "parts", "replicas"):
             path = self.data.parts if s.share == "parts" else self.data.path
             replicas = 2 if s.share == "replicas" else 1
@@ -104,6 +108,8 @@ class Run:
         with contextlib.ExitStack() as closing:
             self.source = closing.enter_context(self.open())
             loader = self.make(self.source)
+            if s.watched:
+                closing.enter_context(self.watching())
             if s.misuse == "loaders":
                 other_kind = KINDS[s.kind](replace(s, seed=s.seed + 1), self.data)
                 other = other_kind.make(self.source, **self.place)
@@ -121,11 +127,24 @@ class Run:
             self.close(loader)
 
     def act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
+        with contextlib.ExitStack() as stack:
+            if act.beside:
+                stack.enter_context(_in_a_thread(lambda: self.between("whole", loader), repeat=False))
+            try:
+                return self._act(loader, act, closing)
+            except MemoryBudgetError:
+                if not act.beside:
+                    raise
+                return loader
+
+    def _act(self, loader: Any, act: Act, closing: contextlib.ExitStack) -> Any:
         epoch = loader.epoch
         if act.before:
             self.between(act.before, loader)
         before = self.packed(loader)
         iterator, got, errors, kept = iter(loader), list[Looked](), 0, list[Any]()
+        if self.s.hops:
+            iterator = _Hopping(iterator)
         length, ended = len(loader), False
         while act.stop is None or len(got) + errors < act.stop:
             if act.between and len(got) == act.at:
@@ -153,7 +172,7 @@ class Run:
             if not errors:
                 assert len(got) == length, f"epoch {epoch} has {len(got)} of {length} minibatches"
                 self.take_seeds(epoch, got)
-                if act.stop is None and not act.between:
+                if act.stop is None and not act.between and not act.beside:
                     self.check_way(loader, before, length)
             elif self.kind.goes_on or len(got) > self.s.fails:
                 assert len(got) + errors == length, f"{len(got)} + {errors} of {length} minibatches"
@@ -265,6 +284,27 @@ class Run:
         finally:
             other.close()
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """A thread of the user that logs."""
+        last: dict[str, float] = {}
+        source = self.source
+
+        def look() -> None:
+            if source is not self.source:
+                return
+            stats = source.stats()
+            if "packs" not in stats:
+                return
+            now = {name: stats[name] for name in ("pages", "hits", "pages_read", "bytes_read")}
+            now |= {f"packs {name}": stats["packs"][name] for name in ("minibatches", "bytes_read")}
+            less = {name: (last[name], n) for name, n in now.items() if n < last.get(name, 0)}
+            last.update(now)
+            assert not less, f"counters of stats() go down: {less}"
+
+        with _in_a_thread(look):
+            yield
+
     def close_from_a_thread(self, iterator: Any, got: list[Looked]) -> None:
         closing = threading.Thread(target=iterator.close)
         closing.start()
@@ -345,6 +385,49 @@ class Run:
         if self.by_packs is loader and not by_packs:
             raise AssertionError("an epoch is read at random although one before was read by packs")
         self.by_packs = loader if by_packs else None
+
+
+class _Hopping:
+    """An iterator of which each item is asked for in another thread."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator, self._threads, self.close = iterator, ThreadPoolExecutor(3), iterator.close
+
+    def __iter__(self) -> _Hopping:
+        return self
+
+    def __next__(self) -> Any:
+        asked = [self._threads.submit(lambda: None) for _ in range(random.randrange(3))]
+        coming = self._threads.submit(next, self._iterator, None)
+        wait(asked)
+        if (item := coming.result()) is None:
+            raise StopIteration
+        return item
+
+
+@contextlib.contextmanager
+def _in_a_thread(function: Callable[[], object], *, repeat: bool = True) -> Iterator[None]:
+    """Call a function in a thread, once or again and again. Its error is raised at the end."""
+    end, failed = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            function()
+            while repeat and not end.wait(0.001):
+                function()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join(60)
+    assert not thread.is_alive(), "a thread hangs"
+    if failed:
+        raise failed[0]
 
 
 def check_seeds(runs: list[Run]) -> None:
@@ -465,7 +548,7 @@ def torture_ranks(number: int, data: dict[bool, TortureData], pool: RankPool) ->
     try:
         if s.misuse and all(error.startswith(("ValueError", "RankError")) for error in errors):
             return done + Counter({f"{name}: refused {s.misuse}": 1})
-        if any(error.startswith("MemoryBudgetError") for error in errors) and s.options["memory"] <= 16 * MiB:
+        if any("MemoryBudgetError" in error for error in errors) and s.options["memory"] <= 16 * MiB:
             return done + Counter({f"{name}: memory is too small": 1})
         assert not any(errors), "\n".join(of_rank.get("traceback", "no error") for of_rank in told)
         assert s.misuse in ("", "order of tables"), f"no rank notices: {s.misuse}"

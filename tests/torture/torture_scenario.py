@@ -16,12 +16,15 @@ from gids.packs import DiskRates
 
 KiB, MiB = 1 << 10, 1 << 20
 
+WITH_THREADS = 10_000
+"""From this number on, users have threads, and several directories for scratch."""
+
 
 @dataclass
 class Act:
     """An epoch. before: what another loader does first. stop: minibatches until it is left, None: all. leave:
     how. resume: what takes the rest. between: what another loader does before minibatch `at`. reset: the next
-    epoch has this one's number.
+    epoch has this one's number. beside: another loader of the source runs in a thread meanwhile.
     """
 
     before: str = ""
@@ -31,10 +34,14 @@ class Act:
     between: str = ""
     at: int = 0
     reset: bool = False
+    beside: bool = False
 
 
 @dataclass
 class Scenario:
+    """scratches: directories for scratch. hops: each minibatch is asked for in another thread. watched: a
+    thread looks at stats() all the time."""
+
     number: int
     kind: str = "NodeLoader"
     typed: bool = False
@@ -61,6 +68,9 @@ class Scenario:
     world: int = 1
     share: str = ""
     cooperative: bool = False
+    scratches: int = 1
+    hops: bool = False
+    watched: bool = False
     misuse: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     early: int = 2
@@ -103,6 +113,8 @@ def draw(number: int, *, ranks: bool = False) -> Scenario:
     s.acts = [_draw_act(s, r) for _ in range(r.choice([2, 3, 3, 4]))]
     if not ranks and maybe(0.08):
         _draw_learning(s, r)
+    if number >= WITH_THREADS:
+        _draw_threads(s, r)
     return s
 
 
@@ -238,6 +250,16 @@ def _draw_learning(s: Scenario, r: random.Random) -> None:
     s.rates, s.worth_s = DiskRates(4096, 1e1, 1e10, 1e10), r.choice([20.0, 40.0])
     between = [_draw_act(s, r) for _ in range(2)]
     s.acts = [Act(), Act(before="few"), *between, Act(before=r.choice(["", "few"])), Act()]
+
+
+def _draw_threads(s: Scenario, r: random.Random) -> None:
+    s.scratches = r.choice([1, 1, 2, 3])
+    if s.share:
+        return
+    s.hops, s.watched = s.device == "cpu" and r.random() < 0.2, r.random() < 0.25
+    if s.device == "cpu" and r.random() < 0.3:
+        for act in s.acts:
+            act.beside = r.random() < 0.6
 
 
 def _draw_act(s: Scenario, r: random.Random) -> Act:

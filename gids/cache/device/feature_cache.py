@@ -36,7 +36,7 @@ from gids.cache.device.state import (
     check_memory,
     line_bytes,
 )
-from gids.cache.feature_cache import FeatureCache, check_ids
+from gids.cache.feature_cache import ClosedCacheError, FeatureCache, check_ids
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.store.dtypes import make_bools_proper
@@ -328,9 +328,9 @@ class DeviceFeatureCache:
 
         ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
-        self._check_open()
-        check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
+            self._check_open()
+            check_ids(ids, self._states, self._device.torch_device)
             self._wait_for_consumer()
             self._consumed.append(self._device.current_stream().record_event())
             tensors, outputs, left = self._on_device(ids), {}, {}
@@ -359,14 +359,16 @@ class DeviceFeatureCache:
     def close(self) -> None:
         """Retire every live step, end the queue, free device memory, unmap host memory. Idempotent.
 
-        Later calls raise RuntimeError. Garbage collection closes the cache too.
+        Waits for a thread that reads through. Later calls raise ClosedCacheError. Garbage collection closes
+        the cache too.
         """
-        if self._end.alive:
-            try:
-                self.cancel()
-            finally:
-                self._end()
-                self._free()
+        with self._reading:
+            if self._end.alive:
+                try:
+                    self.cancel()
+                finally:
+                    self._end()
+                    self._free()
 
     def _free(self) -> None:
         """Return the lines to the device, for its next user, who may not be torch; the rest to torch."""
@@ -494,7 +496,7 @@ class DeviceFeatureCache:
 
     def _check_open(self) -> None:
         if not self._end.alive:
-            raise RuntimeError("this cache is closed: make a new one")
+            raise ClosedCacheError("this cache is closed: make a new one")
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
