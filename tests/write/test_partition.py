@@ -6,10 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from datasets import contents, write_dataset
 from partition_example import check_union, open_parts, write_rich_dataset
 
-import gids
+import gids.distributed
 from gids import FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
 from gids.cache import page_heat
 from gids.heat import reverse_pagerank, sampled_counts
@@ -188,6 +189,20 @@ def test_what_needs_all_parts_refuses_one(cut_in_four, name):
     call, message = NEEDS_ALL_PARTS[name]
     with pytest.raises(ValueError, match="part-000.gids is part 0 of 4: .*" + re.escape(message)):
         call(open_parts(cut_in_four)[0])
+
+
+def test_loaders_refuse_what_only_all_parts_have(rich, cut_in_four):
+    part = open_parts(cut_in_four)[0]
+    table = part.table("paper.float32")
+    for source, tables in ((part, ["paper.float32"]), (rich, [table])):
+        with pytest.raises(ValueError, match=r"paper\.float32 is in a part of a dataset: open"):
+            FeatureLoader(source, tables)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with gids.distributed.open(rich) as source, pytest.raises(ValueError, match="part of another"):
+            NodeLoader(source, {"paper": [1]}, [5], tables=[table])
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_directory_of_parts_is_no_dataset(cut_in_four):
