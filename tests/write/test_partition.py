@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import contents, write_dataset
+from datasets import CITES, contents, write_dataset
 from partition_example import check_union, open_parts, write_rich_dataset
 
 import gids.distributed
-from gids import FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
+from gids import EdgeLoader, FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
 from gids.cache import page_heat
 from gids.heat import reverse_pagerank, sampled_counts
 from gids.inference import layerwise
@@ -191,16 +191,22 @@ def test_what_needs_all_parts_refuses_one(cut_in_four, name):
         call(open_parts(cut_in_four)[0])
 
 
-def test_loaders_refuse_what_only_all_parts_have(rich, cut_in_four):
+def test_loaders_refuse_what_only_all_parts_have(rich, cut_in_four, tmp_path):
     part = open_parts(cut_in_four)[0]
     table = part.table("paper.float32")
     for source, tables in ((part, ["paper.float32"]), (rich, [table])):
         with pytest.raises(ValueError, match=r"paper\.float32 is in a part of a dataset: open"):
             FeatureLoader(source, tables)
+    partition(rich, tmp_path / "one", 1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with gids.distributed.open(rich) as source, pytest.raises(ValueError, match="part of another"):
             NodeLoader(source, {"paper": [1]}, [5], tables=[table])
+        with (
+            gids.distributed.open(tmp_path / "one") as source,
+            pytest.raises(ValueError, match="edges=None does not work with a partitioned dataset"),
+        ):
+            EdgeLoader(source, None, [5], relation=CITES)
     finally:
         dist.destroy_process_group()
 
