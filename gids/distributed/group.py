@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.store_group import Process, StoreGroup, different_places, next_number
+from gids.loader.store_group import Process, StoreGroup, different_places, key_prefix, next_number
 from gids.packs import ByReference
 
 Tensors = Sequence[Sequence[torch.Tensor]]
@@ -74,7 +74,7 @@ class Group(ByReference):
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
         self._groups = [self.ranks] if all_groups is None else all_groups
-        self._key = f"gids/group/{next_number('groups')}/{self.ranks[0]}"
+        self._key = f"{key_prefix()}/group/{next_number('groups')}/{self.ranks[0]}"
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
         self._begun = 0  # exchanges
