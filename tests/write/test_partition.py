@@ -207,6 +207,8 @@ def test_loaders_refuse_what_only_all_parts_have(rich, cut_in_four, tmp_path):
             pytest.raises(ValueError, match="edges=None does not work with a partitioned dataset"),
         ):
             EdgeLoader(source, None, [5], relation=CITES)
+        with pytest.raises(ValueError, match=r"is closed: call gids\.distributed\.open\(\) again"):
+            NodeLoader(source, {"paper": [1]}, [5])
     finally:
         dist.destroy_process_group()
 
