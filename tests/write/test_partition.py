@@ -140,7 +140,7 @@ def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
     table = part.tables["paper.float32"]
     ids = table.held.ids()
     rows = np.array([len(ids) - 1, 0, 3, 0])
-    with FeatureLoader(gids.open(part, memory="64MB"), ["paper.float32"]) as loader:
+    with FeatureLoader(gids.open(part, memory="64MB"), [table.by_row()]) as loader:
         with loader.attach([torch.from_numpy(rows)], lambda found: {"paper.float32": found}) as stream:
             ((_, features),) = stream
     assert features["paper.float32"].tolist() == table.read_rows(ids[rows]).tolist()
@@ -149,7 +149,7 @@ def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
 def test_a_feature_loader_knows_the_heat_of_a_part(cut_in_four):
     part = open_parts(cut_in_four)[3]
     table = part.tables["paper.float32"]
-    with FeatureLoader(gids.open(part, memory="64MB", heat="sampled"), ["paper.float32"]) as loader:
+    with FeatureLoader(gids.open(part, memory="64MB", heat="sampled"), [table.by_row()]) as loader:
         heat = part.heat("sampled", "paper")[part.owners("paper") == 3]
         assert np.array_equal(loader.table_heat(table), page_heat(heat, table.rows_per_page))
 
