@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from gids.errors import RankError
-from gids.loader.store_group import Process, StoreGroup, different_places, next_number
+from gids.loader.store_group import Process, StoreGroup, different_places, key_prefix, next_number
 from gids.packs import ByReference
 
 Tensors = Sequence[Sequence[torch.Tensor]]
@@ -74,7 +74,7 @@ class Group(ByReference):
         self.rank, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.timeout_s = timeout_s
         self._groups = [self.ranks] if all_groups is None else all_groups
-        self._key = f"gids/group/{next_number('groups')}/{self.ranks[0]}"
+        self._key = f"{key_prefix()}/group/{next_number('groups')}/{self.ranks[0]}"
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._broken: str | None = None
         self._begun = 0  # exchanges
@@ -217,13 +217,20 @@ class Group(ByReference):
         return f"rank {self.ranks[rank]}"
 
     def close(self) -> None:
-        """Give the process groups back to torch. Idempotent. Not collective."""
+        """Give the process groups back to torch. Idempotent. Not collective. Nothing in a forked child, which
+        lacks their threads."""
+        if self._forked:
+            return
         if self._broken is None:
             self._broken = "this group is closed"
         groups, self._rows = {self._control, *self._rows.values()}, {}
         for group in groups:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._here.pid
 
     def _new(self, backend: str) -> Any:
         timeout, mine = timedelta(seconds=self.timeout_s), None
@@ -302,6 +309,10 @@ class Group(ByReference):
         self._run(lambda: dist.all_to_all_single(received, sent, incoming, outgoing, group=group))
 
     def _run(self, call: Callable[[], Any]) -> Any:
+        if self._forked:
+            raise RankError(
+                "a forked process is no rank: use the loaders in the process that opened the source"
+            )
         if self._broken is not None:
             raise RankError(self._broken)
         self._begun += 1

@@ -70,7 +70,8 @@ class RankRows:
         self.exchanged = owners is not None
         alike: dict[Any, list[str]] = {}
         for name in sorted(tables):  # ranks send them in this order, and each may be given its own one
-            alike.setdefault((tables[name].type, id(self._owners.get(name))), []).append(name)
+            key = (tables[name].type, id(self._owners.get(name)), tables[name].in_part is None)
+            alike.setdefault(key, []).append(name)
         self.alike = list(alike.values())
         self.counts = {"rows sent": 0, "bytes sent": 0, "rows asked": 0, "exchanges": 0}
 

@@ -97,6 +97,15 @@ class GroupSource(RowSource):
         together = Cooperation(*of_all, divided=divided, column=column, columns=columns)
         return StepSampling(together.sample_steps, self.bulk)
 
+    def _check_parts(self, tables: Mapping[str, Table]) -> None:
+        """Raise ValueError for a table of another part than this rank's."""
+        for name, table in tables.items():
+            if table.in_part not in (None, None if self.part is None else self.store.locate.contents):
+                raise ValueError(
+                    f"{name} is in a part of another dataset: give the table of the whole dataset, or add it "
+                    "to this dataset before `gids partition`"
+                )
+
     def _check_device(self, device: torch.device, cooperative: bool) -> None:
         if device.type == "cpu":
             return
@@ -127,10 +136,11 @@ class GroupSource(RowSource):
 
         def make() -> list[Any]:
             nonlocal loader
+            self._check_parts(chosen)
             # Rows that are exchanged are decoded by the rank that gets them.
             loader = self._local.feature_loader(
                 user,
-                chosen if cooperative else {name: table.stored() for name, table in chosen.items()},
+                {name: (t if cooperative else t.stored()).by_row() for name, t in chosen.items()},
                 dtype=dtype if cooperative else None,
                 device=device,
                 minibatch_rows=minibatch_rows,

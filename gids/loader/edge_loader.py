@@ -118,6 +118,11 @@ class EdgeLoader(EpochLoader):
             rank=rank,
             world_size=world_size,
         )
+        if edges is None and self.store.part is not None:
+            raise ValueError(
+                "edges=None does not work with a partitioned dataset, of which no rank has all edges: give "
+                "the seed edges"
+            )
         if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 0:
             raise ValueError(f"negatives={negatives!r} must be a whole number, 0 or more")
         if exclude not in (None, "self", "reverse"):

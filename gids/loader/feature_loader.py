@@ -105,6 +105,11 @@ class FeatureLoader(Closing):
         if not tables:
             raise ValueError("tables is empty: give at least one name, such as 'paper.feat'")
         chosen = chosen_tables(self.source.stores, tables).values()
+        if of_part := [t.name for t in chosen if t.in_part is not None]:
+            raise ValueError(
+                f"{of_part[0]} is in a part of a dataset: open the directory of all parts with "
+                "gids.distributed.open(), or give the table of the whole dataset"
+            )
         self.tables: list[Table] = [t.opened(check_crc=options.check_crc) for t in chosen]
         expected = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
         self.device = torch.device(device)
@@ -521,7 +526,7 @@ class FeatureLoader(Closing):
         kept = self._kept_pages.get(table.name)
         if table.name in self._heats:
             heat, owners = self._heats[table.name]
-            if self.store.part is not None and owners is not None:
+            if self.store.part is not None and owners is not None and table.row_count < len(heat):
                 heat = heat[owners == self.store.part.index]
             of_pages = page_heat(heat, table.rows_per_page, table.order)
         elif kept is not None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch.distributed as dist
 
-from gids.loader.store_group import Process, StoreGroup, next_number
+from gids.loader.store_group import Process, StoreGroup, key_prefix, next_number
 
 log = logging.getLogger("gids")
 
@@ -108,7 +108,7 @@ class Ranks:
             for rank, theirs in enumerate(offers)
             if theirs is not None and (theirs[0], theirs[1]["machine"]) == (mine[0], mine[1]["machine"])
         }
-        key = f"gids/machine/{self.loader}/{min(processes)}"
+        key = f"{key_prefix()}/machine/{self.loader}/{min(processes)}"
         return StoreGroup(self.rank, sorted(processes), _store(), key, timeout_s, processes)
 
 
@@ -201,6 +201,5 @@ def _group_of(loader: int) -> StoreGroup:
     """All ranks of the default process group."""
     store: Any = _store()
     timeout_s = getattr(store, "timeout", _STORE_TIMEOUT).total_seconds()
-    return StoreGroup(
-        dist.get_rank(), range(dist.get_world_size()), store, f"gids/loader/{loader}", timeout_s
-    )
+    ranks, key = range(dist.get_world_size()), f"{key_prefix()}/loader/{loader}"
+    return StoreGroup(dist.get_rank(), ranks, store, key, timeout_s)

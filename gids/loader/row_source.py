@@ -137,6 +137,10 @@ class RowSource(Closing, ABC):
     ) -> RowLoader:
         """What reads rows of these tables for a loader, its user."""
 
+    @property
+    def made_by(self) -> str:
+        """The call that makes it, for errors."""
+        return "gids.distributed.open()" if self.together else "gids.open()"
+
     def __getstate__(self) -> None:
-        call = "gids.distributed.open()" if self.together else "gids.open()"
-        raise TypeError(f"a {type(self).__name__} cannot be pickled; call {call} in each process")
+        raise TypeError(f"a {type(self).__name__} cannot be pickled; call {self.made_by} in each process")

@@ -219,7 +219,7 @@ def as_row_source(
     """As as_source(), for loaders whose ranks may read together. what: a loader that needs all parts."""
     if isinstance(dataset, RowSource):
         if dataset.lender.closed:
-            raise ValueError(f"{dataset!r} is closed: call gids.open() again")
+            raise ValueError(f"{dataset!r} is closed: call {dataset.made_by} again")
         source = dataset
     else:
         source = open(dataset)

@@ -251,6 +251,16 @@ def next_number(what: str) -> int:
     return number
 
 
+def key_prefix() -> str:
+    """The beginning of all keys of the default process group. One that was destroyed may have had the same
+    store, in which its keys are."""
+    lives = _counters.setdefault(dist.group.WORLD or dist.group, {})
+    if "life" not in lives:
+        store: Any = dist.distributed_c10d._get_default_store()
+        lives["life"] = store.add(f"gids/lives/{dist.get_rank()}", 1)
+    return f"gids/{lives['life']}"
+
+
 def _namespace() -> str:
     """The namespace of process ids; "" if the kernel does not say."""
     with contextlib.suppress(OSError):

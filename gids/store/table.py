@@ -10,7 +10,7 @@ import copy
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,12 @@ class Table:
         other.name = name
         return other
 
+    def by_row(self) -> Table:
+        """The same rows, whose ids are their positions in this part."""
+        other = copy.copy(self)
+        other._find_held = other._held = None
+        return other
+
     def stored(self) -> Table:
         """The same rows as they are on disk: a table of uint8[row_bytes]."""
         other = copy.copy(self)
@@ -175,6 +181,11 @@ class Table:
         if self._held is None and self._find_held is not None:
             self._held = self._find_held()
         return self._held
+
+    @property
+    def in_part(self) -> Mapping[str, int] | None:
+        """In a part of a dataset, the checksums of this part; else None."""
+        return None if self._find_held is None else self._locate.contents
 
     def column_scales(self) -> np.ndarray | None:
         """The scales of the columns, float32[values of a row], or None if the table has none.

@@ -131,7 +131,8 @@ def table_rows(table: Table, memory_bytes: int) -> Iterator[tuple[np.ndarray, to
         )
     held = None if table.held is None else table.held.ids()
     step = max(1, memory_bytes // (8 * table.row_bytes + _ID_BYTES))
-    numbered = ((np.arange(first, first + len(rows)), rows) for first, rows in table.scan(step))
+    blocks = table.scan(step) if table.row_count else [(0, table.read_rows([]))]
+    numbered = ((np.arange(first, first + len(rows)), rows) for first, rows in blocks)
     return ((numbers if held is None else held[numbers], rows) for numbers, rows in numbered)
 
 
@@ -189,6 +190,5 @@ def export_by_id(
                 writer = kind(file, written.schema)
             writer.write_batch(written)
             on_rows(len(nodes))
-        if writer is None:
-            raise FormatError(f"{key!r} has no rows to write to {path}")
+        assert writer is not None, "there is a block, perhaps without rows"
         writer.close()

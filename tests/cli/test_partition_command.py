@@ -119,6 +119,14 @@ def test_export_writes_the_rows_of_a_part(parts, tmp_path, capsys):
     assert f"is a part: these are the rows of {table.row_count} of 20 ids" in said
 
 
+def test_export_of_a_part_without_rows_is_a_file_without_rows(dataset, tmp_path):
+    gids("partition", dataset, tmp_path / "parts", "--parts", "5", "--method", "range", "--quiet")
+    part = tmp_path / "parts/part-000.gids"  # there are 3 authors
+    assert not FeatureStore(part).tables["author.feat"].row_count
+    gids("export", part, "author.feat", tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().startswith('"id","feat_0","feat_1",')
+
+
 def test_a_part_is_moved_to_other_disks(parts, tmp_path):
     (tmp_path / "ssd").mkdir()
     part = str(parts / "part-001.gids")

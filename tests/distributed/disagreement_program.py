@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,26 @@ def do_something_else(dataset: Path, what: str) -> str:
             told = error_of(take)
             dist.barrier()
             return told
+
+
+def fork_in_an_epoch(dataset: Path) -> tuple[bool, int]:
+    """Whether a forked child that uses and closes the loader ended well, and its parent's minibatches."""
+    with opened(dataset) as source, gids.NodeLoader(source, **ARGUMENTS) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        child = os.fork()
+        if child == 0:
+            told = error_of(lambda: next(iter(loader)))
+            source.close()
+            os._exit(not told.startswith("RankError: a forked process is no rank"))
+        end, ended = time.monotonic() + 20, (0, 0)
+        while ended[0] == 0 and time.monotonic() < end:
+            ended = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        return ended == (child, 0), 1 + len(list(epoch))
 
 
 def do_not_begin(dataset: Path) -> str:

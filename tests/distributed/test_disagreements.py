@@ -195,6 +195,10 @@ def test_a_rank_that_closes_its_source_is_named(whole: Path, ranks: RankPool) ->
         assert told[rank].startswith("RankError: rank 1 does not answer")
 
 
+def test_a_forked_child_is_no_rank_and_ends(whole: Path, ranks: RankPool) -> None:
+    assert ranks.run(2, program.fork_in_an_epoch, whole) == [(True, 15)] * 2
+
+
 def test_a_rank_that_does_not_begin_an_epoch_is_named(whole: Path, ranks: RankPool) -> None:
     told = ranks.run(3, program.do_not_begin, whole)
     for rank in (0, 2):

@@ -14,6 +14,7 @@ from rank_pool import RankPool
 
 from gids.packs import Scratch, Spool, Superbatch
 from gids.sampler import Ladies
+from gids.store import FeatureStore
 from gids.write import DatasetWriter
 from gids.write.partition import partition
 
@@ -35,13 +36,14 @@ def test_minibatches_are_those_of_one_process(
     nodes = rich.tables("node")
     by_type = {**ARGUMENTS, "seeds": {"paper": SEEDS, "author": torch.arange(0, AUTHORS, 2)}}
     by_type["tables"] = rich_types.tables()
+    beside = {"whole": FeatureStore(whole).table("paper.long"), **dict(zip(every, every, strict=True))}
     cooperative = {**ARGUMENTS, "cooperative": True, "tables": nodes}
     cases = [
         (whole, whole, "NodeLoader", {**ARGUMENTS, "tables": every}, {}, 1_000_000, None),
         (whole, whole, "NodeLoader", FLOATS, {"owners": "heat"}, 100_000, 9),
         (whole, whole, "EdgeLoader", linked, {"owners": "range"}, 1_000_000, 5),
         (whole, whole, "NodeLoader", {**FLOATS, "cooperative": True}, {}, 100_000, 9),
-        (parts, whole, "NodeLoader", {**ARGUMENTS, "tables": every, "sampler": LADIES}, {}, 1_000_000, 9),
+        (parts, whole, "NodeLoader", {**ARGUMENTS, "tables": beside, "sampler": LADIES}, {}, 1_000_000, 9),
         (rich_types.parts(size), rich_types.whole, "NodeLoader", by_type, {}, 1_400_000, 20),
         (parts, whole, "NodeLoader", cooperative, {}, 1_000_000, None),
     ]

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from gids.errors import RankError
-from gids.loader.store_group import Process, StoreGroup
+from gids.loader.store_group import Process, StoreGroup, key_prefix
 
 
 def make(store: Any, ranks: tuple[int, ...] = (3, 5, 8), *, timeout_s: float = 10.0) -> list[StoreGroup]:
@@ -147,3 +148,14 @@ def test_a_process_of_another_machine_or_namespace_is_not_known_to_have_ended() 
     assert not here.has_ended(here)
     assert not dataclasses.replace(ended, machine=here.machine + "0").has_ended(here)
     assert not dataclasses.replace(ended, started="").has_ended(here)
+
+
+def test_a_second_process_group_does_not_hear_what_the_first_one_said_in_the_same_store() -> None:
+    store, keys = HashStore(), set()
+    for _ in range(2):
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            keys |= {key_prefix(), key_prefix()}
+        finally:
+            dist.destroy_process_group()
+    assert len(keys) == 2

@@ -6,11 +6,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from datasets import contents, write_dataset
+import torch.distributed as dist
+from datasets import CITES, contents, write_dataset
 from partition_example import check_union, open_parts, write_rich_dataset
 
-import gids
-from gids import FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
+import gids.distributed
+from gids import EdgeLoader, FeatureLoader, FeatureStore, FormatError, NodeLoader, StorageError
 from gids.cache import page_heat
 from gids.heat import reverse_pagerank, sampled_counts
 from gids.inference import layerwise
@@ -139,7 +140,7 @@ def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
     table = part.tables["paper.float32"]
     ids = table.held.ids()
     rows = np.array([len(ids) - 1, 0, 3, 0])
-    with FeatureLoader(gids.open(part, memory="64MB"), ["paper.float32"]) as loader:
+    with FeatureLoader(gids.open(part, memory="64MB"), [table.by_row()]) as loader:
         with loader.attach([torch.from_numpy(rows)], lambda found: {"paper.float32": found}) as stream:
             ((_, features),) = stream
     assert features["paper.float32"].tolist() == table.read_rows(ids[rows]).tolist()
@@ -148,7 +149,7 @@ def test_a_feature_loader_reads_rows_of_a_part_by_position(cut_in_four):
 def test_a_feature_loader_knows_the_heat_of_a_part(cut_in_four):
     part = open_parts(cut_in_four)[3]
     table = part.tables["paper.float32"]
-    with FeatureLoader(gids.open(part, memory="64MB", heat="sampled"), ["paper.float32"]) as loader:
+    with FeatureLoader(gids.open(part, memory="64MB", heat="sampled"), [table.by_row()]) as loader:
         heat = part.heat("sampled", "paper")[part.owners("paper") == 3]
         assert np.array_equal(loader.table_heat(table), page_heat(heat, table.rows_per_page))
 
@@ -188,6 +189,28 @@ def test_what_needs_all_parts_refuses_one(cut_in_four, name):
     call, message = NEEDS_ALL_PARTS[name]
     with pytest.raises(ValueError, match="part-000.gids is part 0 of 4: .*" + re.escape(message)):
         call(open_parts(cut_in_four)[0])
+
+
+def test_loaders_refuse_what_only_all_parts_have(rich, cut_in_four, tmp_path):
+    part = open_parts(cut_in_four)[0]
+    table = part.table("paper.float32")
+    for source, tables in ((part, ["paper.float32"]), (rich, [table])):
+        with pytest.raises(ValueError, match=r"paper\.float32 is in a part of a dataset: open"):
+            FeatureLoader(source, tables)
+    partition(rich, tmp_path / "one", 1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with gids.distributed.open(rich) as source, pytest.raises(ValueError, match="part of another"):
+            NodeLoader(source, {"paper": [1]}, [5], tables=[table])
+        with (
+            gids.distributed.open(tmp_path / "one") as source,
+            pytest.raises(ValueError, match="edges=None does not work with a partitioned dataset"),
+        ):
+            EdgeLoader(source, None, [5], relation=CITES)
+        with pytest.raises(ValueError, match=r"is closed: call gids\.distributed\.open\(\) again"):
+            NodeLoader(source, {"paper": [1]}, [5])
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_directory_of_parts_is_no_dataset(cut_in_four):
