@@ -193,7 +193,7 @@ def _fault(
             if are_fractions:
                 return _Fractions(fault, wrong)
             if kinds[at].kind == "f" and _is_number(fields[at]):
-                return FormatError(f"{path}, line {number}: {fields[at]} is another number as {kinds[at]}")
+                return FormatError(f"{path}, line {number}: {kinds[at]} cannot hold {fields[at]}")
             return NotANumber(fault)
     return None
 
