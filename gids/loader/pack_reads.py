@@ -30,21 +30,12 @@ LEAST_BYTES = 256 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
 
-class Beside:
-    """Memory that is taken while a stream races. The stream closes it."""
-
-    nbytes = 0
-
-    def close(self) -> None:
-        self.nbytes = 0
-
-
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
     loader's engine. lender: of the source. device: where packs are in device memory.
 
-    Attributes: machine: has the memory of packs, or is None; beside: what is taken beside the cache, while
-    packs are prepared; next_epochs: what is prepared, of all loaders that share this one.
+    Attributes: machine: has the memory of packs, or is None; next_epochs: what is prepared, of all loaders
+    that share this one.
     """
 
     def __init__(
@@ -59,7 +50,6 @@ class PackReads:
         self.device, self._lender = device, lender
         self.tables, self.options, self.dtype, self.bounce_bytes = tables, options, dtype, bounce_bytes
         self.machine: PackMachine | None = None
-        self.beside = Beside()
         counted = "superbatches", "packs", "minibatches", "bytes_read", "bytes_written"
         self.counters = Counter(dict.fromkeys(counted, 0))
         self.seconds = {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0}

@@ -6,7 +6,7 @@ Called by the loader. See docs/internals/packs.md.
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.device_rows import DeviceRows, OnDevice
-from gids.packs.memory import Ahead, PackBudget, PackPlan
+from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.row_memory import HostGather, HostRows, RowMemory
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
@@ -17,7 +17,6 @@ from gids.packs.superbatch import PackMachine, Superbatch
 __all__ = [
     "MOST_ROWS",
     "WRITING",
-    "Ahead",
     "ByReference",
     "DeviceRows",
     "DiskRates",

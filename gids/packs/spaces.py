@@ -79,7 +79,7 @@ def spaces_of(tables: Sequence[Table], ids: Mapping[str, torch.Tensor]) -> list[
 
 
 def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+    return a is not None and b is not None and (a is b or torch.equal(a, b))
 
 
 def rows_of(ids: Mapping[str, torch.Tensor], spaces: Sequence[Space]) -> list[Rows]:
