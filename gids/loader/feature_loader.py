@@ -49,7 +49,7 @@ from gids.loader.readers import Cache, CacheReader, Ids, ThroughReader
 from gids.loader.row_source import EpochInput
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
-from gids.packs import MOST_ROWS, OnDevice, RowReader
+from gids.packs import MOST_ROWS, OnDevice
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 
@@ -148,9 +148,7 @@ class FeatureLoader(Closing):
             packs_on = OnDevice(self._placement.device, self._placement.memory_bytes)
         self._learned = Learned()
         self._open_learned = weakref.ref(self._learned)  # of the stream that has the window, or had it last
-        self._packs = PackReads(
-            self.tables, options, dtype, self._engine.bounce_bytes, self.source.lender, packs_on
-        )
+        self._packs = PackReads(self.tables, options, dtype, self._engine, self.source.lender, packs_on)
         self._lock = self.source.lender.lock
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
         self._windowed_pid = 0
@@ -555,7 +553,7 @@ class FeatureLoader(Closing):
                 raise ValueError("this FeatureLoader is closed: make a new one")
             if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
                 self._placement.check_beside_packs(ids, self._packs.machine.output_rows)
-                return cast(Cache, RowReader(self._packs.machine, self._engine, self.tables))
+                return cast(Cache, self._packs)
             return self._placement.cache_for(
                 epoch, ids, epoch.bytes_of(minibatch), first=first, build=self._build
             )

@@ -21,7 +21,6 @@ from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
     DeviceRows,
-    HostGather,
     HostRows,
     Layout,
     PackBudget,
@@ -226,23 +225,15 @@ class PackChooser:
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
         packs, options, spaces = self._packs, self._packs.options, sampled.spaces
+        device, tables, dtype = packs.device, packs.tables, packs.dtype
         plan = self._plan(sampled, self._loader.pack_bytes(), sampled.overlap)
         assert plan is not None
         threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
 
         def rows() -> RowMemory:  # it must not refer to what ends before the machine
-            gather = HostGather(
-                packs.tables,
-                threads=threads,
-                output_dtype=packs.dtype,
-                pool_bytes=plan.purposes["outputs"] if packs.device is None else 0,
-                output_rows=output_rows,
-            )
-            if packs.device is None:
-                return HostRows(gather, plan.pack_bytes)
-            return DeviceRows(
-                packs.device, gather, spaces, plan, output_dtype=packs.dtype, output_rows=output_rows
-            )
+            if device is None:
+                return HostRows(tables, plan, threads=threads, output_dtype=dtype, output_rows=output_rows)
+            return DeviceRows(device.device, spaces, plan, output_dtype=dtype, output_rows=output_rows)
 
         return PackMachine(
             spaces=sampled.spaces,
@@ -325,7 +316,7 @@ class PackChooser:
         return PackBudget(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
-            bounce_bytes=self._packs.bounce_bytes,
+            bounce_bytes=self._packs.engine.bounce_bytes,
             sampler_bytes=_room(self._epoch.source_bytes(waiting)),
             waiting=waiting,
             memory_bytes=memory_bytes,

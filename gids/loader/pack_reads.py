@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from gids.cache import FeatureCache
 from gids.io.disks import disk_count
 from gids.loader.learned import Choice, Learned, NextEpoch
 from gids.loader.lending import Lender
 from gids.loader.options import Options
+from gids.loader.readers import Gathered, Ids
 from gids.packs import (
     DiskRates,
     OnDevice,
@@ -24,6 +26,9 @@ from gids.packs import (
 )
 from gids.store import Table
 
+if TYPE_CHECKING:
+    from gids.io import Engine
+
 T = TypeVar("T")
 
 LEAST_BYTES = 256 << 20
@@ -31,8 +36,8 @@ LEAST_BYTES = 256 << 20
 
 
 class PackReads:
-    """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
-    loader's engine. lender: of the source. device: where packs are in device memory.
+    """tables: of the loader. dtype: of the features, or None for the stored one. engine: of the loader.
+    lender: of the source. device: where packs are in device memory.
 
     Attributes: machine: has the memory of packs, or is None; next_epochs: what is prepared, of all loaders
     that share this one.
@@ -43,12 +48,12 @@ class PackReads:
         tables: Sequence[Table],
         options: Options,
         dtype: torch.dtype | None,
-        bounce_bytes: int,
+        engine: Engine,
         lender: Lender,
         device: OnDevice | None = None,
     ) -> None:
         self.device, self._lender = device, lender
-        self.tables, self.options, self.dtype, self.bounce_bytes = tables, options, dtype, bounce_bytes
+        self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.machine: PackMachine | None = None
         counted = "superbatches", "packs", "minibatches", "bytes_read", "bytes_written"
         self.counters = Counter(dict.fromkeys(counted, 0))
@@ -57,6 +62,7 @@ class PackReads:
         self.next_epochs: weakref.WeakSet[NextEpoch] = weakref.WeakSet()
         self._scratch: Scratch | None = None
         self._looked = False
+        self._through: FeatureCache | None = None
 
     @property
     def scratch(self) -> Scratch | None:
@@ -126,12 +132,32 @@ class PackReads:
         }
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""
+        """Bytes by purpose; empty while packs have no memory. Those of outputs are peaks."""
         if self.machine is None:
             return {}
-        plan, rows = self.machine.plan, self.machine.rows
-        second = plan.purposes["second stream"] + rows.second_output_bytes
-        return {**plan.purposes, "outputs": rows.peak_output_bytes, "second stream": second}
+        second = {} if self._through is None else {"second stream": self._through.memory()["outputs"]}
+        return {**self.machine.plan.purposes, "outputs": self.machine.rows.peak_output_bytes, **second}
+
+    def read_through(self, ids: Ids) -> Gathered:
+        """Rows by random reads, for a second stream while packs have the memory of the cache. Blocks.
+
+        Raises as FeatureCache.read_through().
+        """
+        if self._through is None:
+            self._through = FeatureCache(
+                self.engine,
+                self.tables,
+                lines={t.name: 0 for t in self.tables},
+                heats={},
+                threads=self.options.threads or torch.get_num_threads(),
+                check_crc=self.options.check_crc,
+                output_dtype=self.dtype,
+            )
+        if self.device is None:
+            return self._through.read_through(ids)
+        features, error = self._through.read_through(self.device.ids_on_host(ids))
+        there = self.device.device.torch_device
+        return {name: rows.to(there) for name, rows in features.items()}, error
 
     def spooling(self) -> AbstractContextManager[object]:
         """A context in which sampled minibatches are copied to the spool."""
@@ -171,4 +197,4 @@ class PackReads:
         """Free the memory of packs. Between epochs only."""
         if self.machine is not None:
             self.machine.close()
-        self.machine = None
+        self.machine = self._through = None

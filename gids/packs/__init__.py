@@ -7,8 +7,7 @@ from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.device_rows import DeviceRows, OnDevice
 from gids.packs.memory import PackBudget, PackPlan
-from gids.packs.row_memory import HostGather, HostRows, RowMemory
-from gids.packs.row_reader import RowReader
+from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spaces import MOST_ROWS, OtherIdsError, Rows, Space, rows_of, spaces_of
 from gids.packs.spool import WRITING, ByReference, NotSpoolable, Reads, Spool
@@ -20,7 +19,6 @@ __all__ = [
     "ByReference",
     "DeviceRows",
     "DiskRates",
-    "HostGather",
     "HostRows",
     "Layout",
     "NotSpoolable",
@@ -32,7 +30,6 @@ __all__ = [
     "Reads",
     "Resident",
     "RowMemory",
-    "RowReader",
     "Rows",
     "Scratch",
     "ScratchFull",

@@ -1,12 +1,10 @@
-"""Reads packs from scratch into device memory, in the background: through pinned staging, or by kvikio.
+"""Reads packs from scratch into device memory, in the background, through pinned staging.
 
 Called by DeviceRows. Uses streams of its own, never torch's current one. Knows bytes and row sets.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,23 +16,14 @@ import torch
 
 from gids import _core
 from gids.cuda.numa import prefer_node
-from gids.io.device.kvikio_reader import open_kvikio_reader
 from gids.packs.memory import ALIGNMENT
-from gids.packs.row_memory import Bad, Extent
+from gids.packs.row_memory import Bad, Extent, PackSource
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event
-    from gids.io import Engine
-    from gids.io.device.extents import ExtentReader
-    from gids.packs.scratch import ScratchFile
-
-log = logging.getLogger("gids")
 
 STAGING_PARTS = 4
 """One part is copied to the device while the others are read."""
-
-_KVIKIO_BYTES = 256 << 20
-"""What kvikio reads at a time. Closing waits for one of these."""
 
 Stopped = Callable[[], bool]
 
@@ -58,18 +47,11 @@ class Staging:
         self._lock = threading.Lock()
 
     def read(
-        self,
-        engine: Engine,
-        priority: _core.Priority,
-        files: range,
-        extents: Sequence[Extent],
-        to: torch.Tensor,
-        stopped: Stopped,
+        self, source: PackSource, extents: Sequence[Extent], to: torch.Tensor, stopped: Stopped
     ) -> list[Bad]:
         """Read extents of a scratch file to the device. Blocks. Returns what could not be read.
 
-        Incomplete once stopped() is true. files: the engine's, over which it is striped. to: uint8[n] on the
-        device, which no other stream uses.
+        Incomplete once stopped() is true. to: uint8[n] on the device, which no other stream uses.
         """
         bad: list[Bad] = []
         reads: deque[tuple[_core.PackRead, int, Extent]] = deque()
@@ -89,6 +71,7 @@ class Staging:
                 self._wait_for(part)
                 begin = part * self._part_bytes
                 where = piece.offset, self._memory, begin, piece.nbytes
+                engine, priority, files = source
                 read = _core.PackRead(engine.native, priority, files[0], *where, files=len(files))
                 reads.append((read, part, piece))
             while reads and not stopped():
@@ -118,38 +101,6 @@ class Staging:
     def _copy(self, part: int, to: torch.Tensor) -> None:
         self._device.copy_from_host(self.stream, to, self._address + part * self._part_bytes)
         self._copied[part] = self.stream.record_event()
-
-
-class KvikioExtents:
-    """A scratch file that kvikio reads by GPUDirect Storage."""
-
-    def __init__(
-        self, device: Device, reader: ExtentReader, priority: _core.Priority, scratch: ScratchFile
-    ) -> None:
-        self._device, self._reader, self._priority = device, reader, priority
-        self._stripes = scratch.stripes
-        self._stream = device.new_stream()
-
-    def read(self, extents: Sequence[Extent], to: torch.Tensor, stopped: Stopped) -> bool:
-        """Read extents to the device. Blocks. False if that failed: then they are not complete."""
-        self._priority.begin_urgent()
-        try:
-            for offset, at, nbytes in _pieces(extents, _KVIKIO_BYTES):
-                if stopped():
-                    break
-                files, offsets, lengths = np.array(list(self._stripes(offset, nbytes))).T
-                out_offsets = at + np.cumsum(lengths) - lengths
-                with self._device.use(self._stream):
-                    self._reader.read(files.astype(np.uint32), offsets, lengths, to, out_offsets)
-            return True
-        except (OSError, RuntimeError) as error:
-            log.info("reading packs through pinned memory: %s", error)
-            return False
-        finally:
-            self._priority.end_urgent()
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class DeviceLoad:
@@ -183,17 +134,6 @@ class DeviceLoad:
         """See Load.close()."""
         self._stop.set()
         self._thread.join()
-
-
-def open_kvikio(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
-    """Open a scratch file with kvikio, if GPUDirect Storage reads it; see open_kvikio_reader.
-
-    scratch: nothing is written to it yet.
-    """
-    # The file has no name: the probe's child finds it among the files of this process.
-    paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in scratch.fds]
-    reader = open_kvikio_reader(device, paths, scratch=True)
-    return None if reader is None else KvikioExtents(device, reader, priority, scratch)
 
 
 def _pieces(extents: Sequence[Extent], most_bytes: int) -> Iterator[Extent]:

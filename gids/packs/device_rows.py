@@ -21,17 +21,15 @@ from gids import _core
 from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
-from gids.packs.device_loads import DeviceLoad, Staging, Stopped, open_kvikio
+from gids.packs.device_loads import DeviceLoad, Staging, Stopped
 from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan, numbers_of
-from gids.packs.row_memory import Bad, Extent, HostGather, Load, PackSource, RowMemory, Wanted
+from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.spaces import Rows, Space
 from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.cuda.device import Mapping as HostMapping
-    from gids.io import Engine
-    from gids.packs.scratch import ScratchFile
 
 _UNIT = "packs/gather_packed.cu"
 _THREADS = 256
@@ -57,14 +55,10 @@ class DeviceSet:
 
 
 class OnDevice:
-    """memory_bytes: of the device, for packs and outputs. Lasts as long as the loader.
-
-    Attributes: without_kvikio: whether kvikio has failed. It is not tried again then.
-    """
+    """memory_bytes: of the device, for packs and outputs. Lasts as long as the loader."""
 
     def __init__(self, device: Device, memory_bytes: int) -> None:
         self.device, self.memory_bytes = device, memory_bytes
-        self.without_kvikio = False
         self._stream = device.new_stream()
         self._complete = False  # the minibatch whose ids were copied last
 
@@ -98,17 +92,15 @@ class DeviceRows(RowMemory):
 
     def __init__(
         self,
-        on: OnDevice,
-        host: HostGather,
+        device: Device,
         spaces: Sequence[Space],
         plan: PackPlan,
         *,
         output_dtype: torch.dtype | None,
         output_rows: Mapping[str, int],
     ) -> None:
-        device = on.device
         check_memory(device, {purpose: n for purpose, n in plan.purposes.items() if purpose in ON_DEVICE})
-        self.host, self.device, self.on = host, device, on
+        self.device = device
         self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels."""
         device.preload(_UNIT)
@@ -147,16 +139,6 @@ class DeviceRows(RowMemory):
     def peak_output_bytes(self) -> int:
         return self._peak_output_bytes
 
-    @property
-    def second_output_bytes(self) -> int:
-        return self.host.pool.peak_bytes
-
-    def open(
-        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
-    ) -> PackSource:
-        kvikio = None if self.on.without_kvikio else open_kvikio(self.device, scratch, priority)
-        return PackSource(engine, priority, files, kvikio)
-
     def load(
         self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
     ) -> Load:
@@ -164,13 +146,7 @@ class DeviceRows(RowMemory):
 
         def work(stopped: Stopped) -> tuple[list[Any], list[Bad]]:
             before.synchronize()
-            bad: list[Bad] = []
-            by_kvikio = source.kvikio is not None and not self.on.without_kvikio
-            if source.kvikio is not None and by_kvikio:
-                by_kvikio = source.kvikio.read(extents, self.memory, stopped)
-                self.on.without_kvikio |= not by_kvikio
-            if not by_kvikio:
-                bad = self.read(source.engine, source.priority, source.files, extents, stopped)
+            bad = self._staging.read(source, extents, self.memory, stopped)
             return ([], bad) if stopped() else (self.fill_half(half, lists), bad)
 
         load = DeviceLoad(self.device, work)
@@ -193,17 +169,6 @@ class DeviceRows(RowMemory):
         for there, rows in zip(self._halves[half], lists, strict=True):
             there.fill(rows.to_set(), self._staging)
         return list(self._halves[half])
-
-    def read(
-        self,
-        engine: Engine,
-        priority: _core.Priority,
-        files: range,
-        extents: Sequence[Extent],
-        stopped: Stopped,
-    ) -> list[Bad]:
-        """Read a pack through staging. Blocks. Called by its load."""
-        return self._staging.read(engine, priority, files, extents, self.memory, stopped)
 
     def gather(self, parts: Iterable[Sequence[Wanted]]) -> dict[str, torch.Tensor]:
         """See RowMemory.gather(). There is one part. Blocks until the consumer's stream used the minibatch
@@ -228,12 +193,6 @@ class DeviceRows(RowMemory):
         self._output_bytes.append(sum(out.nbytes for out in outputs.values()))
         self._peak_output_bytes = max(self._peak_output_bytes, sum(self._output_bytes))
         return {name: make_bools_proper(out) for name, out in outputs.items()}
-
-    def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return self.on.ids_on_host(ids)
-
-    def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: rows.to(self.device.torch_device) for name, rows in features.items()}
 
     def close(self) -> None:
         """See RowMemory.close(). Waits for the kernels."""

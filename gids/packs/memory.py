@@ -71,10 +71,6 @@ _LEAST_LISTS_SHARE = 32
 _PIECE_SHARE = 512
 """A piece of a sweep takes at most 1/512 of the memory."""
 
-_SECOND_SHARE = 64
-_MOST_SECOND_BYTES = 4 << 20
-"""A second stream reads so many bytes of rows at a time, and of pages where checksums are compared."""
-
 _WRITE_SHARE = 16
 """Write buffers beside minibatches that are trained take 1/16 of the memory."""
 
@@ -112,11 +108,6 @@ class PackPlan:
     def pack_bytes(self) -> int:
         """For the resident rows, two packs, and the row lists of packs that wait."""
         return self.purposes["packs"]
-
-    @property
-    def second_bytes(self) -> int:
-        """Rows, and pages, that a second stream reads at a time."""
-        return self.purposes["second stream"] // 2
 
     def beside_bytes(self, lists_bytes: int) -> int:
         """For a superbatch of a next epoch, whose row lists take so many bytes."""
@@ -216,7 +207,6 @@ class PackBudget:
             "minibatches": minibatches * each_bytes,
             "row sets": (_SETS + (_SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
             "sweep": (2 if overlap else 1) * self._busy_disks * self._disk_bytes,
-            "second stream": 2 * self._second_bytes,
             **row_orders(t for space in self.spaces for t in space.tables),
         }
         if self.device_bytes is not None:
@@ -261,10 +251,6 @@ class PackBudget:
         """Two bytes for each row and page, and the set of a minibatch that is counted."""
         pages = sum(t.page_count for space in self.spaces for t in space.tables if t.rows_per_page > 1)
         return 2 * (pages + sum(space.row_count for space in self.spaces)) + self._set_bytes
-
-    @property
-    def _second_bytes(self) -> int:
-        return max(min(_MOST_SECOND_BYTES, self.memory_bytes // _SECOND_SHARE), self._longest_page)
 
     @property
     def _piece_bytes(self) -> int:

@@ -1,6 +1,6 @@
-"""RowMemory: the memory of resident rows and packs. HostRows: the one on the CPU. HostGather copies its rows.
+"""RowMemory: the memory of resident rows and packs. HostRows: the one on the CPU.
 
-Called by superbatches, which decide what is in memory, and where; HostGather also by RowReader.
+Called by superbatches, which decide what is in memory, and where.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -19,62 +18,8 @@ from gids.packs.spaces import Rows
 
 if TYPE_CHECKING:
     from gids.io import Engine
-    from gids.packs.device_loads import KvikioExtents
-    from gids.packs.scratch import ScratchFile
+    from gids.packs.memory import PackPlan
     from gids.store import Table
-
-
-class HostGather(Outputs):
-    """Outputs to which rows are copied from memory. threads: that copy."""
-
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        *,
-        threads: int,
-        output_dtype: torch.dtype | None,
-        pool_bytes: int = 0,
-        output_rows: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(tables, output_dtype, keep_bytes=pool_bytes, rows=output_rows)
-        self._workers, self._pool_bytes = _core.Workers.create(threads), pool_bytes
-
-    def lend(self) -> int:
-        """Give the memory back that no features are in, until it is needed. Returns the bytes of features."""
-        self.pool.keep(0)
-        self.pool.keep(self._pool_bytes)
-        return self.pool.taken_bytes
-
-    def close(self) -> None:
-        """Give the memory back that no features are in. Idempotent."""
-        self.pool.keep(0)
-
-    def copy(
-        self,
-        table: Table,
-        rows: Rows,
-        holders: Sequence[tuple[_core.RowSet, _core.PackMemory, int]],
-        out: Bytes,
-    ) -> int:
-        """Copy rows of a table from the first of holders that has them: (set, memory, offset of its rows).
-
-        rows: numbers of the holders' sets. out: of take(); rows that no holder has do not change there.
-        Returns how many were copied.
-        """
-        form = self.forms[table.name]
-        missing: int = _core.gather_packed(
-            self._workers,
-            rows,
-            list(holders),
-            row_bytes=table.row_bytes,
-            stored_as=form.stored_as,
-            wanted_as=form.wanted_as,
-            row_values=form.values,
-            scales=form.scales,
-            out=out,
-        )
-        return len(rows) - missing
-
 
 Bad = tuple[int, int]
 """The first byte of an extent of the scratch file that could not be read, and the errno."""
@@ -108,28 +53,18 @@ class Load(Protocol):
         """Stop it. Idempotent. Blocks for one read at most."""
 
 
-@dataclass
-class PackSource:
-    """A scratch file, opened to read packs from. files: which of the engine's are those of the scratch file.
-    kvikio: reads it in place of the engine, to a device."""
+class PackSource(NamedTuple):
+    """A scratch file to read packs from. files: which of the engine's are those of the scratch file."""
 
     engine: Engine
     priority: _core.Priority
     files: range
-    kvikio: KvikioExtents | None = None
-
-    def close(self) -> None:
-        """Idempotent. The loads are closed."""
-        if self.kvikio is not None:
-            self.kvikio.close()
 
 
 class RowMemory(ABC):
-    """Attributes: swept: memory that a sweep can write rows to; None if rows come from scratch only. host:
-    copies rows that are in host memory."""
+    """Attributes: swept: memory that a sweep can write rows to; None if rows come from scratch only."""
 
     swept: _core.PackMemory | None
-    host: HostGather
 
     @property
     @abstractmethod
@@ -138,17 +73,6 @@ class RowMemory(ABC):
     def lend_outputs(self) -> int:
         """Free the outputs that nobody uses, for a sweep. Returns the bytes of the others."""
         return 0
-
-    @property
-    def second_output_bytes(self) -> int:
-        """The most that outputs of second streams took, if peak_output_bytes leaves them out."""
-        return 0
-
-    def open(
-        self, engine: Engine, priority: _core.Priority, files: range, scratch: ScratchFile
-    ) -> PackSource:
-        """See PackSource."""
-        return PackSource(engine, priority, files)
 
     @abstractmethod
     def load(
@@ -171,32 +95,37 @@ class RowMemory(ABC):
         parts: of each pack with rows of the minibatch. Its rows are copied before the next part is asked for.
         """
 
-    def ids_on_host(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Ids of a minibatch on the CPU."""
-        return ids
-
-    def from_host(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Features that are in host memory, as the loader returns them."""
-        return features
-
     @abstractmethod
     def close(self) -> None:
         """Give the memory back. Idempotent. No load and no sweep is going on."""
 
 
 class HostRows(RowMemory):
-    """nbytes: for the resident rows and two packs."""
+    """threads: that copy rows. output_rows: that an output has room for, by table."""
 
-    def __init__(self, host: HostGather, nbytes: int) -> None:
-        self.host = host
-        self.swept = _core.PackMemory.create(nbytes)
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        plan: PackPlan,
+        *,
+        threads: int,
+        output_dtype: torch.dtype | None,
+        output_rows: Mapping[str, int],
+    ) -> None:
+        self._outputs_bytes = plan.purposes["outputs"]
+        self._outputs = Outputs(tables, output_dtype, keep_bytes=self._outputs_bytes, rows=output_rows)
+        self._workers = _core.Workers.create(threads)
+        self.swept = _core.PackMemory.create(plan.pack_bytes)
 
     @property
     def peak_output_bytes(self) -> int:
-        return self.host.pool.peak_bytes
+        return self._outputs.pool.peak_bytes
 
     def lend_outputs(self) -> int:
-        return self.host.lend()
+        pool = self._outputs.pool
+        pool.keep(0)
+        pool.keep(self._outputs_bytes)
+        return pool.taken_bytes
 
     def load(
         self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
@@ -223,19 +152,29 @@ class HostRows(RowMemory):
         for wanted in parts:
             for table, rows, holders in wanted:
                 if table.name not in outputs:
-                    outputs[table.name] = (table, self.host.take(table, len(rows)))
+                    outputs[table.name] = (table, self._outputs.take(table, len(rows)))
                     missing[table.name] = len(rows)
-                _, out = outputs[table.name]
-                packed = [(rows_of_pack, memory, at) for rows_of_pack, at in holders]
-                missing[table.name] -= self.host.copy(table, rows, packed, out)
+                form = self._outputs.forms[table.name]
+                left = _core.gather_packed(
+                    self._workers,
+                    rows,
+                    [(rows_of_pack, memory, at) for rows_of_pack, at in holders],
+                    row_bytes=table.row_bytes,
+                    stored_as=form.stored_as,
+                    wanted_as=form.wanted_as,
+                    row_values=form.values,
+                    scales=form.scales,
+                    out=outputs[table.name][1],
+                )
+                missing[table.name] -= len(rows) - left
         if any(missing.values()):
             raise AssertionError(f"rows are in no pack, or in two: {dict(missing)}")
-        return {name: self.host.tensor(*output) for name, output in outputs.items()}
+        return {name: self._outputs.tensor(*output) for name, output in outputs.items()}
 
     def close(self) -> None:
         """See RowMemory.close(). Features in use keep their memory, as does a gather in another thread."""
         self.swept = None
-        self.host.close()
+        self._outputs.pool.keep(0)
 
     @property
     def memory(self) -> _core.PackMemory:

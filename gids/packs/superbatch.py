@@ -211,8 +211,7 @@ class Superbatch:
         self._opened.callback(self._engine.close)
         if not machine.plan.overlap:
             machine.rows.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
-        self._source = machine.rows.open(self._engine, machine.priority, files, self.file)
-        self._opened.callback(self._source.close)
+        self._source = PackSource(self._engine, machine.priority, files)
         buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
         self._writer = _core.PackWriter.create(
             self.file.fds,

@@ -33,8 +33,6 @@ from gids.io.device import kvikio_reader
 from gids.io.device.extents import PinnedExtentReader
 from gids.io.device.kvikio_probe import why_no_gds
 from gids.io.device.kvikio_reader import open_extent_reader
-from gids.packs import device_loads
-from gids.packs.scratch import Scratch
 
 TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
@@ -281,7 +279,7 @@ def test_without_gds_extents_go_through_pinned_memory(
         assert type(reader) is PinnedExtentReader
         reader.close()
     [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith("reading packs and extents through pinned memory: ")
+    assert said.startswith("reading extents through pinned memory: ")
     assert why in said
 
 
@@ -460,26 +458,12 @@ def host_driver(fake_kvikio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
     ids=["reads", "zeros", "nothing", "all but a byte"],
 )
-def test_kvikio_is_used_for_scratch_only_if_it_reads_what_was_written(
-    fake_kvikio: Path,
-    host_driver: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    does: str,
-    works: bool,
+def test_kvikio_is_used_only_if_it_reads_what_the_file_has(
+    fake_kvikio: Path, host_driver: None, file: Path, does: str, works: bool
 ) -> None:
-    """Scratch is allocated before it is written: a file system reads zeros from it."""
-    caplog.set_level("INFO", "gids")
     fake_kvikio.write_text(KVIKIO_THAT_READS.replace("{does}", does))
-    monkeypatch.setattr(kvikio_reader, "KvikioReader", lambda device, paths, **_: SimpleNamespace())
-    monkeypatch.setattr(kvikio_reader, "_logged", set())
-    file = Scratch([tmp_path], 1 << 30).open()
-    file.reserve(2 << 20)
-    opened = device_loads.open_kvikio(EmulatedDevice(), file, None)  # type: ignore[arg-type]
-    assert (opened is not None) == works
-    assert ("it read wrong bytes" in caplog.text) == (not works)
-    file.close()
+    file.write_bytes(os.urandom(2 << 20))
+    assert why_no_gds(file) == "" if works else "it read wrong bytes" in why_no_gds(file)
 
 
 @pytest.mark.parametrize("contents", [bytes(5000), b"7" * 5000])
@@ -504,31 +488,3 @@ def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     loaded = "kvikio" in sys.modules
     assert "no NVIDIA driver" in why_no_gds(file)
     assert ("kvikio" in sys.modules) == loaded, "the probe must not import kvikio here"
-
-
-@has_kvikio
-@no_driver
-def test_kvikio_reads_an_unnamed_file_of_this_process(stub_libcuda: str, tmp_path: Path) -> None:
-    """Scratch files of packs have no name: their path is that of an open file of this process."""
-    code = """
-import subprocess
-from pathlib import Path
-from gids.packs.scratch import Scratch
-file = Scratch([Path(paths[0])], 1 << 30).open()
-file.reserve(1 << 20)
-data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
-aligned = torch.empty((1 << 20) + 4096, dtype=torch.uint8).numpy()
-aligned = aligned[-aligned.ctypes.data % 4096:][: 1 << 20]
-aligned[:] = data
-assert os.pwrite(file.fds[0], aligned, 0) == 1 << 20
-reader, out = KvikioReader(device, file.paths, gds=False), torch.zeros(700_000, dtype=torch.uint8)
-files, offsets, lengths, places = columns([(0, 4096, 600_000, 8192)])
-reader.read(files, offsets, lengths, out, places)
-assert np.array_equal(out[8192:608_192].numpy(), data[4096:604_096])
-reader.close()
-# The probe opens it in a child process.
-child = ["head", "-c", "1000", f"/proc/{os.getpid()}/fd/{file.fds[0]}"]
-assert subprocess.run(child, capture_output=True, check=True).stdout == bytes(data[:1000])
-print("ended")
-"""
-    assert run(code, library=stub_libcuda, paths=[tmp_path]) == "ended\n"

@@ -38,15 +38,11 @@ import gids
 from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
-from gids.io import open_engine
-from gids.io.device.extents import PinnedExtentReader
 from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows, spaces_of
 from gids.packs import memory as pack_memory
-from gids.packs.device_loads import KvikioExtents
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
-from gids.packs.scratch import ScratchFile
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
@@ -509,90 +505,10 @@ def test_closing_does_not_wait_for_a_long_load(
     assert not device.mapped
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("fails_at", [None, 0, 3])
-def test_packs_that_kvikio_reads(
-    on: Device,
-    path: Path,
-    expected: list[Minibatch],
-    fails_at: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """In place of kvikio another reader of extents, which fails at a time: then staging does the rest."""
-    caplog.set_level("INFO", "gids")
-    cut_small(monkeypatch, pack_bytes=900_000)
-    monkeypatch.setattr(device_loads, "_KVIKIO_BYTES", 1 << 18)
-    done: list[int] = []
-    staged: list[int] = []
-    read = device_rows.DeviceRows.read
-
-    def by_staging(self: device_rows.DeviceRows, *args: Any) -> Any:
-        staged.append(sum(extent.nbytes for extent in args[3]))
-        return read(self, *args)
-
-    monkeypatch.setattr(device_rows.DeviceRows, "read", by_staging)
-
-    class Reader(PinnedExtentReader):
-        def read(self, files: Any, offsets: Any, lengths: Any, out: torch.Tensor, out_offsets: Any) -> None:
-            if len(done) == fails_at:
-                raise StorageError(errno.EIO, "kvikio cannot read it", "scratch", 7)
-            super().read(files, offsets, lengths, out, out_offsets)
-            done.append(int(lengths.sum()))
-
-        def close(self) -> None:
-            super().close()
-            self._engine.close()
-
-    def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents:
-        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
-        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
-
-    monkeypatch.setattr(device_rows, "open_kvikio", opened)
-    with open_source(path) as source:
-        loader = open_loader(source, device="cuda")
-        assert_all_same(expected, loader)
-    told = [r for r in caplog.records if "reading packs through pinned memory" in r.getMessage()]
-    if fails_at is None:
-        assert len(done) > 5
-        assert not told
-        assert staged == []
-    else:
-        assert len(done) == fails_at
-        assert len(told) == 1
-        assert sum(staged) > 0
-    assert not scratch_files(path)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("by_kvikio", [False, True])
 def test_packs_that_are_striped_over_directories(
-    on: Device,
-    path: Path,
-    expected: list[Minibatch],
-    tmp_path: Path,
-    by_kvikio: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    on: Device, path: Path, expected: list[Minibatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch, pack_bytes=900_000)
-    files: list[np.ndarray] = []
-
-    class Reader(PinnedExtentReader):
-        def read(self, numbers: Any, *args: Any) -> None:
-            files.append(numbers)
-            super().read(numbers, *args)
-
-        def close(self) -> None:
-            super().close()
-            self._engine.close()
-
-    def opened(device: Device, scratch: ScratchFile, priority: _core.Priority) -> KvikioExtents | None:
-        if not by_kvikio:
-            return None
-        engine = open_engine(scratch.paths, direct=scratch.direct, max_read_bytes=1 << 20)
-        return KvikioExtents(device, Reader(device, engine, scratch.paths), priority, scratch)
-
-    monkeypatch.setattr(device_rows, "open_kvikio", opened)
     directories = [tmp_path / "a", tmp_path / "b"]
     for directory in directories:
         directory.mkdir()
@@ -600,9 +516,6 @@ def test_packs_that_are_striped_over_directories(
         loader = open_loader(source, device="cuda")
         assert_all_same(expected, loader)
         assert loader.stats()["packs"]["minibatches"] == len(expected)
-    if by_kvikio:
-        assert set(np.concatenate(files)) == {0, 1}
-        assert any(len(numbers) > 1 for numbers in files)
 
 
 @pytest.mark.parametrize(("disks", "most"), [(1, 64), (4, 64), (5, 128), (8, 128)])
@@ -627,33 +540,6 @@ def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Pat
         )
     less = dataclasses.replace(budget, memory_bytes=64 << 20)
     assert less.staging_bytes == 2 << 20
-
-
-def test_kvikio_that_failed_once_is_not_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
-) -> None:
-    cuda_is(EmulatedDevice())
-    cut_small(monkeypatch, pack_bytes=900_000, minibatches=5)
-    opens, reads = [], []
-
-    class Fails:
-        def read(self, *_: Any) -> bool:
-            reads.append(1)
-            return False
-
-        def close(self) -> None:
-            pass
-
-    def opened(*_: Any) -> Any:
-        opens.append(1)
-        return Fails()
-
-    monkeypatch.setattr(device_rows, "open_kvikio", opened)
-    with open_source(path) as source:
-        loader = open_loader(source, device="cuda")
-        list(loader)
-        assert loader.stats()["packs"]["superbatches"] > 3
-    assert (len(opens), len(reads)) == (1, 1)
 
 
 def test_loads_go_on_while_a_graph_is_captured() -> None:

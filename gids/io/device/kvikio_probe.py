@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 
 _TIMEOUT_S = 30.0
-_PATTERN_BYTES = 1 << 20
 _NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
 _CUFILE_JSON = "/etc/cufile.json"
 
@@ -75,20 +74,11 @@ answer("")
 _faults: dict[tuple[int, int], str] = {}
 
 
-def why_no_gds(
-    path: str | os.PathLike[str],
-    device_index: int = 0,
-    *,
-    scratch: bool = False,
-    timeout_s: float = _TIMEOUT_S,
-) -> str:
+def why_no_gds(path: str | os.PathLike[str], device_index: int = 0, *, timeout_s: float = _TIMEOUT_S) -> str:
     """Why kvikio does not read a file by GPUDirect Storage into memory of a device; "" if it does.
 
     What the machine lacks is found at once. Else kvikio reads the first MiB, once per process, file system
     and device, for at most timeout_s.
-
-    scratch: the file may be written to. It gets random bytes, because a file that is only allocated reads as
-    zeros, and so may a disk that does not read at all. Raises OSError if scratch cannot be written.
     """
     try:
         key = (os.stat(path).st_dev, device_index)
@@ -97,17 +87,9 @@ def why_no_gds(
     if lacking := _what_is_missing():
         return lacking
     if key not in _faults:
-        if scratch:
-            _write_pattern(path)
         fault = _try(os.fspath(path), device_index, timeout_s)
         _faults[key] = f"GPUDirect Storage does not work: {fault}" if fault else ""
     return _faults[key]
-
-
-def _write_pattern(path: str | os.PathLike[str]) -> None:
-    with open(path, "r+b", buffering=0) as file:
-        file.write(os.urandom(min(_PATTERN_BYTES, os.fstat(file.fileno()).st_size)))
-        os.fsync(file.fileno())
 
 
 def _what_is_missing() -> str:

@@ -173,15 +173,15 @@ def _last_line(error: Exception) -> str:
 
 
 def open_kvikio_reader(
-    device: Device, paths: Sequence[AnyFile], *, pinned: ExtentReader | None = None, scratch: bool = False
+    device: Device, paths: Sequence[AnyFile], *, pinned: ExtentReader | None = None
 ) -> KvikioReader | None:
     """Open files with kvikio, if GPUDirect Storage (GDS) reads them; else None, and the log says why, once.
 
-    pinned: see KvikioReader. scratch: the files may be written to, for the probe.
+    pinned: see KvikioReader.
 
     If GDS may work, a child process tries it: once for each file system, for at most 30 s.
     """
-    faults = (why_no_gds(path, device.index, scratch=scratch) for path in paths)
+    faults = (why_no_gds(path, device.index) for path in paths)
     obstacle = next(filter(None, faults), "")
     if not obstacle:
         try:
@@ -190,7 +190,7 @@ def open_kvikio_reader(
             obstacle = str(error)
     if obstacle not in _logged:
         _logged.add(obstacle)
-        _log.info("reading packs and extents through pinned memory: %s", obstacle)
+        _log.info("reading extents through pinned memory: %s", obstacle)
     return None
 
 
