@@ -27,14 +27,9 @@ from gids.stored_file import file_status
 _RANDOM_S = 0.05
 """Seconds that random reads are measured."""
 
-_LONG_S = 0.2
+_LONG_S = 0.3
 """Seconds that long reads, and writes, are measured. Less would not show the limit of a control group, which
 lets the bytes of 0.1 s pass at full speed."""
-
-_UNEVEN_S = 0.3
-"""The same if one half of the bytes came _UNEVEN times as fast as the other one."""
-
-_UNEVEN = 1.5
 
 _READ_BYTES = 256 << 10
 """Of a request, as in a sweep."""
@@ -50,7 +45,7 @@ _FIRST_READS = 16
 """Random reads at first; then twice as many each time, so that a slow disk does not have to make many."""
 
 _MOST_S = 1.0
-"""Long reads, and writes, end after so many seconds, if two came to their end."""
+"""If they are slow, they end after so many seconds, once two came to their end."""
 
 _LEAST_MARKS = 6
 """Long reads, or writes, that are measured."""
@@ -173,29 +168,25 @@ def _long_reads_per_s(
     with open_engine(paths, kind, depth=depth, direct=direct, max_read_bytes=_READ_BYTES) as engine:
         memory, priority = _core.PackMemory.create(reading * longest), _core.Priority.create()
         coming: deque[tuple[_core.PackRead, int]] = deque()
-        marks, end = _Marks(), time.perf_counter() + _MOST_S
+        marks = _Marks()
+
+        def wait() -> None:
+            read, nbytes = coming.popleft()
+            read.wait()
+            marks.add(nbytes)
+
         for i, (file, at, nbytes) in enumerate(
             _pieces([file_status(path).st_size for path in paths], longest)
         ):
             if len(coming) == reading:
-                _wait(coming, marks)
-            late = time.perf_counter() > end
-            if i == 2 * reading and not late:  # the first reads are slower
-                marks = _Marks()
-            if marks.enough or (late and marks.count > 1):
+                wait()
+            if marks.enough:
                 break
             read = _core.PackRead(engine.native, priority, file, at, memory, i % reading * longest, nbytes)
             coming.append((read, nbytes))
         while coming:
-            _wait(coming, marks)
+            wait()
         return marks.rate() or 1e9
-
-
-def _wait(coming: deque[tuple[_core.PackRead, int]], marks: _Marks) -> None:
-    """Wait for the first read."""
-    read, nbytes = coming.popleft()
-    read.wait()
-    marks.add(nbytes)
 
 
 class _Marks:
@@ -208,35 +199,14 @@ class _Marks:
         self._at.append((time.perf_counter(), self._at[-1][1] + nbytes))
 
     @property
-    def count(self) -> int:
-        return len(self._at) - 1
-
-    @property
     def enough(self) -> bool:
-        if len(self._at) <= _LEAST_MARKS or self._seconds <= _LONG_S:
-            return False
-        slow, fast = sorted(self._halves())
-        return self._seconds > _UNEVEN_S or fast <= _UNEVEN * slow
+        count, seconds = len(self._at) - 1, self._at[-1][0] - self._at[0][0]
+        return (count >= _LEAST_MARKS and seconds >= _LONG_S) or (count > 1 and seconds >= _MOST_S)
 
     def rate(self) -> float:
-        """Bytes per second of the faster half, or, of a long measurement, of all but the first quarter."""
-        if self._seconds <= _UNEVEN_S:
-            return max(self._halves())
-        begun = self._at[0][0] + self._seconds / 4
-        return _rate([mark for mark in self._at if mark[0] >= begun])
-
-    @property
-    def _seconds(self) -> float:
-        return self._at[-1][0] - self._at[0][0]
-
-    def _halves(self) -> tuple[float, float]:
-        middle = len(self._at) // 2
-        return _rate(self._at[: middle + 1]), _rate(self._at[middle:])
-
-
-def _rate(marks: Sequence[tuple[float, int]]) -> float:
-    (begun, before), (end, after) = marks[0], marks[-1]
-    return (after - before) / (end - begun) if end > begun else 0.0
+        """Bytes per second, without the first quarter: a disk with a limit is faster at first."""
+        (begun, before), (end, after) = self._at[len(self._at) // 4], self._at[-1]
+        return (after - before) / (end - begun) if end > begun else 0.0
 
 
 def _pieces(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, int, int]]:
@@ -263,7 +233,7 @@ def _writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
     size = min(sizes[number] for number in numbers) // BLOCK * BLOCK
     data = mmap.mmap(-1, longest)
     data[:] = os.urandom(len(data))  # a disk may recognize zeros
-    marks, at, end, written = _Marks(), 0, time.perf_counter() + _MOST_S, 0
+    marks, at, written = _Marks(), 0, 0
 
     def write(number: int) -> int:
         try:
@@ -274,7 +244,7 @@ def _writes_per_s(file: ScratchFile, room_bytes: int, longest: int) -> float:
 
     with ThreadPoolExecutor(len(numbers)) as threads:
         run = map if len(numbers) == 1 else threads.map
-        while not marks.enough and not (marks.count > 1 and time.perf_counter() > end):
+        while not marks.enough:
             counts = list(run(write, numbers))
             marks.add(sum(counts))
             at = (at + min(counts)) % size
