@@ -126,9 +126,6 @@ class NextEpoch:
         superbatch = None if self._making is None else self._making.result()
         self._finalizer.detach()
         self.opened[1:] = [] if superbatch is None else [superbatch]
-        self.sampled.spool.file.spare = False
-        if superbatch is not None:
-            superbatch.file.spare = False
         return superbatch
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class SampledAhead(Generic[T]):
 
     base: number of minibatches before this superbatch. goes_on: after the last one of an epoch, the next
     epoch may be prepared. room_for_two: memory allows to make the next superbatch while these minibatches are
-    trained. spare: as of Scratch.open().
+    trained.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class SampledAhead(Generic[T]):
         spaces: list[Space],
         base: int,
         goes_on: bool = False,
-        spare: bool = False,
     ) -> None:
         assert packs.scratch is not None
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
@@ -96,7 +95,6 @@ class SampledAhead(Generic[T]):
             0,
             self._reads_of,
             on_device=packs.on_device,
-            spare=spare,
             counters=packs.counters,
         )
         self.spaces = spaces
