@@ -119,9 +119,9 @@ class PackChooser:
 
     def sweep_s(self, sampled: SampledAhead[Any]) -> float:
         """Predicted seconds of a sweep for the sampled minibatches."""
-        pairs = zip(sampled.counts, sampled.spaces, strict=True)
-        wanted = [space.row_count - counts.histogram()[0] for counts, space in pairs]
-        return sweep_seconds(sampled.spaces, wanted, self._packs.rates())
+        tables = self._packs.tables
+        wanted = [t.row_count - c.histogram()[0] for t, c in zip(tables, sampled.counts, strict=True)]
+        return sweep_seconds(tables, wanted, self._packs.rates())
 
     def choose(self, sampled: SampledAhead[Any], count: int | None = None) -> Layout | None:
         """The layout of the cheapest way; None for random reads.
@@ -224,7 +224,7 @@ class PackChooser:
 
     def new_machine(self, sampled: SampledAhead[Any]) -> PackMachine:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
-        packs, options, spaces = self._packs, self._packs.options, sampled.spaces
+        packs, options = self._packs, self._packs.options
         device, tables, dtype = packs.device, packs.tables, packs.dtype
         plan = self._plan(sampled, self._loader.pack_bytes(), sampled.overlap)
         assert plan is not None
@@ -233,10 +233,10 @@ class PackChooser:
         def rows() -> RowMemory:  # it must not refer to what ends before the machine
             if device is None:
                 return HostRows(tables, plan, threads=threads, output_dtype=dtype, output_rows=output_rows)
-            return DeviceRows(device.device, spaces, plan, output_dtype=dtype, output_rows=output_rows)
+            return DeviceRows(device.device, tables, plan, output_dtype=dtype, output_rows=output_rows)
 
         return PackMachine(
-            spaces=sampled.spaces,
+            tables=tables,
             plan=plan,
             make_rows=rows,
             threads=threads,
@@ -257,10 +257,9 @@ class PackChooser:
         if lines is None:
             return math.inf
         rates, seconds = self._packs.rates(), 0.0
-        for counts, space in zip(sampled.counts, sampled.spaces, strict=True):
-            for t in space.tables:
-                histogram = (sampled.pages.get(t.name) or counts).histogram()
-                seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
+        for t, counts in zip(self._packs.tables, sampled.counts, strict=True):
+            histogram = (sampled.pages.get(t.name) or counts).histogram()
+            seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
         return float(seconds)
 
     def random_choice(self, minibatches: int) -> Choice:
@@ -301,7 +300,7 @@ class PackChooser:
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
         return Work(
             spool=sampled.spool,
-            spaces=sampled.spaces,
+            tables=self._packs.tables,
             counts=sampled.counts,
             plan=plan,
             rates=self._packs.rates(),
@@ -314,7 +313,7 @@ class PackChooser:
         waiting = self._loader.waiting_batches
         device = self._packs.device
         return PackBudget(
-            spaces=sampled.spaces,
+            tables=self._packs.tables,
             output_row_bytes={t.name: out_row_bytes(t, self._packs.dtype) for t in self._packs.tables},
             bounce_bytes=self._packs.engine.bounce_bytes,
             sampler_bytes=_room(self._epoch.source_bytes(waiting)),
@@ -337,9 +336,10 @@ class PackChooser:
         """Warn that packs do not fit, and say what memory they need and what they would save."""
         random_s, rates = times * self.random_s(sampled), self._packs.rates()
         memory = self._loader.source.memory
-        pairs = list(zip(sampled.counts, sampled.spaces, strict=True))
-        wanted = [sum(i * n for i, n in enumerate(counts.histogram())) for counts, _ in pairs]
-        nbytes = times * sum(n * space.row_bytes for n, (_, space) in zip(wanted, pairs, strict=True))
+        nbytes = times * sum(
+            t.row_bytes * sum(i * n for i, n in enumerate(counts.histogram()))
+            for t, counts in zip(self._packs.tables, sampled.counts, strict=True)
+        )
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return

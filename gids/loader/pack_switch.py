@@ -316,7 +316,6 @@ class PackSwitch(Generic[T]):
                 self._observers,
                 self._seconds,
                 first=first,
-                spaces=[] if before is None else before.spaces,  # resident rows stay
                 base=base if next_epoch is None else 0,
                 goes_on=self._following is not None or next_epoch is not None,
             )

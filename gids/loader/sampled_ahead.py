@@ -23,13 +23,10 @@ from gids.loader.readers import Ids
 from gids.packs import (
     WRITING,
     NotSpoolable,
-    OtherIdsError,
     Reads,
     Rows,
-    Space,
     Spool,
     rows_of,
-    spaces_of,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +48,9 @@ _ROOM = 0.75
 
 
 class SampledAhead(Generic[T]):
-    """Minibatches of one superbatch. packs: of the loader, with scratch. spaces: of the superbatch before, or
-    empty.
+    """Minibatches of one superbatch. packs: of the loader, with scratch.
 
-    Attributes: spool; spaces, and counts of each; pages: counts of each table's pages, if asked for; rows:
+    Attributes: spool; counts: of each table's rows; pages: counts of each table's pages, if asked for; rows:
     the most that a minibatch reads of each table; minibatch_bytes: memory of the largest minibatch; largest:
     ids of the minibatch that reads the most bytes. most: minibatches that it shall have. held: minibatches
     that were sampled and do not go into the spool, nor do those after them; reason: why. end: why the source
@@ -75,7 +71,6 @@ class SampledAhead(Generic[T]):
         seconds: dict[str, float],
         *,
         first: Iterable[T],
-        spaces: list[Space],
         base: int,
         goes_on: bool = False,
     ) -> None:
@@ -92,22 +87,22 @@ class SampledAhead(Generic[T]):
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
         self.spool = Spool(
             packs.scratch,
-            0,
+            len(packs.tables),
             self._reads_of,
             on_device=packs.on_device,
             counters=packs.counters,
         )
-        self.spaces = spaces
-        self.counts: list[_core.Counts] = []
+        self.counts = [_core.Counts.create(t.row_count) for t in self._tables]
         self.pages: dict[str, _core.Counts] = {}
+        if packs.options.reads == "auto":
+            pages = [t for t in self._tables if t.rows_per_page > 1]
+            self.pages = {t.name: _core.Counts.create(t.page_count) for t in pages}
         self.rows: dict[str, int] = {}
         self.largest: Ids = {}
         self.minibatch_bytes = self._largest_bytes = 0
         self.held: list[T] = []
         self.reason = ""
         self.end: BaseException | None = None
-        if spaces:
-            self._prepare()
 
     @property
     def full(self) -> bool:
@@ -155,16 +150,11 @@ class SampledAhead(Generic[T]):
                         ids = self._ids_of(minibatch)
                     except StorageError as error:
                         minibatch, ids = Failed.of(error), {}
-                    if not self.spaces:
-                        self.spaces = spaces_of(self._tables, ids)
-                        self._prepare()
-                    reads = Reads(rows_of(ids, self.spaces), tuple(ids))
+                    reads = Reads(rows_of(ids, self._tables), tuple(ids))
             except StopIteration:
                 if self.settle():  # else the source ends again, after those that are held
                     self.end = StopIteration()
                 return
-            except OtherIdsError as error:
-                return self._hold(minibatch, str(error))
             except Exception as error:
                 if self.settle():
                     self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
@@ -265,14 +255,6 @@ class SampledAhead(Generic[T]):
             self._counter.shutdown(wait=True, cancel_futures=True)
         self.spool.close()
 
-    def _prepare(self) -> None:
-        self.spool.space_count = len(self.spaces)
-        self.counts = [_core.Counts.create(space.row_count) for space in self.spaces]
-        if self._packs.options.reads == "auto":
-            self.pages = {
-                t.name: _core.Counts.create(t.page_count) for t in self._tables if t.rows_per_page > 1
-            }
-
     def forget_counts(self) -> None:
         """Free their memory, once packs are cut."""
         self.settle()
@@ -282,15 +264,14 @@ class SampledAhead(Generic[T]):
         """What a minibatch that comes from the spool reads."""
         self._packs.settle()
         ids = self._ids_of(minibatch)
-        return Reads(rows_of(ids, self.spaces), tuple(ids))
+        return Reads(rows_of(ids, self._tables), tuple(ids))
 
     def _count(self, rows: Sequence[Rows]) -> None:
         """Count the rows and pages of a minibatch."""
-        for counts, space, of_space in zip(self.counts, self.spaces, rows, strict=True):
-            counts.add(of_space)
-            for t in space.tables:
-                if t.name in self.pages:
-                    self.pages[t.name].add(of_space // np.uint32(t.rows_per_page))
+        for t, counts, of_table in zip(self._tables, self.counts, rows, strict=True):
+            counts.add(of_table)
+            if t.name in self.pages:
+                self.pages[t.name].add(of_table // np.uint32(t.rows_per_page))
 
     def _note(self, ids: Mapping[str, Any]) -> None:
         """Note how large the largest minibatch is."""

@@ -9,8 +9,7 @@ from gids.packs.device_rows import DeviceRows, OnDevice
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
-from gids.packs.spaces import MOST_ROWS, OtherIdsError, Rows, Space, rows_of, spaces_of
-from gids.packs.spool import WRITING, ByReference, NotSpoolable, Reads, Spool
+from gids.packs.spool import MOST_ROWS, WRITING, ByReference, NotSpoolable, Reads, Rows, Spool, rows_of
 from gids.packs.superbatch import PackMachine, Superbatch
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Layout",
     "NotSpoolable",
     "OnDevice",
-    "OtherIdsError",
     "PackBudget",
     "PackMachine",
     "PackPlan",
@@ -33,13 +31,11 @@ __all__ = [
     "Rows",
     "Scratch",
     "ScratchFull",
-    "Space",
     "Spool",
     "Superbatch",
     "Work",
     "find_scratch",
     "measure_rates",
     "rows_of",
-    "spaces_of",
     "sweep_seconds",
 ]

@@ -14,8 +14,8 @@ from functools import cached_property
 from gids import _core
 from gids.packs.costs import DiskRates
 from gids.packs.memory import ALIGNMENT, PackPlan
-from gids.packs.spaces import Space
 from gids.packs.spool import Spool
+from gids.store import Table
 
 _TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
@@ -30,7 +30,7 @@ LEAST_PART_BYTES = 64 << 10
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """How the memory for packs is used. rows: that stay in memory, a set of each space.
+    """How the memory for packs is used. rows: that stay in memory, a set of each table.
 
     pack_bytes: of one pack; there are two. lists_bytes: of the row lists of a superbatch.
     """
@@ -44,8 +44,8 @@ class Resident:
 class Layout:
     """A cut, and its predicted seconds for all spooled minibatches.
 
-    packs: (minibatch after its last one, rows of each space) of each; packs with the same end are parts of
-    one minibatch. lists: row lists of each space, by pack, of the first packs; superbatches take them.
+    packs: (minibatch after its last one, rows of each table) of each; packs with the same end are parts of
+    one minibatch. lists: row lists of each table, by pack, of the first packs; superbatches take them.
     """
 
     resident: Resident
@@ -56,14 +56,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be cut. counts: of each space over the spooled minibatches.
+    """What is to be cut. counts: of each table over the spooled minibatches.
 
     scratch_bytes: room for packs. consumer_s: seconds that the consumer takes for all minibatches. parts: a
     minibatch that does not fit in a pack may be cut into several.
     """
 
     spool: Spool
-    spaces: Sequence[Space]
+    tables: Sequence[Table]
     counts: Sequence[_core.Counts]
     plan: PackPlan
     rates: DiskRates
@@ -96,15 +96,15 @@ class Work:
 
     @cached_property
     def _wanted(self) -> list[int]:
-        """Rows of each space that any minibatch wants."""
-        return [space.row_count - rows[0] for rows, space in zip(self._histograms, self.spaces, strict=True)]
+        """Rows of each table that any minibatch wants."""
+        return [table.row_count - rows[0] for rows, table in zip(self._histograms, self.tables, strict=True)]
 
     def _price(self, trial: _Trial, times: float) -> float:
         """Predicted seconds for `times` as many minibatches as were cut."""
         rates, cut = self.rates, trial.packs()
         packed = [times * sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
         packed_bytes = self._nbytes(packed)
-        sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.spaces, self._wanted, rates)
+        sweep_s = self._sweeps(trial, packed, times) * sweep_seconds(self.tables, self._wanted, rates)
         write_s = packed_bytes / max(1.0, rates.write_bytes_per_s)
         read_s = rates.packed_s(packed_bytes + self.spool.bytes_written)
         # Two packs are read while others are trained; the other parts of a minibatch when it is due.
@@ -113,7 +113,7 @@ class Work:
         return float(sweep_s + write_s + max(read_s, self.consumer_s) + late * min(read_s, self.consumer_s))
 
     def _sweeps(self, trial: _Trial, packed: Sequence[float], times: float) -> int:
-        """Sweeps to scratch for all packs, which have so many rows of each space."""
+        """Sweeps to scratch for all packs, which have so many rows of each table."""
         cut = trial.packs()
         nbytes = self._nbytes(packed)
         lists = self._lists_bytes(packed, times * len(cut))
@@ -128,34 +128,34 @@ class Work:
         )
 
     def _nbytes(self, rows: Sequence[float]) -> float:
-        """Of so many rows of each space."""
-        return sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
+        """Of so many rows of each table."""
+        return sum(n * table.row_bytes for n, table in zip(rows, self.tables, strict=True))
 
     def _lists_bytes(self, rows: Sequence[float], packs: float) -> float:
-        """Of the row lists of so many packs, which have so many rows of each space together."""
+        """Of the row lists of so many packs, which have so many rows of each table together."""
         return sum(
-            n * _list_row_bytes(n / max(1, packs) / max(1, space.row_count))
-            for n, space in zip(rows, self.spaces, strict=True)
+            n * _list_row_bytes(n / max(1, packs) / max(1, table.row_count))
+            for n, table in zip(rows, self.tables, strict=True)
         )
 
     @property
     def _padding(self) -> int:
         """Bytes by which the alignment of a pack's parts may add up."""
-        return ALIGNMENT * sum(len(space.tables) for space in self.spaces)
+        return ALIGNMENT * len(self.tables)
 
     def _trial(self, resident: Resident, *, lists: bool = False) -> _Trial:
-        spaces = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
+        tables = [(rows, table.row_bytes) for rows, table in zip(resident.rows, self.tables, strict=True)]
         most_bytes = resident.pack_bytes - self._padding
         lists_bytes = resident.lists_bytes if lists else 0
         parts = self.parts and most_bytes >= LEAST_PART_BYTES
-        cutter = _core.Cutter(spaces, most_bytes, lists_bytes=lists_bytes, parts=parts)
+        cutter = _core.Cutter(tables, most_bytes, lists_bytes=lists_bytes, parts=parts)
         most_parts = self.plan.most_packs(self.plan.write_bytes(resident.pack_bytes)) if parts else 1
         return _Trial(cutter, resident, most_bytes, most_parts)
 
     def _trials(self) -> list[_Trial]:
         trials: dict[tuple[int, ...], _Trial] = {}
         for share in _SHARES[: self.plan.trials]:
-            rows, packed = hottest_rows(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
+            rows, packed = hottest_rows(self._histograms, self.tables, int(share * self.plan.pack_bytes))
             lists_bytes = self.plan.lists_bytes(int(self._lists_bytes(packed, len(self.spool))))
             left = self.plan.rows_bytes(lists_bytes) - int(self._nbytes(rows))
             pack_bytes = (left - self._padding) // 2 // ALIGNMENT * ALIGNMENT
@@ -191,12 +191,11 @@ class _Trial:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
 
 
-def sweep_seconds(spaces: Sequence[Space], rows: Sequence[int], rates: DiskRates) -> float:
-    """Of one sweep for so many rows of each space, about."""
+def sweep_seconds(tables: Sequence[Table], rows: Sequence[int], rates: DiskRates) -> float:
+    """Of one sweep for so many rows of each table, about."""
     return sum(
         min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes)) / rates.read_bytes_per_s
-        for wanted, space in zip(rows, spaces, strict=True)
-        for t in space.tables
+        for wanted, t in zip(rows, tables, strict=True)
     )
 
 
@@ -206,21 +205,21 @@ def _list_row_bytes(density: float) -> float:
 
 
 def hottest_rows(
-    histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int
+    histograms: Sequence[Sequence[int]], tables: Sequence[Table], nbytes: int
 ) -> tuple[list[int], list[int]]:
-    """Rows of each space, the most wanted of all, that fit in nbytes; and how often the others are wanted.
+    """Rows of each table, the most wanted of all, that fit in nbytes; and how often the others are wanted.
 
-    histograms: rows of each space that 0, 1, 2, … minibatches want.
+    histograms: rows of each table that 0, 1, 2, … minibatches want.
     """
-    rows = [0] * len(spaces)
+    rows = [0] * len(tables)
     others = [sum(count * n for count, n in enumerate(histogram)) for histogram in histograms]
     for count in range(max(map(len, histograms)) - 1, 0, -1):
-        for i, (histogram, space) in enumerate(zip(histograms, spaces, strict=True)):
+        for i, (histogram, table) in enumerate(zip(histograms, tables, strict=True)):
             here = histogram[count] if count < len(histogram) else 0
-            fit = min(here, nbytes // space.row_bytes)
+            fit = min(here, nbytes // table.row_bytes)
             rows[i] += fit
             others[i] -= fit * count
-            nbytes -= fit * space.row_bytes
+            nbytes -= fit * table.row_bytes
             if fit < here:
                 return rows, others
     return rows, others

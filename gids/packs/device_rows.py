@@ -22,14 +22,15 @@ from gids.cache.device.state import HostArray, check_memory, row_copy
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.cuda.device import CACHE_PRIORITY, MadeOn, on_host
 from gids.packs.device_loads import DeviceLoad, Staging, Stopped
-from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan, numbers_of
+from gids.packs.memory import ALIGNMENT, DEVICE_OUTPUTS, ON_DEVICE, SENT, PackPlan
 from gids.packs.row_memory import Bad, Extent, Load, PackSource, RowMemory, Wanted
-from gids.packs.spaces import Rows, Space
+from gids.packs.spool import Rows
 from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.cuda.device import Mapping as HostMapping
+    from gids.store import Table
 
 _UNIT = "packs/gather_packed.cu"
 _THREADS = 256
@@ -93,7 +94,7 @@ class DeviceRows(RowMemory):
     def __init__(
         self,
         device: Device,
-        spaces: Sequence[Space],
+        tables: Sequence[Table],
         plan: PackPlan,
         *,
         output_dtype: torch.dtype | None,
@@ -109,9 +110,9 @@ class DeviceRows(RowMemory):
         with device.use(self.stream):
             self.memory = device.allocate(plan.pack_bytes // ALIGNMENT * ALIGNMENT)
             self._resident, *self._halves = (
-                [DeviceSet(device, space.row_count) for space in spaces] for _ in range(3)
+                [DeviceSet(device, t.row_count) for t in tables] for _ in range(3)
             )
-            for t in [t for space in spaces for t in space.tables]:
+            for t in tables:
                 form = row_form(t, output_dtype)
                 scales: int | torch.Tensor = 0
                 if form.scales is not None:
@@ -120,7 +121,7 @@ class DeviceRows(RowMemory):
                 self._row_copies[t.name] = (*row_copy(form), scales)
         self._kept: Sequence[_core.RowSet] | None = None
         self._staging = Staging(device, plan.staging_bytes)
-        self._most_rows = most_rows = numbers_of(spaces, output_rows)
+        self._most_rows = most_rows = sum(output_rows.values())
         self._numbers = HostArray(device, 4 * SENT * most_rows)
         self._sent: deque[Event] = deque()
         self._turn = 0
@@ -182,10 +183,10 @@ class DeviceRows(RowMemory):
             self._consumed.popleft().synchronize()
         outputs: dict[str, torch.Tensor] = {}
         with self.device.use(self.stream):
-            numbers = self._send({id(one.rows): one.rows for one in wanted})
+            numbers = self._send({one.table.name: one.rows for one in wanted})
             for one in wanted:
                 out = self.device.empty((len(one.rows), *one.table.shape), self._dtypes[one.table.name])
-                self._launch(one, numbers[id(one.rows)], out)
+                self._launch(one, numbers[one.table.name], out)
                 outputs[one.table.name] = out
         current.wait_event(self.stream.record_event())
         for out in outputs.values():
@@ -206,7 +207,7 @@ class DeviceRows(RowMemory):
             self._consumed.clear()
             self._check_fault()
 
-    def _send(self, arrays: Mapping[int, Rows]) -> dict[int, torch.Tensor]:
+    def _send(self, arrays: Mapping[str, Rows]) -> dict[str, torch.Tensor]:
         """Row numbers, copied to the device on the stream: int32[n] each, of the same bits."""
         total = sum(map(len, arrays.values()))
         assert total <= self._most_rows, "the minibatch is larger than those that memory is shared out for"
@@ -216,16 +217,16 @@ class DeviceRows(RowMemory):
         first = 4 * self._most_rows * (self._turn % SENT)
         self._turn += 1
         staged = self._numbers.bytes[first : first + 4 * total].view(np.uint32)
-        by_key, at = {}, 0
-        for key, rows in arrays.items():
+        by_table, at = {}, 0
+        for name, rows in arrays.items():
             staged[at : at + len(rows)] = rows
-            by_key[key] = sent[at : at + len(rows)]
+            by_table[name] = sent[at : at + len(rows)]
             at += len(rows)
         if total:
             address = self._numbers.bytes.ctypes.data + first
             self.device.copy_from_host(self.stream, sent, address)
         self._sent.append(self.stream.record_event())
-        return by_key
+        return by_table
 
     def _launch(self, one: Wanted, numbers: torch.Tensor, out: torch.Tensor) -> None:
         (resident, resident_at), (pack, pack_at) = one.holders

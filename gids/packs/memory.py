@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gids import _core
 from gids.cache.budget import row_orders
-from gids.packs.spaces import Space
+from gids.store import Table
 from gids.store.geometry import align_up, div_ceil
 
 ALIGNMENT = 4096
@@ -153,7 +154,7 @@ class PackBudget:
     packs are there.
     """
 
-    spaces: Sequence[Space]
+    tables: Sequence[Table]
     output_row_bytes: Mapping[str, int]
     bounce_bytes: int
     sampler_bytes: int
@@ -207,10 +208,10 @@ class PackBudget:
             "minibatches": minibatches * each_bytes,
             "row sets": (_SETS + (_SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
             "sweep": (2 if overlap else 1) * self._busy_disks * self._disk_bytes,
-            **row_orders(t for space in self.spaces for t in space.tables),
+            **row_orders(self.tables),
         }
         if self.device_bytes is not None:
-            sent_bytes = SENT * 4 * numbers_of(self.spaces, rows)
+            sent_bytes = SENT * 4 * sum(rows.values())
             return purposes | {
                 "counts": self._counts_bytes,
                 "staging": self.staging_bytes + sent_bytes,
@@ -244,13 +245,13 @@ class PackBudget:
 
     @property
     def _set_bytes(self) -> int:
-        return sum(space.set_bytes for space in self.spaces)
+        return sum(_core.row_set_bytes(t.row_count) for t in self.tables)
 
     @property
     def _counts_bytes(self) -> int:
         """Two bytes for each row and page, and the set of a minibatch that is counted."""
-        pages = sum(t.page_count for space in self.spaces for t in space.tables if t.rows_per_page > 1)
-        return 2 * (pages + sum(space.row_count for space in self.spaces)) + self._set_bytes
+        pages = sum(t.page_count for t in self.tables if t.rows_per_page > 1)
+        return 2 * (pages + sum(t.row_count for t in self.tables)) + self._set_bytes
 
     @property
     def _piece_bytes(self) -> int:
@@ -262,16 +263,10 @@ class PackBudget:
 
     @property
     def _longest_page(self) -> int:
-        return max(t.page_bytes for space in self.spaces for t in space.tables)
+        return max(t.page_bytes for t in self.tables)
 
     def _output_bytes(self, rows: Mapping[str, int]) -> int:
         return sum(
             ALIGNMENT * max(1, div_ceil(rows.get(t.name, 0) * self.output_row_bytes[t.name], ALIGNMENT))
-            for space in self.spaces
-            for t in space.tables
+            for t in self.tables
         )
-
-
-def numbers_of(spaces: Sequence[Space], rows: Mapping[str, int]) -> int:
-    """Row numbers that a minibatch has. rows: that it reads, by table."""
-    return sum(max(rows.get(t.name, 0) for t in space.tables) for space in spaces)

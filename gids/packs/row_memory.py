@@ -14,7 +14,7 @@ import torch
 
 from gids import _core
 from gids.cache.output_dtype import Bytes, Outputs
-from gids.packs.spaces import Rows
+from gids.packs.spool import Rows
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -47,7 +47,7 @@ class Load(Protocol):
     """A pack on its way from scratch to memory."""
 
     def wait(self) -> tuple[list[Any], list[Bad]]:
-        """The row set of each space, and what could not be read. Blocks until the pack is in memory."""
+        """The row set of each table, and what could not be read. Blocks until the pack is in memory."""
 
     def close(self) -> None:
         """Stop it. Idempotent. Blocks for one read at most."""
@@ -78,7 +78,7 @@ class RowMemory(ABC):
     def load(
         self, source: PackSource, extents: Sequence[Extent], lists: Sequence[_core.RowList], half: int
     ) -> Load:
-        """Begin to read a pack. Does not block. lists: its rows in each space. half: 0 or 1."""
+        """Begin to read a pack. Does not block. lists: its rows in each table. half: 0 or 1."""
 
     @abstractmethod
     def keep(self, resident: Sequence[_core.RowSet]) -> list[Any]:

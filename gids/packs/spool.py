@@ -11,20 +11,23 @@ import mmap
 import os
 import pickle
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from gids import _core
+from gids.cache.feature_cache import check_ids
 from gids.cuda import on_host
 from gids.errors import StorageError
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
-from gids.packs.spaces import Rows
-from gids.store import Graph
+from gids.store import Graph, Table
 from gids.store.geometry import align_up
+from gids.store.table import positions_of
 
 _AHEAD = 2
 """Minibatches that are read before they are due."""
@@ -41,6 +44,15 @@ _GROWTH_SHARE = 64
 _CURE = "make its sampler return objects that pickle faithfully, or use reads='random'"
 
 
+Rows = npt.NDArray[np.uint32]
+"""Positions of rows on disk, as a minibatch reads them."""
+
+MOST_ROWS = 1 << 32
+"""Rows of a table that packs can hold: positions take 4 bytes."""
+
+_CPU = torch.device("cpu")
+
+
 class ByReference:
     """What minibatches refer to, and what is neither written nor copied: it stays in memory."""
 
@@ -51,7 +63,7 @@ class NotSpoolable(TypeError):
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """What a minibatch reads. rows: of each space. tables: names of the tables."""
+    """What a minibatch reads. rows: of each table of the loader. tables: names of those that it reads."""
 
     rows: list[Rows]
     tables: tuple[str, ...]
@@ -64,9 +76,30 @@ class Reads:
         )
 
 
+def rows_of(ids: Mapping[str, torch.Tensor], tables: Sequence[Table]) -> list[Rows]:
+    """The rows that a minibatch reads of each table: uint32[n] each, in the order of its ids.
+
+    ids: int64[n] on the CPU, by table. Raises IndexError for an id out of range, KeyError for an unknown
+    table, TypeError or ValueError for a wrong dtype, device or shape.
+    """
+    check_ids(ids, [t.name for t in tables], _CPU)
+    rows = []
+    for table in tables:
+        if table.name not in ids:
+            rows.append(np.empty(0, np.uint32))
+            continue
+        array = ids[table.name].contiguous().numpy()
+        try:
+            _core.check_rows(array, table.row_count)
+        except IndexError as error:
+            raise IndexError(f"table '{table.name}': {error}") from None
+        rows.append((array if table.order is None else positions_of(array, table.order)).astype(np.uint32))
+    return rows
+
+
 @dataclass(frozen=True)
 class _Record:
-    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space, the pickled object,
+    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each table, the pickled object,
     then its buffers. tables: names of those that it reads. written: done once it may be read."""
 
     offset: int
@@ -88,7 +121,7 @@ class Spool:
     def __init__(
         self,
         scratch: Scratch,
-        space_count: int,
+        table_count: int,
         reads_of: Callable[[Any], Reads],
         *,
         on_device: bool = False,
@@ -96,7 +129,7 @@ class Spool:
     ) -> None:
         self.file: ScratchFile = scratch.open()
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
-        self.space_count = space_count
+        self.table_count = table_count
         self._reads_of, self._on_device = reads_of, on_device
         self._types: set[type] = set()  # of the objects that are known to unpickle, for a device
         self._records: list[_Record] = []
@@ -158,13 +191,13 @@ class Spool:
             del self._records[index:]
 
     def rows(self, index: int) -> list[Rows]:
-        """The rows of a minibatch in each space. Blocks. Raises StorageError."""
+        """The rows of a minibatch in each table. Blocks. Raises StorageError."""
         record = self._records[index]
-        begin, size = record.parts[self.space_count - 1]
+        begin, size = record.parts[self.table_count - 1]
         nbytes = align_up(max(begin + size, 1), BLOCK)
         read = _read(self.file, record.offset, nbytes)
         self._rows_bytes += nbytes
-        return _rows(record, read, self.space_count)
+        return _rows(record, read, self.table_count)
 
     def rows_of(self, indices: Iterable[int]) -> Iterator[list[Rows]]:
         """The rows of minibatches, read ahead. Raises StorageError."""
@@ -193,9 +226,9 @@ class Spool:
         read = self._coming.pop(index).result()
         self.counters["bytes_read"] += record.nbytes
         self._count_rows()
-        reads = Reads(_rows(record, read, self.space_count), record.tables)
+        reads = Reads(_rows(record, read, self.table_count), record.tables)
         view = memoryview(read)
-        pieces = [view[begin : begin + size] for begin, size in record.parts[self.space_count :]]
+        pieces = [view[begin : begin + size] for begin, size in record.parts[self.table_count :]]
         try:
             minibatch = self._unpickled(pieces)
             same = self._on_device or self._reads_of(minibatch) == reads
@@ -259,10 +292,10 @@ def _closed(_: Any) -> Reads:
     raise ValueError("this spool is closed")
 
 
-def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
+def _rows(record: _Record, read: mmap.mmap, tables: int) -> list[Rows]:
     return [
         np.frombuffer(read, np.uint32, size // 4, begin) if size else np.empty(0, np.uint32)
-        for begin, size in record.parts[:spaces]
+        for begin, size in record.parts[:tables]
     ]
 
 

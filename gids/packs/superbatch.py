@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from gids.packs.cut import Layout
 from gids.packs.memory import ALIGNMENT, PIECES, READS, SPARE_BUFFERS, PackPlan
 from gids.packs.row_memory import Extent, Load, PackSource, RowMemory, Wanted
 from gids.packs.scratch import Scratch, ScratchFull
-from gids.packs.spaces import Space
 from gids.packs.spool import Reads, Spool
 from gids.store.geometry import align_up
 from gids.stored_file import AnyFile
@@ -51,7 +50,7 @@ class PackMachine:
     Attributes: rows: the memory; collected: sets to collect a pack's rows in.
     """
 
-    spaces: Sequence[Space]
+    tables: Sequence[Table]
     plan: PackPlan
     make_rows: Callable[[], RowMemory]
     threads: int
@@ -67,8 +66,7 @@ class PackMachine:
 
     def __post_init__(self) -> None:
         self.rows = self.make_rows()
-        self.tables: list[Table] = [t for space in self.spaces for t in space.tables]
-        self.collected = [_core.RowSet.create(space.row_count) for space in self.spaces]
+        self.collected = [_core.RowSet.create(t.row_count) for t in self.tables]
         self.priority = _core.Priority.create()
 
     def again(self) -> PackMachine:
@@ -84,12 +82,12 @@ class PackMachine:
 
 @dataclass
 class _Pack:
-    """lists: RowList of each space. parts: offset of each table's rows in the pack. at, nbytes: what is in
+    """lists: RowList of each table. parts: offset of each table's rows in the pack. at, nbytes: what is in
     scratch."""
 
     end: int
     lists: list[Any]
-    parts: dict[str, int]
+    parts: list[int]
     at: int
     nbytes: int
 
@@ -120,9 +118,8 @@ class Superbatch:
         self._fill_resident = fill_resident
         begin = layout.packs[first_pack - 1][0] if first_pack else 0
         self.next = begin
-        self._space = {t.name: s for s, space in enumerate(machine.spaces) for t in space.tables}
         self._resident = layout.resident.rows
-        self._resident_parts, resident_bytes = self._parts(self._resident, machine.tables)
+        self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
         # Where a sweep cannot write to the memory, resident rows come from scratch, like a pack.
@@ -142,10 +139,10 @@ class Superbatch:
                 break
             if any(number not in layout.lists for number, _ in packs):
                 self._collect(begin, end)
-            skipped = [0] * len(machine.spaces)
+            skipped = [0] * len(machine.tables)
             for (number, rows), nbytes in zip(packs, sizes, strict=True):
                 lists = layout.lists.pop(number, None) or self._collected(skipped, rows)
-                parts, _ = self._parts(lists, machine.tables)
+                parts, _ = self._parts(lists)
                 self._packs.append(_Pack(end, lists, parts, at, nbytes))
                 at += nbytes
                 lists_bytes -= sum(rows.nbytes for rows in lists)
@@ -154,7 +151,7 @@ class Superbatch:
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
-        self._sets: list[Any] = []  # its rows in each space
+        self._sets: list[Any] = []  # its rows in each table
         self._resident_sets: list[Any] = []
         self._loads: dict[int, Load] = {}
         self._source: PackSource | None = None
@@ -281,11 +278,11 @@ class Superbatch:
         while True:
             pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
             wanted = []
-            for s, (space, of_space) in enumerate(zip(self._machine.spaces, reads.rows, strict=True)):
-                for table in (t for t in space.tables if t.name in reads.tables):
-                    resident = (self._resident_sets[s], self._resident_parts[table.name])
-                    packed = (self._sets[s], half + pack.parts[table.name])
-                    wanted.append(Wanted(table, of_space, (resident, packed) if first else (packed,)))
+            for i, (table, rows) in enumerate(zip(self._machine.tables, reads.rows, strict=True)):
+                if table.name in reads.tables:
+                    resident = (self._resident_sets[i], self._resident_parts[i])
+                    packed = (self._sets[i], half + pack.parts[i])
+                    wanted.append(Wanted(table, rows, (resident, packed) if first else (packed,)))
             yield wanted
             following = self._packs[self._current + 1 : self._current + 2]
             if not following or following[0].end != pack.end:
@@ -340,21 +337,18 @@ class Superbatch:
         assert self._source is not None
         self._loads[index] = self._machine.rows.load(self._source, extents, pack.lists, half)
 
-    def _targets(self, table: Table) -> list[Any]:
-        """Where the sweep writes the rows of a table: (rows, memory or None for scratch, offset)."""
-        space = self._space[table.name]
-        targets: list[Any] = [
-            (pack.lists[space], None, pack.at + pack.parts[table.name]) for pack in self._packs
-        ]
+    def _targets(self, i: int) -> list[Any]:
+        """Where the sweep writes the rows of table i: (rows, memory or None for scratch, offset)."""
+        targets: list[Any] = [(pack.lists[i], None, pack.at + pack.parts[i]) for pack in self._packs]
         if self._fill_resident:
-            rows = _core.RowList.create(self._resident[space])
+            rows = _core.RowList.create(self._resident[i])
             memory = None if self._from_scratch else self._machine.rows.swept
-            targets.append((rows, memory, self._resident_parts[table.name]))
+            targets.append((rows, memory, self._resident_parts[i]))
         return targets
 
     def _start_sweep(self) -> Any:
         machine, tables, first_file = self._machine, [], 0
-        for t in machine.tables:
+        for i, t in enumerate(machine.tables):
             tables.append(
                 _core.SweepTable(
                     row_count=t.row_count,
@@ -364,7 +358,7 @@ class Superbatch:
                     shard_count=len(t.shard_paths),
                     first_file=first_file,
                     checksums=np.asarray(t.checksums()) if machine.check_crc else None,
-                    targets=self._targets(t),
+                    targets=self._targets(i),
                 )
             )
             first_file += len(t.shard_paths)
@@ -380,7 +374,7 @@ class Superbatch:
         )
 
     def _collect(self, begin: int, end: int) -> None:
-        """Collect the rows of minibatches [begin, end) that are not resident, by space."""
+        """Collect the rows of minibatches [begin, end) that are not resident, by table."""
         for rows in self._machine.collected:
             rows.clear()
         for i in range(begin, end):
@@ -390,21 +384,20 @@ class Superbatch:
                 rows.insert(read, resident)
 
     def _collected(self, skipped: Sequence[int], rows: Sequence[int]) -> list[Any]:
-        """So many of the rows that were collected, without the first skipped ones, by space."""
+        """So many of the rows that were collected, without the first skipped ones, by table."""
         return [
             _core.RowList.create(collected, *part)
             for collected, *part in zip(self._machine.collected, skipped, rows, strict=True)
         ]
 
     def _nbytes(self, rows: Sequence[int]) -> int:
-        """Of a pack with so many rows of each space."""
-        tables = self._machine.tables
-        return sum(align_up(rows[self._space[t.name]] * t.row_bytes, ALIGNMENT) for t in tables)
+        """Of a pack with so many rows of each table."""
+        return self._parts([range(n) for n in rows])[1]
 
-    def _parts(self, sets: Sequence[Any], tables: Sequence[Table]) -> tuple[dict[str, int], int]:
-        """Where each table's rows begin if they are in this order, and the bytes of all. sets: by space."""
-        parts, at = {}, 0
-        for t in tables:
-            parts[t.name] = at
-            at += align_up(len(sets[self._space[t.name]]) * t.row_bytes, ALIGNMENT)
+    def _parts(self, sets: Sequence[Sized]) -> tuple[list[int], int]:
+        """Where each table's rows begin if they are in this order, and the bytes of all. sets: by table."""
+        parts, at = [], 0
+        for t, rows in zip(self._machine.tables, sets, strict=True):
+            parts.append(at)
+            at += align_up(len(rows) * t.row_bytes, ALIGNMENT)
         return parts, at

@@ -39,7 +39,7 @@ from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows, spaces_of
+from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows
 from gids.packs import memory as pack_memory
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
@@ -522,9 +522,8 @@ def test_packs_that_are_striped_over_directories(
 def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Path) -> None:
     """So that reads of 8 MiB per disk are in flight while a part is copied."""
     with open_source(path) as source:
-        spaces = spaces_of([source.store.table("paper.feat")], {})
         budget = PackBudget(
-            spaces=spaces,
+            tables=[source.store.table("paper.feat")],
             output_row_bytes={},
             bounce_bytes=0,
             sampler_bytes=0,

@@ -377,8 +377,7 @@ def patched(s: Scenario) -> Iterator[None]:
         plan = share(budget, rows, *args)
         if plan is None or s.pack_size is None:
             return plan
-        tables = [table for space in budget.spaces for table in space.tables]
-        size = int(s.pack_size * sum(rows[table.name] * table.row_bytes for table in tables)) + 65536
+        size = int(s.pack_size * sum(rows[t.name] * t.row_bytes for t in budget.tables)) + 65536
         return replace(plan, purposes={**plan.purposes, "packs": min(size, plan.purposes["packs"])})
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as closing:
