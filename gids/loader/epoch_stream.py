@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
@@ -90,17 +90,13 @@ class Sampled(Iterator[T]):
         self.count = 0
         self.ended = False
 
-    def peek(self) -> T | Failed | None:
-        """The first minibatch, which next() returns too; None if there is none, or it was taken."""
+    def failed_first(self) -> Failed | None:
+        """Sample the first minibatch, if none is. If that failed, the next one is the first then."""
         if self._begun:
             return None
         if not self._first:
             self._first.append(self._sample())
-        return None if self._first[0] is _END else cast("T | Failed", self._first[0])
-
-    def failed_first(self) -> Failed | None:
-        """Sample the first minibatch, if none is. If that failed, the next one is the first then."""
-        if not isinstance(self.peek(), Failed):
+        if not isinstance(self._first[0], Failed):
             return None
         self.count += 1
         return cast(Failed, self._first.pop())
@@ -142,9 +138,8 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     ids_of: what a reader wants to know of a minibatch. count: number of minibatches, if known. begin: called
     before each minibatch while the stream has no window; it may call use() and take_window(). aside: makes a
     reader without lookahead. check: called before each minibatch; raises where none can be taken. on_turn:
-    called before this stream reads or is closed: what is counted then is its own. turn: the same, as a
-    context in which a stream that is dropped ends. ended: called with the number of minibatches at their
-    end. seconds: gets what sampling takes, as "sample".
+    called before this stream reads or is closed: what is counted then is its own. ended: called with the
+    number of minibatches at their end. seconds: gets what sampling takes, as "sample".
     """
 
     first_alone = True
@@ -164,7 +159,6 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         aside: Callable[[], Reader] = Reader,
         check: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         ended: Callable[[int], None] = lambda _: None,
         seconds: dict[str, float] | None = None,
     ) -> None:
@@ -182,7 +176,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         # The finalizer must not keep the stream itself alive.
         self._opened: list[Any] = []
         self._at_end: list[Callable[[], None]] = []
-        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end, turn)
+        self._finalizer = weakref.finalize(self, close_parts, os.getpid(), self._opened, self._at_end)
         self._reader = Reader()
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._again: deque[T] = deque()  # that another reader did not gather
@@ -475,28 +469,19 @@ def forgetting(*lists: list[T]) -> Iterator[T]:
             yield minibatches.pop(0)
 
 
-def close_parts(
-    pid: int,
-    parts: list[Any],
-    then: Sequence[Callable[[], None]] = (),
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> None:
-    """Within `turn`, close what a process opened, the last part first, then call `then`. For finalizers."""
+def close_parts(pid: int, parts: list[Any], then: Sequence[Callable[[], None]] = ()) -> None:
+    """Close what a process opened, the last part first, then call `then`. For finalizers."""
     if os.getpid() != pid:
         return  # a forked child has neither the threads nor the memory
     if threading.current_thread().name.startswith("gids-"):
         # The garbage collector runs in one of the threads that this waits for.
-        threading.Thread(target=_close_all, args=(parts, then, turn), name="close gids").start()
+        threading.Thread(target=_close_all, args=(parts, then), name="close gids").start()
     else:
-        _close_all(parts, then, turn)
+        _close_all(parts, then)
 
 
-def _close_all(
-    parts: list[Any],
-    then: Sequence[Callable[[], None]],
-    turn: Callable[[], AbstractContextManager[object]],
-) -> None:
-    with turn(), ExitStack() as stack:
+def _close_all(parts: list[Any], then: Sequence[Callable[[], None]]) -> None:
+    with ExitStack() as stack:
         for function in reversed(then):
             stack.callback(function)
         for part in parts:

@@ -10,8 +10,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -336,7 +336,6 @@ class FeatureLoader(Closing):
             aside=partial(self._through, epoch),
             check=self.check_device,
             on_turn=partial(self.take_turn, epoch.learned),
-            turn=partial(_turn_of, weakref.ref(self), epoch.learned),
             ended=epoch.learned.ended,
             seconds=self._seconds,
         )
@@ -637,35 +636,6 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
-
-
-@contextmanager
-def _turn_of(loader: weakref.ref[FeatureLoader], learned: Learned) -> Iterator[None]:
-    """A context that counts for `learned`, and then again for whoever was counted for: the garbage collector
-    may close a stream while another one reads. It may run anywhere, so this waits for no lock: where another
-    thread has it, nothing is counted apart."""
-    before = _turn_to(loader, learned)
-    try:
-        yield
-    finally:
-        if before is not None:
-            _turn_to(loader, before, after=learned)
-
-
-def _turn_to(
-    loader: weakref.ref[FeatureLoader], learned: Learned, after: Learned | None = None
-) -> Learned | None:
-    """Count for `learned`, if `after` has the turn (None: anybody). Returns who had it; None if it stays."""
-    me = loader()
-    if me is None or not me._lock.acquire(blocking=False):
-        return None
-    try:
-        before = me._turn[0]()
-        if after is None or before is after:
-            me.take_turn(learned)
-        return before
-    finally:
-        me._lock.release()
 
 
 def _stream_ended(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
 import signal
-import threading
 import warnings
 from pathlib import Path
 
@@ -97,46 +95,13 @@ def test_an_epoch_that_is_left_counts(path: Path, in_between: bool) -> None:
         if in_between:
             next(iter(other))
         before = other.stats()
-        del epoch
+        epoch.close()
         packs = loader.stats()["packs"]
         assert early["packs"]["bytes_written"] > 0
         assert 0 < early["packs"]["bytes_read"] < packs["bytes_read"]
         assert early["seconds"]["gather"] > 0
         assert other.stats()["packs"] == before["packs"]
         assert packs["bytes_read"] == source.stats()["packs"]["bytes_read"]
-
-
-@pytest.mark.parametrize("held", [False, True], ids=["", "while another thread has the lock"])
-def test_a_stream_that_the_garbage_collector_ends_counts_for_its_own_loader(
-    path: Path, held: bool, request: pytest.FixtureRequest
-) -> None:
-    """While another loader reads, whose counters go on. It may run anywhere, so it waits for no lock."""
-
-    class Collecting(gids.loader.Observer):
-        def entered(self, *_: object) -> None:
-            gc.collect()
-
-    with open_source(path, "random") as source:
-        loader, other = open_loader(source), validation(source)
-        left: list[object] = [iter(other)]
-        next(left[0])  # type: ignore[call-overload]
-        gc.disable()
-        request.addfinalizer(gc.enable)
-        left.append(left)  # a cycle, so that only the collector ends it
-        next(iter(loader))
-        own, before = loader.stats(), other.stats()
-        del left
-        if held:
-            collecting = threading.Thread(target=gc.collect, daemon=True)
-            with source.lender.lock:
-                collecting.start()
-                collecting.join(30)
-                assert not collecting.is_alive()
-        assert loader._features is not None
-        with loader._features.feature_loader.observe(Collecting()):
-            next(iter(loader))
-        assert loader.stats()["pages"] > own["pages"]
-        assert other.stats()["pages"] == before["pages"]
 
 
 def test_a_forked_child_is_refused(path: Path, expected: list[Minibatch]) -> None:
