@@ -39,7 +39,7 @@ from gids import _core
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader import pack_reads, pack_switch, sampled_ahead
-from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_loads, device_rows
+from gids.packs import DiskRates, PackBudget, RowMemory, Superbatch, device_rows
 from gids.packs import memory as pack_memory
 from gids.packs.memory import READS
 from gids.packs.row_memory import Extent, Wanted
@@ -535,7 +535,7 @@ def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Pat
         assert budget.staging_bytes == most << 20
         in_flight = READS * budget._read_bytes * disks
         assert (
-            in_flight <= budget.staging_bytes * (device_loads.STAGING_PARTS - 1) // device_loads.STAGING_PARTS
+            in_flight <= budget.staging_bytes * (device_rows.STAGING_PARTS - 1) // device_rows.STAGING_PARTS
         )
     less = dataclasses.replace(budget, memory_bytes=64 << 20)
     assert less.staging_bytes == 2 << 20
@@ -543,7 +543,7 @@ def test_staging_grows_with_the_number_of_disks(disks: int, most: int, path: Pat
 
 def test_loads_go_on_while_a_graph_is_captured() -> None:
     device, array = LateDevice(3), np.arange(1 << 16, dtype=np.uint8)
-    staging = device_loads.Staging(device, len(array))
+    staging = device_rows.Staging(device, len(array))
     there = device.empty(array.shape, torch.uint8)
 
     def work(stopped: Any) -> Any:
@@ -551,7 +551,7 @@ def test_loads_go_on_while_a_graph_is_captured() -> None:
         return [], []
 
     with device.capture():
-        device_loads.DeviceLoad(device, work).wait()
+        device_rows.DeviceLoad(device, work).wait()
     assert np.array_equal(there.numpy(), array)
     with ThreadPoolExecutor(1, "others") as others:
         with pytest.raises(RuntimeError, match=r"invalid: synchronize.* in thread others"):
@@ -605,7 +605,7 @@ def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.Mon
 
 def test_pieces_cover_extents() -> None:
     extents = [Extent(0, 4096, 10), Extent(100, 0, 0), Extent(50, 7, 25)]
-    assert list(device_loads._pieces(extents, 10)) == [
+    assert list(device_rows._pieces(extents, 10)) == [
         Extent(0, 4096, 10),
         Extent(50, 7, 10),
         Extent(60, 17, 10),
