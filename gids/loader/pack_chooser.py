@@ -60,7 +60,7 @@ _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
 _LEAST_SHARE = 0.75
-"""The next superbatch is made while one is trained if at least this share of the memory for packs is left."""
+"""The next epoch is made while one is trained if at least this share of the memory for packs is left."""
 
 _CHEAPER = "random reads are cheaper"
 
@@ -130,7 +130,8 @@ class PackChooser:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = self._loader.pack_bytes()
-        sampled.room_for_two = self._has_room_for_two(sampled, memory_bytes)
+        # In the midst of an epoch the sampler keeps its memory, for which only the plan for two has room.
+        sampled.room_for_two = not sampled.last or self._has_room_for_two(sampled, memory_bytes)
         layout = self._layout(sampled, memory_bytes, sampled.overlap)
         if layout is None and sampled.overlap:
             sampled.room_for_two = False
@@ -211,7 +212,7 @@ class PackChooser:
         return not larger and sampled.minibatch_bytes <= machine.minibatch_bytes
 
     def _has_room_for_two(self, sampled: SampledAhead[Any], memory_bytes: int) -> bool:
-        """Whether memory allows to make the next superbatch while these minibatches are trained."""
+        """Whether memory allows to make the next epoch while these minibatches are trained."""
         alone, both = (self._plan(sampled, memory_bytes, overlap) for overlap in (False, True))
         return both is not None and (alone is None or both.pack_bytes >= _LEAST_SHARE * alone.pack_bytes)
 
