@@ -1,7 +1,6 @@
-"""How many pages does lookahead hit, and what do planning, gathering and computing heat cost?
+"""How many pages does lookahead hit, and what do planning and gathering cost?
 
     python bench/cache.py hits       hit ratio by policy and window, compared with Belady's MIN
-    python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
                                      (--most-lines 100000000 for more than 10 million)
     python bench/cache.py gather     plan + gather of cached rows, compared with torch.index_select; and
@@ -17,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,10 +31,8 @@ from harness import Figures, Script, alternate
 import gids
 from gids import _core
 from gids.cache import page_heat
-from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.sampler import Neighbor, Topology
-from gids.store import FeatureStore, Graph
-from gids.store.names import NODE, RELATION
+from gids.store.names import NODE
 from gids.trace.replay import BatchList, Optimum, replay
 from gids.write import DatasetWriter
 
@@ -66,98 +63,28 @@ def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Genera
     return trace
 
 
-class Sampled:
-    """A trace of uniform neighbor sampling with FANOUTS. train: the seeds, in one random order, repeated."""
-
-    def __init__(
-        self, graph: Graph, train: np.ndarray, rng: np.random.Generator, minibatches: int, seeds: int = SEEDS
-    ) -> None:
-        self.graph, self.train, self.nodes = graph, train, graph.num_dst
-        self.warm = minibatches // 4
-        order, seed = rng.permutation(train), int(rng.integers(1 << 31))
-        topology, sampler = Topology(graph), Neighbor(FANOUTS)
-        self.trace = []
-        for step in range(minibatches):
-            drawn = np.unique(np.take(order, range(step * seeds, (step + 1) * seeds), mode="wrap"))
-            nodes = input_nodes(sampler, topology, drawn, seed=seed, step=step)
-            self.trace.append(rng.permutation(nodes))
-        self.pages = np.array([len(minibatch) for minibatch in self.trace])
-
-    def best(self, lines: int) -> float:
-        """The hit ratio of MIN."""
-        hits = Optimum(BatchList(self.trace), self.nodes).hits(lines)
-        return float(hits[self.warm :].sum() / self.pages[self.warm :].sum())
-
-    def hit_ratio(self, lines: int, policy: str, window: int, heat: np.ndarray) -> float:
-        options = {"policy": policy, "window": window, "planned": 2, "heat": heat, "seed": 1}
-        batches = BatchList(self.trace)
-        return replay(batches, self.nodes, lines=lines, **options, warm=self.warm).hit_ratio
-
-
-def compute_heats(case: Sampled, args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """A page's heat, by each method, for the sampling of the case with other random draws."""
-    seeds = {NODE: case.train}
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
-        path = Path(directory) / "heat.gids"
-        with DatasetWriter(path) as writer:
-            graph = case.graph
-            writer.write_graph(RELATION, graph.indptr, graph.indices, num_src=case.nodes, index_dtype="int32")
-        store = FeatureStore(path)
-
-        def trial(minibatches: int) -> Mapping[str, np.ndarray]:
-            options = {"batch_size": SEEDS, "batches": minibatches, "seed": 7}
-            return sampled_counts(store, seeds, FANOUTS, **options)
-
-        lengths = (50, 500) if args.small else (50, 500, 5000)
-        methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
-            "out-degree": lambda: {NODE: store.out_degrees()},
-            "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, seeds),
-            "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, seeds, FANOUTS),
-            "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, seeds, [10] * 3),
-            **{f"sampled --batches {n}": partial(trial, n) for n in lengths},
-        }
-        heats = {"none": np.zeros(case.nodes, np.uint8)}
-        for name, compute in methods.items():
-            begun = time.perf_counter()
-            values = compute()[NODE]
-            print(f"{name} took {time.perf_counter() - begun:.2f} s", flush=True)
-            heats[name] = page_heat(values, 1)
-        return heats
-
-
-def heat(args: argparse.Namespace, figures: Figures) -> None:
-    log2_nodes, minibatches = (14, 200) if args.small else (20, 1200)
-    rng = np.random.default_rng(1)
-    graph = graph_of(*rmat(log2_nodes, 16, rng))
-    has_in_edges = np.flatnonzero(np.diff(graph.indptr))
-    for share in (1.0, 0.01):
-        train = rng.permutation(has_in_edges)[: int(share * graph.num_dst)]
-        case = Sampled(graph, train, rng, minibatches)
-        lines = int(5 * case.pages.mean())
-        best = case.best(lines)
-        print(f"seeds from {len(case.train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
-        for name, values in compute_heats(case, args).items():
-            for policy, window in (("static", 0), ("lookahead", 16)):
-                ratio = case.hit_ratio(lines, policy, window, values)
-                assert ratio <= best, "no policy can beat MIN"
-                where = f"{100 * share:g} % of the nodes are seeds, {name}"
-                figures.add(f"{where}: {policy} of MIN", ratio / best, "x", note=f"{100 * ratio:.2f} %")
-
-
 def hits(args: argparse.Namespace, figures: Figures) -> None:
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
     rng = np.random.default_rng(1)
     graph = graph_of(*rmat(log2_nodes, 16, rng))
-    case = Sampled(graph, np.flatnonzero(np.diff(graph.indptr)), rng, minibatches, seeds)
-    heat = page_heat(np.bincount(graph.indices, minlength=case.nodes), 1)
-    average = case.pages.mean()
-    lines = int(5 * average) if args.small else case.nodes // 100
-    best, size = case.best(lines), f"{lines} lines = {lines / average:.3g} minibatches"
-    print(f"{case.nodes} pages, {len(case.trace)} minibatches of {average:.0f} pages")
+    order = rng.permutation(np.flatnonzero(np.diff(graph.indptr)))  # of the seeds, again and again
+    seed, topology, sampler = int(rng.integers(1 << 31)), Topology(graph), Neighbor(FANOUTS)
+    trace = BatchList([])
+    for step in range(minibatches):
+        drawn = np.unique(np.take(order, range(step * seeds, (step + 1) * seeds), mode="wrap"))
+        trace.batches.append(rng.permutation(input_nodes(sampler, topology, drawn, seed=seed, step=step)))
+    heat = page_heat(np.bincount(graph.indices, minlength=graph.num_dst), 1)
+    pages, warm = trace.page_counts(), minibatches // 4
+    lines = int(5 * pages.mean()) if args.small else graph.num_dst // 100
+    hit = Optimum(trace, graph.num_dst).hits(lines)
+    best = float(hit[warm:].sum() / pages[warm:].sum())
+    size = f"{lines} lines = {lines / pages.mean():.3g} minibatches"
+    print(f"{graph.num_dst} pages, {minibatches} minibatches of {pages.mean():.0f} pages")
     figures.add(f"{size}, MIN", 100 * best, "% hits")
 
     def ratio(policy: str, window: int) -> float:
-        value = case.hit_ratio(lines, policy, window, heat)
+        options = {"policy": policy, "window": window, "planned": 2, "heat": heat, "seed": 1, "warm": warm}
+        value = replay(trace, graph.num_dst, lines=lines, **options).hit_ratio
         assert value <= best, "no policy can beat MIN"
         note = f"{value / best:.3f} of MIN"
         figures.add(f"{size}, {policy} W={window}", 100 * value, "% hits", note=note)
@@ -278,7 +205,7 @@ def fill(loader: gids.FeatureLoader, everything: Sequence[torch.Tensor]) -> None
 
 
 if __name__ == "__main__":
-    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather}
+    questions = {"hits": hits, "planning": planning, "gather": gather}
     script = Script(__doc__, "dir", "repeat", questions=questions)
     text = "planning: lines of the largest cache (100000000, 0.4 TB of rows of 4 KiB, takes 6 GB of memory)"
     script.option("most-lines", 10**7, text, small=10**5)

@@ -277,7 +277,7 @@ def cooperation(args: argparse.Namespace, figures: Figures) -> None:
         case = Case(name, args)
         print(f"\n## {name}: {case.node_count:,} nodes, {case.graph.num_edges:,} edges")
         for kind, make in SAMPLERS.items():
-            rows, alone = count_rows(case, make(args.fanouts, threads=args.threads))
+            rows, alone = count_rows(case, make(args.fanouts))
             title = f"{name}, {kind}"
             panels[title] = [
                 (label, args.ranks, [row[key] / 1000 for row in rows]) for key, label in DRAWN.items()
@@ -309,5 +309,4 @@ if __name__ == "__main__":
     option("batch-size", 1024, "seeds per rank", small=4)
     option("ranks", [1, 2, 4, 8, 16, 32, 64], small=[1, 2, 4, 16])
     option("steps", 1, "steps to count rows in")
-    option("threads", type=int)
     script.run(cooperation)

@@ -31,6 +31,7 @@ COPIED = 64  # bytes of each page, by the threads that play the GPU
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 BAR = 0.9
+STAGING_BYTES = {False: 256 << 20, True: 4 << 20}  # by --small
 
 
 def build(folder: Path, optimize: str) -> ctypes.CDLL:
@@ -67,7 +68,7 @@ class Sides:
     def engine(self) -> float:
         pages = self.draw("engine")
         options = {"max_read_bytes": PAGE_BYTES, "max_merge_bytes": 0, "direct": not self.args.cached}
-        with gids.io.open_engine([self.path], self.args.engine, depth=self.args.depth, **options) as engine:
+        with gids.io.open_engine([self.path], depth=self.args.depth, **options) as engine:
             return read_pages(engine, [pages], self.out)[0]
 
     def queue(self, nbytes: int = COPIED) -> float:
@@ -78,9 +79,9 @@ class Sides:
         text = ctypes.create_string_buffer(500)
         size, address = ctypes.c_uint64, ctypes.c_void_p
         seconds = self.library.read_through_queue(
-            *(os.fsencode(self.path), args.engine.encode(), args.depth, PAGE_BYTES, size(self.page_count)),
-            *(address(pages.ctypes.data), size(len(pages)), size(args.staging_mb << 20)),
-            *(args.rounds_ahead, args.posters, int(not args.cached)),
+            *(os.fsencode(self.path), b"auto", args.depth, PAGE_BYTES, size(self.page_count)),
+            *(address(pages.ctypes.data), size(len(pages)), size(STAGING_BYTES[args.small])),
+            *(4, 1, int(not args.cached)),  # rounds ahead; threads that play the GPU
             *(address(to.ctypes.data), size(nbytes), address(errors.ctypes.data), text, size(len(text))),
         )
         if seconds < 0:
@@ -109,12 +110,8 @@ def compare(args: argparse.Namespace, figures: Figures) -> None:
 if __name__ == "__main__":
     script = Script(__doc__, "dir", "keep", "rounds", "seed")
     option = script.option
-    option("engine", "auto")
     option("size-gb", 4.0, small=0.016)
     option("reads", 60_000, small=2000)
     option("depth", 256)
-    option("staging-mb", 256, small=4)
-    option("rounds-ahead", 4)
-    option("posters", 1, "host threads that play the GPU")
     option("cached", text="read from the page cache, without the disk", action="store_true")
     script.run(compare)

@@ -6,10 +6,10 @@
 
 Baselines map the dataset's shards, whose rows are aligned to pages: stock DGL with these in ``g.ndata`` and
 Linux's default read-ahead of 128 KiB (set if permitted; stopped after a minute and compared by rows per
-second), and the same with MADV_RANDOM, which few users set. All sides have the same graph, seeds, sampler,
-model, workers and threads, and run in fresh processes with a cold page cache. Their memory, page cache
+second), and the same with MADV_RANDOM, which few users set. All sides have the same graph, seeds, sampler
+and model, and run in fresh processes with a cold page cache. Their memory, page cache
 included, is limited to what they use before they open the features, plus the memory of a trial training, plus
-a share of the features. Sides run in alternating order; results are medians. A side of stock that fails is
+a quarter of the features. Sides run in alternating order; results are medians. A side of stock that fails is
 omitted. The epoch is measured from opening the features to the last step. Rows of all minibatches are
 compared with the dataset. The limit of any loader is printed too: the greater of the time that the device
 needs for gids' reads and writes, and the CPU time divided by the cores. If packs were used, that needs fio.
@@ -33,12 +33,13 @@ from harness import DEFAULT_READ_AHEAD_BYTES, Figures, Script, alternate, disk_r
 from gids.bench.epoch import comparable
 from gids.bench.probe import random_reads
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.measure.choices import describe_choices
+from gids.loader.counting import describe_choices
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import Comparison, EpochConfig, EpochResult, why_no_limit
 from gids.store import FeatureStore, Table
 
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
+DIM = 1024  # float32 per row
 GIDS = "gids"
 STOCK = {False: "stock DGL", True: "stock"}
 ADVISED = {False: "stock DGL with MADV_RANDOM", True: "stock, MADV_RANDOM"}
@@ -54,9 +55,9 @@ def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
     if (path := directory / "graph.gids").exists():
         return FeatureStore(path)
     spec = GraphSpec(
-        node_count=int(args.size_gb * 1e9) // ((6 if args.hetero else 4) * args.dim),
-        degree=args.degree,
-        dim=args.dim,
+        node_count=int(args.size_gb * 1e9) // ((6 if args.hetero else 4) * DIM),
+        degree=16.0,
+        dim=DIM,
         train_count=args.batches * args.batch_size,
         seed=args.seed,
     )
@@ -70,7 +71,7 @@ def open_store(args: argparse.Namespace, directory: Path) -> FeatureStore:
 
 def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, int | None]:
     """Returns the results, and the read-ahead in bytes of stock DGL without advice."""
-    memory_bytes = max(int(args.size_gb * 1e9 * args.memory_share), 384 << 20 if args.small else 0)
+    memory_bytes = max(int(args.size_gb * 1e9 / 4), 384 << 20 if args.small else 0)
     ours = EpochConfig(
         side="gids",
         dataset=str(store.path),
@@ -78,14 +79,11 @@ def run_sides(args: argparse.Namespace, store: FeatureStore) -> tuple[Rounds, in
         target="paper" if args.hetero else "",
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
-        hidden=args.hidden or (64 if args.hetero else 32),
+        hidden=64 if args.hetero else 32,
         batches=args.batches,
-        workers=args.workers,
-        threads=args.threads,
         seed=args.seed,
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,
-        window=args.window,
         reads=args.reads,
     )
     for table in store.tables.values():
@@ -197,17 +195,10 @@ if __name__ == "__main__":
     script = Script(__doc__, "dir", "keep", "seed")
     option = script.option
     option("size-gb", 8.6, "size of the features in 1e9 bytes", small=0.05)
-    option("dim", 1024, "float32 features per row")
-    option("degree", 16.0)
     option("batches", 120, small=4)
     option("batch-size", 256, small=8)
     option("fanouts", [4, 4, 4])
-    option("hidden", text="width of the hidden layers (default: 32; --hetero: 64)", type=int)
-    option("workers", 0, "num_workers of both sides")
-    option("threads", 0, "OpenMP threads of both sides (default: torch's)")
-    option("window", 16)
     option("reads", "auto", "how gids reads", choices=["auto", "random", "pack"])
-    option("memory-share", 0.25, "memory of both sides over features")
     option("rounds", 3, small=1)
     option("hetero", text="two node types: papers and authors", action="store_true")
     script.run(epoch)

@@ -5,11 +5,10 @@
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
-    python bench/gpu.py depths      random pages by depth and number of rings, without the GPU
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py packs       an epoch of short rows by packs, compared with random reads
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
-    python bench/gpu.py overlap     training beside reads and sampling, compared with each alone
+    python bench/gpu.py overlap     training beside reads, compared with each alone
     python bench/gpu.py life        loaders opened and closed while little memory is free
     python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
     python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage
@@ -45,7 +44,6 @@ QUESTIONS = {  # name -> (question, {size: (default, small)})
     "gather": (gpu_cache.gather, gpu_cache.SIZES),
     "planning": (gpu_cache.planning, gpu_cache.SIZES),
     "queue": (gpu_reads.queue, gpu_reads.QUEUE),
-    "depths": (gpu_reads.depths, gpu_reads.DEPTHS),
     "extents": (gpu_reads.extents, gpu_reads.EXTENTS),
     "packs": (gpu_packs.packs, gpu_packs.SIZES),
     "sampling": (gpu_sampling.sampling, gpu_sampling.SIZES),
@@ -60,15 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     script = Script(__doc__, "dir")
     script.add_argument("question", choices=[*QUESTIONS, "all"])
     script.option("device", "cuda")
-    script.option("feature-gb", text="size of the features for training (default: 4.3)", type=float)
-    script.option("file-gb", text="size of the file for the queue (default: 2.1)", type=float)
-    script.option("log2-nodes", text="size of the graph for sampling (default: 23)", type=int)
     args = script.parse(arguments)
-    asked = {
-        "feature_bytes": args.feature_gb and int(args.feature_gb * 1e9),
-        "file_bytes": args.file_gb and int(args.file_gb * 1e9),
-        "log2_nodes": args.log2_nodes,
-    }
     device = cuda.open_device(args.device)
     print(f"{device.name}, {pcie_link()}", flush=True)
     figures = Figures(args)
@@ -77,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             question, pairs = QUESTIONS[name]
             folder = Path(directory) / name
             folder.mkdir()
-            sizes = {key: asked.get(key) or pair[args.small] for key, pair in pairs.items()}
+            sizes = {key: pair[args.small] for key, pair in pairs.items()}
             question(Bench(device, folder, SimpleNamespace(**sizes), figures))
     return 0
 

@@ -5,9 +5,6 @@ sorted batches, three in flight, into host memory; and by kernels that post requ
 copy the pages into device memory, with both kinds of wait. All bytes of every round are compared, of the last
 one too, when each slot was used many times.
 
-depths: random pages of 4 KiB by the engine, at several numbers of requests in flight and of rings; also with
-the processor time that all threads of the process take for a read. No GPU is used.
-
 extents: of 64 KiB and of 1 MiB in random order, new in each round, past the page cache, in turn: by the
 engine into host memory, which is the disk's rate; by the engine through pinned staging into device memory;
 and by kvikio, if it is installed and works, by GPUDirect Storage or through host memory. The bytes of the
@@ -18,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 from statistics import median
 
 import numpy as np
@@ -45,13 +41,6 @@ EXTENTS = {
     "out_bytes": (512 << 20, 2 << 20),  # read in a round
     "rounds": (3, 1),
     "depth": (256, 32),
-}
-DEPTHS = {
-    "file_bytes": (2 << 30, 4 << 20),
-    "pages": (65536, 512),  # read in a round
-    "depths": ((128, 256, 512, 1024), (8, 16)),
-    "rings": ((1, 2, 4), (1, 2)),
-    "rounds": (2, 1),
 }
 _BATCH = 8192
 _WORDS = PAGE_BYTES // 8
@@ -119,27 +108,6 @@ def queue(bench: Bench) -> None:
         bench.figures.ratio(name, speeds[wait], speeds["engine"], bar=bar, note=note)
     for side, rates in speeds.items():
         bench.figures.add(f"random pages of 4 KiB, {side}", median(rates), "pages/s")
-
-
-def depths(bench: Bench) -> None:
-    sizes = bench.sizes
-    path, page_count = bench.directory / "pages.bin", sizes.file_bytes // PAGE_BYTES
-    write_pages(path, page_count)
-    rng = np.random.default_rng(4)
-    on_host = np.zeros((sizes.pages, PAGE_BYTES), np.uint8)
-    cores = len(os.sched_getaffinity(0))
-    for rings in [n for n in sizes.rings if n <= cores]:
-        for depth in sizes.depths:
-            options = {"depth": depth, "threads": rings, "max_read_bytes": PAGE_BYTES, "max_merge_bytes": 0}
-            with gids.io.open_engine([path], **options) as engine:
-                runs = [
-                    read_pages(engine, [rng.integers(0, page_count, sizes.pages)], on_host)
-                    for _ in range(sizes.rounds + 1)
-                ]
-                rates, cpu_s = zip(*runs[1:], strict=True)  # the first one is a warm-up
-                note = f"{1e6 * median(cpu_s):.2f} us of processor time a read; {engine.name}"
-            name = f"random pages of 4 KiB, depth {depth}, rings {rings}"
-            bench.figures.add(name, median(rates), "pages/s", note=note)
 
 
 def extents(bench: Bench) -> None:

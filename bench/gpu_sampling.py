@@ -55,14 +55,9 @@ def pcie_link() -> str:
     return f"PCIe {generation} x{lanes}"
 
 
-def rmat_on(bench: Bench, *, seed: int, degree: int | None = None) -> Graph:
-    """An R-MAT graph that the device draws."""
-    generator = torch.Generator(bench.device.torch_device).manual_seed(seed)
-    return graph_of(*rmat(bench.sizes.log2_nodes, degree or bench.sizes.degree, generator))
-
-
 def sampling(bench: Bench) -> None:
-    graph = rmat_on(bench, seed=4)
+    generator = torch.Generator(bench.device.torch_device).manual_seed(4)
+    graph = graph_of(*rmat(bench.sizes.log2_nodes, bench.sizes.degree, generator))
     print(f"R-MAT: {graph.num_dst:,} nodes, {graph.num_edges:,} edges", flush=True)
     for place in _PLACES:
         with closing(PinnedGraph(graph, bench.device, topology_on=place)) as pinned:

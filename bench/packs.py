@@ -34,7 +34,7 @@ import gids.io
 from gids.bench.plot import Curve, plot_curves
 from gids.cli.arguments import words
 from gids.convert.synthetic import GraphSpec
-from gids.measure.choices import describe_choices
+from gids.loader.counting import describe_choices
 from gids.measure.isolation import FreshProcessError
 from gids.measure.sides import why_no_limit
 from gids.sizes import format_bytes
@@ -124,7 +124,9 @@ def datasets(args: argparse.Namespace) -> Iterator[tuple[Path, Table]]:
     args.dir.mkdir(parents=True, exist_ok=True)
     for row_bytes in args.row_bytes:
         nodes = min(args.nodes, int(args.size_gb * 1e9) // row_bytes)
-        spec = GraphSpec(node_count=nodes, degree=args.degree, dim=row_bytes // 4, seed=args.seed)
+        spec = GraphSpec(
+            node_count=nodes, degree=8.0 if args.small else 16.0, dim=row_bytes // 4, seed=args.seed
+        )
         with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-packs-") as directory:
             store = make_dataset(Path(directory), spec, keep_source=False)
             yield Path(store.path), store.table("feat")
@@ -146,11 +148,9 @@ def measure(args: argparse.Namespace, path: Path, table: Table, setting: Setting
             "batch_size": setting.batch_size,
             "batches": setting.batches if side in OURS else min(setting.batches, args.peer_batches),
             "seed": args.seed,
-            "threads": args.threads,
-            "scratch": str(args.scratch or ""),
         }
         packed = side in ("pack", "auto")
-        disk = disk_rates(Path(table.shard_paths[0]), args.scratch or path) if packed else None
+        disk = disk_rates(Path(table.shard_paths[0]), path) if packed else None
         gids.io.drop_page_cache(path)
         try:
             run = run_limited("packs_side", config, timeout_s=4 * 3600)
@@ -264,9 +264,5 @@ if __name__ == "__main__":
     option("fanouts", [5, 10, 10], small=[5, 5])
     option("size-gb", 2.0, "most bytes of the features, in 1e9")
     option("nodes", 4_000_000, "most nodes", small=150_000)
-    option("degree", 16.0, small=8.0)
-    option("threads", 0, "threads of all sides (default: torch's)")
-    text = "directory for scratch files (default: the dataset's)"
-    option("scratch", text=text, type=Path, metavar="DIR")
     option("sides", list(LABELS), type=words)
     script.run(compare)

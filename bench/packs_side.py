@@ -31,9 +31,8 @@ MARGIN, MARGIN_BYTES = 0.25, 48 << 20  # later minibatches are larger, and memor
 @contextmanager
 def gids_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
     """Through NodeLoader with one of the values of reads. Yields (minibatches, stats)."""
-    options = {"reads": config["side"], "scratch": config["scratch"] or None}
     with (
-        gids.open(store, memory=config["memory_bytes"], **options) as source,
+        gids.open(store, memory=config["memory_bytes"], reads=config["side"]) as source,
         gids.NodeLoader(source, ids, config["fanouts"], tables=[table.name], **sampling(config)) as loader,
     ):
         yield ((m.input_nodes, m.features[table.name]) for m in loader), loader.stats
@@ -116,8 +115,6 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
 
     late_s: seconds per minibatch in the second half of them, when the page cache is full.
     """
-    if config["threads"]:
-        torch.set_num_threads(config["threads"])
     store = FeatureStore(config["dataset"])
     [ntype] = store.node_types
     table = store.table(config["table"])

@@ -86,7 +86,7 @@ class Reads:
 
     def heat(self) -> Heat:
         found = np.zeros(self._topology.node_counts[0], np.float32)
-        size, sampler = self._args.batch_size, Neighbor(self._args.fanouts, threads=self._args.threads)
+        size, sampler = self._args.batch_size, Neighbor(self._args.fanouts)
         for step, first in enumerate(range(0, len(self._seeds), size)):
             seeds = self._seeds[first : first + size]
             found[input_nodes(sampler, self._topology, seeds, epoch=1, step=step)] += 1
@@ -100,7 +100,7 @@ class Reads:
         self, ranks: int, owners: Owners | None, bias: LocalityBias | None = None
     ) -> list[tuple[int, Ids]]:
         """(rank, rows) of each minibatch. owners: give each rank the seeds of its part."""
-        sampler = Neighbor(self._args.fanouts, locality=bias, threads=self._args.threads)
+        sampler = Neighbor(self._args.fanouts, locality=bias)
         rng, found = np.random.default_rng([self._args.seed, 2]), []
         for rank in range(ranks):
             seeds = self._seeds if owners is None else self._seeds[owners[self._seeds] == rank]
@@ -299,7 +299,6 @@ if __name__ == "__main__":
     option("steps", 50, "steps to count", small=3)
     has_metis = any(importlib.util.find_spec(name) for name in ("pymetis", "dgl"))
     option("metis", has_metis, action=argparse.BooleanOptionalAction)
-    option("threads", type=int)
     kind = script.add_mutually_exclusive_group()
     kind.add_argument("--times", action="store_true", help="measure the preprocessing in place of the costs")
     kind.add_argument("--links", action="store_true", help="count costs over fast and slow links")

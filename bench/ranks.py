@@ -204,7 +204,7 @@ def serve(
     exchanges, rows = Exchanges(), []
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
-        rates = Rates().with_network_of_group() if size > 1 else Rates()
+        rates = network_rates(size) if size > 1 else Rates()
         stack.enter_context(exchanges.watched())
         for case in cases:
             if rank == 0:
@@ -214,6 +214,23 @@ def serve(
             dist.barrier()
             rows.append(train(rank, case, args, folder, exchanges))
     return rates, rows
+
+
+def network_rates(ranks: int) -> Rates:
+    """With the bandwidth and latency of exchanges between all ranks, as the slowest one measures them."""
+
+    def seconds(nbytes: int) -> float:
+        sent, came = torch.zeros(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8)
+        best = torch.tensor(
+            min(timeit.repeat(lambda: dist.all_to_all_single(came, sent), dist.barrier, number=1, repeat=8))
+        )
+        dist.all_reduce(best, dist.ReduceOp.MAX)
+        return float(best)
+
+    nbytes = (16 << 20) // ranks * ranks
+    large, small = seconds(nbytes), seconds(ranks)
+    network = nbytes * (ranks - 1) / ranks / max(large - small, 1e-9)
+    return Rates(network=network, latency_s=small / (ranks - 1))
 
 
 def run(size: int, cases: list[Case], args: argparse.Namespace, folder: str) -> tuple[Rates, dict[Case, Row]]:

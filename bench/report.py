@@ -37,7 +37,7 @@ SECTIONS = {
     "Several processes": [
         *("cooperation", "cooperation-replicas", "cooperation-caches", "distributed", "placement"),
     ],
-    "GraphBolt": ["graphbolt", "graphbolt-hits"],
+    "GraphBolt": ["graphbolt"],
     "On a GPU": [
         *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
         *("gpu-overlap", "gpu-packs", "gpu-training"),

@@ -101,15 +101,13 @@ def train(
     return Run(float(torch.cat(right).float().mean()), changes)
 
 
-def make_samplers(
-    store: FeatureStore, cache_bytes: int, threads: int | None
-) -> dict[str, Callable[[], Sampler]]:
+def make_samplers(store: FeatureStore, cache_bytes: int) -> dict[str, Callable[[], Sampler]]:
     """By name in the result."""
     (table,) = store.tables
     held = hottest_nodes(store, table, cache_bytes)
     makers: dict[str, Callable[[], Sampler]] = {}
     for kind in (Neighbor, Labor):
-        make = partial(kind, FANOUTS, threads=threads)
+        make = partial(kind, FANOUTS)
         makers[kind.__name__] = make
         for kappa in (16, 256):
             for nested in (False, True):
@@ -117,7 +115,7 @@ def make_samplers(
                 makers[name] = partial(make, batch_dependency=kappa, nested=nested)
     for factor in (2, 4, 16):
         bias = LocalityBias(held, factor)
-        makers[f"Neighbor, locality {factor}"] = partial(Neighbor, FANOUTS, locality=bias, threads=threads)
+        makers[f"Neighbor, locality {factor}"] = partial(Neighbor, FANOUTS, locality=bias)
     return makers
 
 
@@ -147,9 +145,7 @@ def samplers(args: argparse.Namespace, figures: Figures) -> None:
         store = make_dataset(Path(folder), spec, "--page-bytes", "512")
         cache_bytes = int(spec.feature_bytes * args.cache)
         options = {"epochs": args.epochs, "batch_size": args.batch_size, "policy": args.policy}
-        for name, make in make_samplers(store, cache_bytes, args.threads).items():
-            if args.only not in name:
-                continue
+        for name, make in make_samplers(store, cache_bytes).items():
             runs = [
                 train(store, make(), seed=seed, cache_bytes=cache_bytes, **options)
                 for seed in range(args.runs)
@@ -198,8 +194,6 @@ if __name__ == "__main__":
     option("runs", text=text, type=int)
     option("policy", "lookahead")
     option("cache", 0.05, "share of the features")
-    option("only", "", "run only samplers whose name contains TEXT", metavar="TEXT")
-    option("threads", type=int)
     values = {"nodes": 300_000, "dim": 128, "seeds": 10_000, "batch_size": 32, "runs": 2}
     script.defaults("samplers", {"seeds": 64, "runs": 1}, **values)
     script.defaults("dtypes", {"dim": 32, "runs": 2}, nodes=40_000, dim=256, batch_size=256, runs=3)

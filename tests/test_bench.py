@@ -44,7 +44,6 @@ def run(monkeypatch, capfd):
         ("cache.py", ["hits"], "lookahead W=20 of MIN"),
         ("cache.py", ["planning"], "ns per page ("),
         ("cache.py", ["gather"], "int8 per column: gather over that of float32"),
-        ("cache.py", ["heat"], "static of MIN"),
         ("rows.py", ["mapped"], "mapped, 4096 B, gids over mapped, 2 threads"),
         ("training.py", ["dtypes"], "points from float32"),
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),

@@ -1,7 +1,7 @@
 """Builds gids in a temporary directory, and runs `pytest -m gpu`, compute-sanitizer and bench/gpu.py.
 
 Tests share a few processes; those that fail run again, alone. Every benchmark has its own process, and every
-step has a time limit. Writes a JSON file after each step, and tables at the end. Called by gpu_check.sh.
+step has a time limit. Prints a line and writes a JSON file after each step. Called by gpu_check.sh.
 Needs only Python. `--pack FILE.tar` makes an archive that runs elsewhere.
 
 A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
@@ -52,11 +52,10 @@ PARTS_S: Mapping[str, Mapping[str, float]] = {
         "gather": 25,
         "planning": 20,
         "queue": 35,
-        "depths": 25,
         "extents": 25,
         "packs": 40,
         "sampling": 45,
-        "overlap": 85,
+        "overlap": 50,
         "training": 110,
     },
 }
@@ -89,7 +88,7 @@ SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--syste
 
 @dataclass
 class Step:
-    """A line of the table. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
+    """A step that has ended. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
 
     name: str
     result: str
@@ -120,7 +119,6 @@ class Check:
     out: Path
     scratch: Path
     small: bool = False
-    wheels: Path | None = None
     build: bool = True
     steps: list[Step] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
@@ -251,15 +249,10 @@ def build_commands(check: Check) -> list[list[str]]:
         missing = f"[n for n, m in {gpu_pack.NEEDED}.items() if not importlib.util.find_spec(m)]"
         names = output_of([*PYTHON, "-c", f"import importlib.util; print(*{missing})"]).split()
         return [[*pip, "--no-index", "--find-links", str(packed), "gids-loader", *names]]
-    commands = []
-    wheels = sorted(str(path) for path in check.wheels.glob("*.whl")) if check.wheels else []
-    if wheels:
-        commands.append([*pip, "--no-index", *wheels])
     has_backend = output_of([*PYTHON, "-c", "import nanobind_backend; print('yes')"])
-    if not has_backend and not any("nanobind_backend-" in wheel for wheel in wheels):
-        commands.append([*pip, "nanobind-backend>=1.0"])
+    backend = [] if has_backend else [[*pip, "nanobind-backend>=1.0"]]
     folder = f"-Cbuild-dir={check.scratch / 'build'}"
-    return [*commands, [*pip, "--no-build-isolation", folder, str(ROOT)]]
+    return [*backend, [*pip, "--no-build-isolation", folder, str(ROOT)]]
 
 
 def build(check: Check) -> bool:
@@ -270,7 +263,7 @@ def build(check: Check) -> bool:
     for command in build_commands(check):
         ended = check.run("build", command)
         if ended.status != 0:
-            advice = "nanobind-backend cannot be installed: give a directory with its wheel by --wheels DIR"
+            advice = "nanobind-backend cannot be installed: on another machine, make an archive with --pack"
             note = ended.last_line
             check.add("build", ended, f"{advice} ({note})" if "nanobind-backend" in command[-1] else note)
             return False
@@ -414,7 +407,7 @@ def benchmark(check: Check, step: str) -> None:
 
 
 def go(check: Check) -> int:
-    """Run all steps, print and write the report. Returns the exit status."""
+    """Run all steps. Returns the exit status."""
     usable = build(check)
     if usable:
         look_at_machine(check)
@@ -429,27 +422,10 @@ def go(check: Check) -> int:
             benchmark(check, name)
     check.finished = True
     check.write()
-    print(f"\n{report(check)}\n\nwritten to {check.path}")
+    print(f"written to {check.path}")
     if check.no_gpu:
         print(f"no GPU: {check.no_gpu}")
     return check.status
-
-
-def report(check: Check) -> str:
-    """Tables in Markdown: the machine, steps and results."""
-    lines = ["| machine | |", "|---|---|", *(f"| {name} | {text} |" for name, text in check.machine.items())]
-    lines += ["", "| step | result | seconds | |", "|---|---|---|---|"]
-    lines += [
-        f"| {s.name} | {s.result} | {s.seconds:.0f} | {s.note.replace('|', '/')} |" for s in check.steps
-    ]
-    if check.figures:
-        lines += ["", "| figure | measured | target | |", "|---|---|---|---|"]
-        for figure in check.figures:
-            bar, unit = figure["bar"], figure["unit"]
-            target = "" if bar is None else f"≥ {bar:,.6g} {unit}"
-            verdict = {True: "passed", False: "failed", None: ""}[figure["passed"]]
-            lines.append(f"| {figure['name']} | {figure['value']:,.4g} {unit} | {target} | {verdict} |")
-    return "\n".join(lines)
 
 
 def limits_of(part: str) -> dict[str, float]:
@@ -480,13 +456,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scratch = "directory on the disk to measure, for up to 15 GB of temporary data (default: that of --out)"
     parser.add_argument("--scratch", type=Path, metavar="DIR", help=scratch)
     parser.add_argument(
-        "--wheels", type=Path, help="directory of wheels to install first (nanobind-backend, …)"
-    )
-    parser.add_argument(
         "--quick", action="store_true", help="small benchmarks; of compute-sanitizer only memcheck"
     )
     parser.add_argument("--no-build", action="store_true", help="check the installed gids")
-    parser.add_argument("--dry-run", action="store_true", help="list the steps and exit")
     part = "steps to run: checks (tests, compute-sanitizer), figures (benchmarks) or all (default)"
     parser.add_argument("--part", choices=[*PARTS_S, "all"], default="all", help=part)
     pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
@@ -494,21 +466,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.pack:
         return make_archive(args.pack)
-    limits_s = limits_of(args.part)
-    if args.dry_run:
-        for name, limit_s in limits_s.items():
-            print(f"{name:<10} at most {limit_s:.0f} s")
-        print(f"{'':<10} at most {sum(limits_s.values()):.0f} s in all")
-        return 0
-    if args.wheels and not args.wheels.is_dir():
-        parser.error(f"--wheels {args.wheels}: no such directory")
     for folder in (args.out, args.scratch or args.out):
         folder.mkdir(parents=True, exist_ok=True)
     for log in args.out.glob("*.log"):
         log.unlink()
-    out, wheels = args.out.resolve(), args.wheels and args.wheels.resolve()
+    out = args.out.resolve()
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=args.scratch or out) as made:
-        return go(Check(limits_s, out, Path(made).resolve(), args.quick, wheels, not args.no_build))
+        return go(Check(limits_of(args.part), out, Path(made).resolve(), args.quick, not args.no_build))
 
 
 if __name__ == "__main__":

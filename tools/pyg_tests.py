@@ -2,8 +2,8 @@
 
 CHECKOUT: a directory with PyG's `test` and `torch_geometric` folders, of any tag. The PyG that runs is the
 installed one. Runs twice: with data in memory, and with data that is first converted to a dataset on
-disk. Prints the passes and failures of both. `--write docs/pyg.md` writes them to the page, by tag, or by
-`--title` for files of no tag.
+disk. Prints the passes and failures of both. `--write docs/pyg.md` writes them to the page; `--title` says
+what files of no tag are.
 
 PyG's tests import its classes by name. While a test module is imported, these names lead to gids.pyg, and
 tests that ask for pyg-lib or torch-sparse are not skipped; those that compare both are. A random graph
@@ -191,15 +191,15 @@ class AgainstGids:
                 self.failures.append((report.nodeid, said))
 
 
-def run(checkout: Path, files: list[Path], data: str, *, select: str, shown: bool) -> AgainstGids:
+def run(checkout: Path, files: list[Path], data: str) -> AgainstGids:
     """Run the tests with data in "memory" or on "disk". Exits with status 2 if pytest could not run them."""
     with tempfile.TemporaryDirectory() as folder:
         plugin = AgainstGids(Path(folder) if data == "disk" else None)
         options = ["--rootdir", str(checkout), "-c", "/dev/null", "-p", "no:cacheprovider", "-n", "0"]
-        quiet = [] if shown else ["-q", "--tb=short", "--no-header"]
         output = io.StringIO()
-        with contextlib.nullcontext() if shown else contextlib.redirect_stdout(output):
-            status = pytest.main([*options, *quiet, "-k", select, *map(str, files)], plugins=[plugin])
+        with contextlib.redirect_stdout(output):
+            quiet = ["-q", "--tb=short", "--no-header"]
+            status = pytest.main([*options, *quiet, *map(str, files)], plugins=[plugin])
     for name, module in list(sys.modules.items()):  # the next run imports the tests anew
         if checkout.resolve() in Path(getattr(module, "__file__", None) or "/").parents:
             del sys.modules[name]
@@ -210,70 +210,51 @@ def run(checkout: Path, files: list[Path], data: str, *, select: str, shown: boo
 
 
 RESULTS = re.compile(r"(?<=<!-- by tools/pyg_tests.py -->\n).*?(?=<!-- end -->)", re.S)
-"""What the tool has written to the page: a part for each tag, which begins with ###."""
+"""What the tool has written to the page."""
 
 
 def with_results(page: str, title: str, results: dict[str, AgainstGids], missing: list[str]) -> str:
-    """The page with the counts and the failed tests under a title, in place of the earlier ones.
+    """The page with the counts and the failed tests, in place of the earlier ones.
 
     results: by "in memory" and "on disk". missing: files of TESTS that did not run.
     """
-    written = RESULTS.search(page)
-    if written is None:
+    if RESULTS.search(page) is None:
         raise SystemExit("the page has no lines <!-- by tools/pyg_tests.py --> and <!-- end -->")
-    parts = {
-        part.split("\n", 1)[0]: part for part in re.split(r"(?m)^(?=### )", written[0]) if part[:4] == "### "
-    }
     runs: dict[str, list[str]] = {}
     for data, plugin in results.items():
         for test, _ in plugin.failures:
             runs.setdefault(test, []).append(data)
-    title = f"### {title}"
     counts = [f"* data {data}: {plugin.counts}" for data, plugin in results.items()]
     failed = [f"* failed {' and '.join(where)}: `{test}`" for test, where in runs.items()]
     without = f", without {' and '.join(f'`{name}`' for name in missing)}" if missing else ""
     installed = f"With PyG {torch_geometric.__version__} installed{without}:"
-    parts[title] = "\n".join([title, "", installed, "", *counts, *failed, "", ""])
-    body = "\n" + "".join(parts[name] for name in sorted(parts))
-    return page[: written.start()] + body + page[written.end() :]
+    body = "\n".join(["", f"### {title}", "", installed, "", *counts, *failed, "", ""])
+    return RESULTS.sub(lambda _: body, page)
 
 
 def main_of_tool() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="directory with PyG's test folder")
-    parser.add_argument("--data", choices=["memory", "disk"], help="run once, with data there")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results to this page")
     parser.add_argument("--title", help="with --write: what the tests are, if not 'PyG VERSION'")
-    parser.add_argument("-k", default="", help="run the tests whose names fit, as in pytest")
-    parser.add_argument("-v", action="store_true", help="show pytest's output")
     given = parser.parse_args()
     files = [given.checkout / name for name in TESTS if (given.checkout / name).exists()]
     if not files:
         parser.error(f"{given.checkout} has none of {', '.join(TESTS)}")
-    title = given.title
-    if title and not given.write:
-        parser.error("--title needs --write")
-    if given.write:
-        if given.data or given.k:
-            parser.error("--write needs all tests: leave out --data and -k")
-        package = given.checkout / "torch_geometric/__init__.py"
-        version = re.search(
-            r'(?m)^__version__ = "(.*)"', package.read_text().replace("'", '"') if package.exists() else ""
-        )
-        if version is None and not title:
-            parser.error(f"{package} has no __version__: give --title")
-        title = title or f"PyG {version[1]}"
+    package = given.checkout / "torch_geometric/__init__.py"
+    text = package.read_text().replace("'", '"') if package.exists() else ""
+    version = re.search(r'(?m)^__version__ = "(.*)"', text)
+    if given.write and version is None and not given.title:
+        parser.error(f"{package} has no __version__: give --title")
     results = {}
-    for data in ("memory", "disk"):
-        if given.data in (None, data):
-            plugin = run(given.checkout, files, data, select=given.k, shown=given.v)
-            where = "in memory" if data == "memory" else "on disk"
-            results[where] = plugin
-            for test, message in plugin.failures:
-                print(f"{test}: {message}")
-            print(f"data {where}: {plugin.counts}")
+    for where, data in (("in memory", "memory"), ("on disk", "disk")):
+        plugin = results[where] = run(given.checkout, files, data)
+        for test, message in plugin.failures:
+            print(f"{test}: {message}")
+        print(f"data {where}: {plugin.counts}")
     if given.write:
         missing = [name for name in TESTS if given.checkout / name not in files]
+        title = given.title or f"PyG {version[1] if version else ''}"
         given.write.write_text(with_results(given.write.read_text(), title, results, missing))
     return 1 if any(plugin.failures for plugin in results.values()) else 0
 

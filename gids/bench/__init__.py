@@ -3,7 +3,7 @@
 The module of a question has ``measure(session)`` and ``columns(report)``; gids.cli.bench has its options. The
 others:
 
-    arguments.py, session.py       checks of arguments; the command with its time limit and progress
+    arguments.py                   checks of arguments
     report.py, text.py, plot.py    the result; the table; the plot
     minibatches.py                 minibatches as training samples them
     case.py                        a trace, recorded or sampled, compared with Belady's MIN

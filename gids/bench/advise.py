@@ -11,12 +11,10 @@ import re
 from gids import _core
 from gids.bench import text
 from gids.bench.arguments import open_table
-from gids.bench.case import Case
+from gids.bench.case import LONGEST, Case
 from gids.bench.probe import random_reads
-from gids.bench.session import Session
+from gids.bench.report import Session
 from gids.sizes import format_bytes
-from gids.store.geometry import SECTOR_BYTES, best_page_bytes
-from gids.trace.replay import LIVE_BATCHES
 
 POLICY = "lookahead"
 PRECISION = 0.01  # relative precision of the cache size, at which the search ends
@@ -58,13 +56,13 @@ def advise(case: Case, wanted: tuple[float | None, float | None], session: Sessi
     finally:
         report.figures.sort(key=lambda f: (f.setting["lines"], f.setting["window"]))
     if smallest is None:
-        best = search.hit_ratio(case.traced.page_count, search.longest)
+        best = search.hit_ratio(case.traced.page_count, LONGEST)
         report.answers.append(
             f"no cache reaches {ratio:.1%}: with every page in the cache {best:.1%} are hits, the rest are "
             "first reads. A longer trace (--batches) has fewer first reads"
         )
         return
-    report.answers += [*_answers(case, *smallest, search.hit_ratio(*smallest)), *_page_size_answers(case)]
+    report.answers += _answers(case, *smallest, search.hit_ratio(*smallest))
     if speed:
         pages = _epoch_pages(case) * (1 - search.hit_ratio(*smallest))
         report.answers.append(
@@ -78,31 +76,29 @@ class _Search:
 
     def __init__(self, case: Case, session: Session) -> None:
         self._case, self._session = case, session
-        self.longest = LIVE_BATCHES - case.planned
-        """The longest window."""
 
     def hit_ratio(self, lines: int, window: int) -> float:
         size = format_bytes(lines * self._case.traced.page_bytes)
         figure = self._session.report.figure(cache=size, lines=lines, policy=POLICY, window=window)
         if not figure.values:
             figure.add(**self._case.run(POLICY, lines, window))
-            self._session.done()
+            self._session.progress.add(1)
         return figure.values["hit_ratio"][-1]
 
     def smallest(self, ratio: float) -> tuple[int, int] | None:
         """(lines, window) of the smallest cache that reaches a hit ratio; None if none does."""
         low, high = 0, self._case.traced.page_count  # high reaches the ratio, low does not
-        if self.hit_ratio(high, self.longest) < ratio:
+        if self.hit_ratio(high, LONGEST) < ratio:
             return None
-        if self.hit_ratio(0, self.longest) >= ratio:
+        if self.hit_ratio(0, LONGEST) >= ratio:
             high = 0
         while high - low > max(1, int(PRECISION * high)):
             middle = (low + high) // 2
-            if self.hit_ratio(middle, self.longest) >= ratio:
+            if self.hit_ratio(middle, LONGEST) >= ratio:
                 high = middle
             else:
                 low = middle
-        windows = [*range(0, self.longest, 4), self.longest]
+        windows = [*range(0, LONGEST, 4), LONGEST]
         return high, next(window for window in windows if self.hit_ratio(high, window) >= ratio)
 
 
@@ -120,21 +116,6 @@ def _answers(case: Case, lines: int, window: int, ratio: float) -> list[str]:
         f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
         f"gids.open(..., window={window}, tuning=gids.Tuning(cache={cache + line_metadata}))",
         f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}",
-    ]
-
-
-def _page_size_answers(case: Case) -> list[str]:
-    """A sentence if shorter pages would need less memory for the same hits."""
-    traced = case.traced
-    # A trace does not say how long a row is. This is the longest row of which so many fit in a page.
-    row_bytes = traced.page_bytes // max(1, traced.rows_per_page)
-    best = best_page_bytes(row_bytes, alignment=SECTOR_BYTES)
-    if traced.rows_per_page <= 1 or traced.page_bytes <= best:
-        return []
-    return [
-        f"a page of {traced.page_bytes} B has {traced.rows_per_page} rows; if rows are read at random, "
-        f"the same memory holds more wanted rows in pages of {best} B: convert with --page-bytes {best}, "
-        "on a disk with direct I/O of such blocks (see `gids info --system`)"
     ]
 
 

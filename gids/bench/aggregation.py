@@ -33,7 +33,6 @@ class Run:
     depth: int
     cache_bytes: int
     window: int
-    policy: str
     threads: int | None = None
     device: str = "cpu"
 
@@ -45,7 +44,6 @@ class Measured:
     lines: of the cache. latencies: of the requests. note: why the run is warm, or "".
     """
 
-    iterations: int = 0
     seconds: float = 0.0
     cpu_s: float = 0.0
     row_bytes: int = 0
@@ -83,18 +81,8 @@ def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
         )
 
 
-def aggregate(
-    store: FeatureStore,
-    table: Table,
-    run: Run,
-    batches: Sequence[torch.Tensor],
-    *,
-    most_seconds: float,
-) -> Measured:
-    """Read the minibatches with an empty cache, for most_seconds at most. Blocks.
-
-    Raises the loader's errors and OSError.
-    """
+def aggregate(store: FeatureStore, table: Table, run: Run, batches: Sequence[torch.Tensor]) -> Measured:
+    """Read the minibatches with an empty cache. Blocks. Raises the loader's errors and OSError."""
     result = Measured(note=why_warm(table.shard_paths))
     with _loader(store, table, run) as loader:
         stream = loader.attach(batches, lambda ids: {table.name: ids})
@@ -105,11 +93,8 @@ def aggregate(
             del features  # the next output reuses its memory
             if on_device is not None:
                 on_device.synchronize()
-            result.seconds = time.perf_counter() - begun
-            result.iterations += 1
             result.row_bytes += len(ids) * table.row_bytes
-            if result.seconds > most_seconds:
-                break
+        result.seconds = time.perf_counter() - begun
         result.cpu_s = cpu_seconds() - cpu_begun
         after = _counters(loader, run)
         result.pages, result.hits, result.device_bytes = (
@@ -117,7 +102,6 @@ def aggregate(
         )
         result.lines = sum(t["lines"] for t in loader.stats()["tables"].values())
         result.latencies = loader.engine.latencies()
-        stream.close()
     return result
 
 
@@ -126,7 +110,6 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
         engine=run.engine,
         queue_depth=run.depth,
         cache=run.cache_bytes,
-        policy=run.policy,
         direct=direct_works(table.shard_paths),
     )
     source = open_source(store, window=run.window, threads=run.threads, tuning=tuning)

@@ -13,8 +13,7 @@ from gids.bench.aggregation import Run, aggregate, verify
 from gids.bench.arguments import changed, check_known, open_table, parse_cache_size
 from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.probe import random_reads
-from gids.bench.report import Report
-from gids.bench.session import Session
+from gids.bench.report import Report, Session
 from gids.cache.budget import available_bytes
 from gids.errors import FormatError
 from gids.io.engine import probe
@@ -60,25 +59,20 @@ def measure(session: Session) -> None:
     cache_bytes = _cache_bytes(table, session)
     _describe(store, table, engines, session)
     runs = [
-        Run(engine, depth, cache_bytes, args.window, args.policy, args.threads, args.device)
+        Run(engine, depth, cache_bytes, args.window, args.threads, args.device)
         for engine, depth in itertools.product(engines, args.depth)
     ]
     for engine in engines:
         verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
-        session.check()
     batches = _minibatches(store, table, session)
-    left = session.repeat * len(batches) * len(runs)
-    session.total(left)
-    probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(args.depth)))
-    for turn in range(session.repeat):
+    session.progress.total(args.repeat * len(batches) * len(runs))
+    for turn in range(args.repeat):
         # Other processes may use the disk: each round measures the ceiling again.
-        ceilings = _measure_ceilings(table, session, probe_s, args.seed + turn)
+        ceilings = _measure_ceilings(table, session, args.seed + turn)
         for (batch, ids), run in itertools.product(batches.items(), runs):
-            totals = aggregate(store, table, run, ids, most_seconds=session.left_s() / left)
+            totals = aggregate(store, table, run, ids)
             if totals.note:
                 report.note(totals.note)
-            if totals.iterations < len(ids):
-                report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
             device = totals.device_bytes / totals.seconds
             reads_per_s = device / table.page_bytes
             report.figure(
@@ -98,10 +92,8 @@ def measure(session: Session) -> None:
                 latency_p99_s=totals.percentile(0.99),
                 latency_p999_s=totals.percentile(0.999),
                 cpu_s_per_page=totals.cpu_s / max(1, totals.pages),
-                iterations=totals.iterations,
             )
-            left -= 1
-            session.done()
+            session.progress.add(1)
 
 
 def _engines(session: Session) -> list[str]:
@@ -169,11 +161,11 @@ def _minibatches(store: FeatureStore, table: Table, session: Session) -> dict[st
             graphs_of(store)
             batches = {}
             for seeds in args.batch_size:
-                sampler = make_sampler(args.sampler, args.fanouts, seeds)
+                sampler = make_sampler("neighbor", args.fanouts, seeds)
                 stream = endless(store, sampler, seeds=args.seeds, batch_size=seeds, seed=args.seed)
                 first = itertools.islice(stream, args.iterations)
                 batches[f"{seeds} seeds"] = [input_nodes(minibatch, str(table.type)) for minibatch in first]
-            report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
+            report.subject.update(fanouts=list(args.fanouts), seeds=args.seeds)
             return batches
         except FormatError as error:
             report.note(f"minibatches are uniform random rows: {error}")
@@ -187,11 +179,11 @@ def _minibatches(store: FeatureStore, table: Table, session: Session) -> dict[st
     }
 
 
-def _measure_ceilings(table: Table, session: Session, seconds: float, seed: int) -> dict[int, float]:
+def _measure_ceilings(table: Table, session: Session, seed: int) -> dict[int, float]:
     """Return depth -> pages per second of the raw probe, and add a figure for each depth."""
     report, ceilings = session.report, {}
     for depth in session.args.depth:
-        options = {"seconds": seconds, "depth": depth, "seed": seed}
+        options = {"seconds": _PROBE_S, "depth": depth, "seed": seed}
         raw = random_reads(table.shard_paths, page_bytes=table.page_bytes, **options)
         if raw.note:
             report.note(raw.note)
@@ -207,5 +199,4 @@ def _measure_ceilings(table: Table, session: Session, seconds: float, seed: int)
             device_bytes_per_s=raw.reads_per_s * table.page_bytes,
             of_ceiling=None if raw.note else 1.0,
         )
-        session.check()
     return ceilings

@@ -7,6 +7,7 @@ a dataset. Called by hit_ratio.py and advise.py.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import tempfile
 from collections.abc import Iterator
@@ -19,34 +20,37 @@ import numpy.typing as npt
 
 from gids.bench.arguments import DEPENDENT, changed, check_sampler, open_table
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.report import check_writable
-from gids.bench.session import Session
+from gids.bench.report import Session, check_writable
 from gids.cache import page_heat
 from gids.errors import FormatError
 from gids.heat import choose_seeds
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 from gids.trace.recording import TouchedPages
-from gids.trace.replay import Optimum, replay
+from gids.trace.replay import LIVE_BATCHES, Optimum, replay
 from gids.trace.trace_file import RowTrace, Trace, TracedTable, TraceWriter
 from gids.write.row_order import co_read_order, community_order, degree_order
+
+PLANNED = 2  # minibatches whose reads are in flight
+LONGEST = LIVE_BATCHES - PLANNED  # window
+_WARM_UP = 0.25  # share of the minibatches before counting starts
 
 
 class Case:
     """A trace of one table and its optimum.
 
-    warm: number of minibatches before counting starts. planned: minibatches whose reads are in flight.
-    epoch_batches: minibatches per epoch; None if unknown. Describes the first trace in the report's subject.
+    warm: number of minibatches before counting starts. epoch_batches: minibatches per epoch; None if unknown.
+    Describes the first trace in the report's subject.
     """
 
     def __init__(self, trace: Trace, table: int, session: Session, seed: int) -> None:
         args, report = session.args, session.report
         self.trace, self.table, self.traced = trace, table, trace.tables[table]
-        self.planned, self.epoch_batches = int(args.planned), _epoch_batches(args)
-        self._session, self._seed = session, seed
+        self.epoch_batches = _epoch_batches(args)
+        self._report, self._seed = report, seed
         self._best_hits: dict[int, int] = {}
         traced, counts = self.traced, trace.page_counts(table)
-        self.warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
+        self.warm = int(trace.batch_count * _WARM_UP)
         facts = {
             "table": traced.name,
             "pages": traced.page_count,
@@ -72,7 +76,7 @@ class Case:
             report.note(
                 "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
             )
-        self._optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
+        self._optimum = Optimum(trace, traced.page_count, table=table)
 
     def minimum(self, lines: int) -> dict[str, float]:
         """The metrics of Belady's MIN."""
@@ -87,11 +91,10 @@ class Case:
             lines=lines,
             policy=policy,
             window=window,
-            planned=self.planned,
+            planned=PLANNED,
             heat=self.traced.heat,
             seed=self._seed,
             warm=self.warm,
-            check=self._session.check,
         )
         hits, best = int(counts.hits.sum()), self._best(lines)
         if hits > best:
@@ -130,7 +133,7 @@ class Case:
 
     def cache_lines(self, sizes: list[tuple[str, str, float]]) -> list[tuple[str, int]]:
         """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
-        page_count, page_bytes, report = self.traced.page_count, self.traced.page_bytes, self._session.report
+        page_count, page_bytes, report = self.traced.page_count, self.traced.page_bytes, self._report
         whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
         names: dict[int, str] = {}
         for text, unit, number in sizes:
@@ -148,9 +151,7 @@ class Case:
 
 
 def _epoch_batches(args: argparse.Namespace) -> int | None:
-    """--epoch-batches, or the number of seeds of the dataset / batch size."""
-    if args.epoch_batches is not None:
-        return int(args.epoch_batches)
+    """The number of seeds of the dataset / batch size."""
     if args.replay is not None or args.path is None:
         return None
     seeds = choose_seeds(FeatureStore(Path(args.path), allow_dirs=args.allow_dir), args.seeds)
@@ -160,8 +161,6 @@ def _epoch_batches(args: argparse.Namespace) -> int | None:
 _STORED = "stored"  # the order in the dataset
 _ORDERS = (_STORED, "original", "degree", "community", "trace")
 _ORDER_BYTES = 256 << 20  # of memory to find the order of a trace
-_LEAST_BATCHES = 64  # enough to fill windows
-_REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,11 @@ def sources(session: Session) -> list[Source]:
             raise ValueError("--rows traces rows by id, so their order has no effect: remove --order")
         report.note("--rows: each row counts as a page")
     sampled = [replace(source, order=order) for source in sampled for order in orders]
-    for option, value in (("--record writes", args.record), ("--advise takes", args.advise)):
+    for option, value in (
+        ("--record writes", args.record),
+        ("--advise takes", args.advise),
+        ("--plot draws", args.plot),
+    ):
         if value is not None and len(sampled) > 1:
             raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
     report.subject.update(
@@ -221,8 +224,8 @@ def sources(session: Session) -> list[Source]:
 
 
 @contextmanager
-def open_case(source: Source, session: Session, *, seed: int, seconds: float, replays: int) -> Iterator[Case]:
-    """Open the trace of a source, or sample it. seconds: for sampling and this number of replays together."""
+def open_case(source: Source, session: Session, *, seed: int) -> Iterator[Case]:
+    """Open the trace of a source, or sample it."""
     args, report = session.args, session.report
     if source.sampler is None:
         with Trace(args.replay) as trace:
@@ -235,11 +238,7 @@ def open_case(source: Source, session: Session, *, seed: int, seconds: float, re
     )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         path = args.record or Path(directory) / "sampled.trace"
-        # Half of the time is left for the replays.
-        limits = seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
-        written = _sample(source, store, table, path, session, seed, limits)
-        if written < args.batches:
-            report.cut_short(f"sampled {written} of {args.batches} minibatches, because of --seconds")
+        _sample(source, store, table, path, args, seed)
         with Trace(path) as trace:
             yield Case(trace, 0, session, seed)
 
@@ -249,21 +248,20 @@ def _sample(
     store: FeatureStore,
     table: Table,
     path: Path,
-    session: Session,
+    args: argparse.Namespace,
     seed: int,
-    limits: tuple[float, float],
-) -> int:
-    """Write a trace of the minibatches that gids.NodeLoader samples. Returns their number.
+) -> None:
+    """Write a trace of the minibatches that gids.NodeLoader samples.
 
-    limits: the most seconds and pages. With --rows, the trace has ids of rows instead of pages. Raises
-    ValueError, KeyError for arguments and FormatError for a dataset without topology.
+    With --rows, it has ids of rows instead of pages. Raises ValueError, KeyError for arguments, and
+    FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(
             f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
         )
     assert source.sampler is not None
-    args, kappa = session.args, 1 if source.kappa is None else source.kappa
+    kappa = 1 if source.kappa is None else source.kappa
     sampler = make_sampler(source.sampler, args.fanouts, args.batch_size, kappa=kappa)
     positions = None if args.rows else _positions(source.order or _STORED, store, table)
     per_page = 1 if args.rows else table.rows_per_page
@@ -278,22 +276,14 @@ def _sample(
         rows=args.rows,
     )
     touched = TouchedPages(traced.page_count, per_page, positions)
-    most_seconds, most_pages = limits
-    stop_at = session.left_s() - most_seconds
-    count = total = 0
+    minibatches = endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=seed)
     writer = TraceWriter(path, [traced])
     try:
-        for minibatch in endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=seed):
-            enough = session.left_s() < stop_at or (total > most_pages and count >= _LEAST_BATCHES)
-            if count == args.batches or (count and enough):
-                break
-            pages = touched.of(input_nodes(minibatch, table.type).numpy())
-            writer.enter([pages])
-            count, total = count + 1, total + len(pages)
+        for minibatch in itertools.islice(minibatches, args.batches):
+            writer.enter([touched.of(input_nodes(minibatch, table.type).numpy())])
         writer.finish()
     finally:
         writer.abandon()
-    return count
 
 
 def _check_order(name: str) -> None:

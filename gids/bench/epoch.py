@@ -7,6 +7,7 @@ if the user may create a memory control group, with bounded memory.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,9 @@ import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
 from gids.bench import text
 from gids.bench.arguments import check_known, open_table
 from gids.bench.minibatches import endless, input_nodes, make_sampler
-from gids.bench.report import Report, check_writable
-from gids.bench.session import Session
+from gids.bench.report import Report, Session
+from gids.loader.counting import describe_choices
 from gids.measure import sides
-from gids.measure.choices import describe_choices, predictions
 from gids.measure.features import why_no_array
 from gids.measure.isolation import read_ahead_bytes
 from gids.measure.sides import EpochConfig, EpochResult
@@ -60,12 +60,6 @@ def measure(session: Session) -> None:
     store, table = open_table(args)
     task = choose_task(store, table)
     names = _sides(task.tables, session)
-    if args.trace is not None:
-        if OURS not in names:
-            raise ValueError(f"--trace {args.trace} needs the side gids: add it to --sides")
-        check_writable(args.trace)
-        report.subject.update(timeline=str(args.trace))
-        report.note("the first run with gids writes the timeline; its times include that")
     no_limit = sides.why_no_limit()
     if no_limit:
         report.note(
@@ -84,18 +78,19 @@ def measure(session: Session) -> None:
         ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
         PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
     }
-    plan = [name for turn in range(session.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
-    session.total(len(plan))
+    plan = [name for turn in range(args.repeat) for name in (names if turn % 2 == 0 else names[::-1])]
+    session.progress.total(len(plan))
+    end = time.monotonic() + args.seconds if args.seconds else math.inf
     for number, name in enumerate(plan):
-        config = configs[name]
-        if args.trace is not None and name not in comparison.results and name == OURS:
-            config = replace(config, timeline=str(args.trace.absolute()))
-        config, timeout_s = _in_time(config, session.left_s() / (len(plan) - number))
+        if (left_s := end - time.monotonic()) <= 0:
+            report.partial = "time"
+            break
+        config, timeout_s = _in_time(configs[name], left_s / (len(plan) - number))
         result = comparison.run(name, config, timeout_s=timeout_s)
         if result is not None:
             report.subject.update(headroom_bytes=comparison.headroom_bytes)
             _add(report, name, result, config)
-        session.done()
+        session.progress.add(1)
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -209,7 +204,6 @@ def _config(store: FeatureStore, task: Task, session: Session) -> EpochConfig:
         window=args.window,
         reads=args.reads,
         scratch=tuple(str(directory.absolute()) for directory in args.scratch),
-        scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
         shards=tuple(str(shard) for table in task.tables for shard in table.shard_paths),
     )
@@ -254,8 +248,9 @@ def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) ->
             f"`{name}` was stopped after {result.batches} of {config.batches} minibatches in "
             f"{text.seconds(result.seconds)}: {advice}"
         )
-        own_limit = config.most_seconds and result.seconds >= config.most_seconds
-        (report.note if own_limit else report.cut_short)(message)
+        report.note(message)
+        if not config.most_seconds or result.seconds < config.most_seconds:
+            report.partial = "time"
     report.figure(side=name).add(
         epoch_s=result.seconds,
         **{f"{stage}_s": result.stages[stage] or None for stage in STAGES},
@@ -265,7 +260,6 @@ def _add(report: Report, name: str, result: EpochResult, config: EpochConfig) ->
         rows_per_s=result.rows_per_s,
         read_bytes=result.read_bytes,
         written_bytes=result.written_bytes or None,
-        **predictions(result.choices),
         hit_ratio=result.hit_ratio,
         base_rss_bytes=result.base_rss_bytes,
         peak_rss_bytes=result.peak_rss_bytes,

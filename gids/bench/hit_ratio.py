@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gids
 from gids.bench import text
 from gids.bench.advise import advise, parse_wanted
 from gids.bench.arguments import changed, check_known, parse_cache_size
-from gids.bench.case import Case, open_case, sources
-from gids.bench.report import Report, Setting
-from gids.bench.session import Session
+from gids.bench.case import LONGEST, Case, open_case, sources
+from gids.bench.plot import Curve, plot_curves
+from gids.bench.report import Report, Session, Setting
 from gids.cache import POLICIES
 from gids.errors import FormatError
 from gids.sizes import format_bytes
-from gids.trace.replay import LIVE_BATCHES, replay_as_recorded
+from gids.trace.replay import replay_as_recorded
 
 SETTINGS = {
     "cache": "cache",
@@ -41,9 +42,8 @@ COLUMNS = [
 ]
 WINDOWED = ("window-pin", "lookahead")
 MINIMUM = "MIN"
-_FIRST = ("lookahead", MINIMUM, "lru")  # policies to measure first
 _SIZES = ("1%", "2%", "5%", "10%")
-_WINDOWS = (0, 4, 8, 16)
+_WINDOWS = (0, 4, 8, 16, LONGEST)
 _POLICIES = ["random", "lru", "static", "window-pin", "lookahead"]
 Row = tuple[str, int | None]
 """A policy and its window."""
@@ -56,16 +56,16 @@ def measure(session: Session) -> None:
         check_known("--policies", name, POLICIES, "; MIN is always measured")
     policies = list(dict.fromkeys(args.policies or _POLICIES))
     wanted = parse_wanted(args.advise) if args.advise is not None else None
-    if wanted and (unused := changed(args, dict.fromkeys(("policies", "windows", "cache")))):
+    if wanted and (unused := changed(args, dict.fromkeys(("policies", "windows", "cache", "plot")))):
         raise ValueError(f"--advise chooses the cache and the window for lookahead: remove {unused}")
     if not wanted and args.pages_per_s is not None:
         raise ValueError("--pages-per-s works only with --advise: remove it")
-    windows = [] if wanted else _windows(policies, session)
+    windows = sorted(set(args.windows or _WINDOWS))
     sizes = [parse_cache_size(size) for size in args.cache or _SIZES]
     traces = sources(session)
-    if wanted and session.repeat > 1:
+    if wanted and args.repeat > 1:
         report.note("--advise measures once: --repeat has no effect")
-    elif args.replay is not None and session.repeat > 1:
+    elif args.replay is not None and args.repeat > 1:
         report.note("each repeat replays the same trace; only random choices differ")
     if not wanted:
         report.note(
@@ -78,10 +78,9 @@ def measure(session: Session) -> None:
         for window in (windows if policy in WINDOWED else [None])
     ]
     caches: list[tuple[str, int]] = []
-    plan = list(itertools.product(range(1 if wanted else session.repeat), traces))
-    for number, (turn, source) in enumerate(plan):
-        seconds, replays = session.left_s() / (len(plan) - number), len(rows) * len(sizes)
-        with open_case(source, session, seed=args.seed + turn, seconds=seconds, replays=replays) as case:
+    plan = list(itertools.product(range(1 if wanted else args.repeat), traces))
+    for turn, source in plan:
+        with open_case(source, session, seed=args.seed + turn) as case:
             if wanted:
                 advise(case, wanted, session)
                 return
@@ -91,28 +90,36 @@ def measure(session: Session) -> None:
                 caches = case.cache_lines(sizes)
                 if len(traces) > 1:
                     report.note("each sampler and order has a different MIN: compare pages read, not hits")
-                session.total(len(plan) * len(caches) * len(rows))
+                session.progress.total(len(plan) * len(caches) * len(rows))
             _measure_case(case, source.setting, rows, caches, session)
 
 
 def _measure_case(
     case: Case, setting: Setting, rows: Sequence[Row], caches: Sequence[tuple[str, int]], session: Session
 ) -> None:
-    """Measure each row in each (name, lines) of caches, those of _FIRST first. setting: of the case.
-
-    The report's figures have the order of caches and rows, however many are measured.
-    """
+    """Measure each row in each (name, lines) of caches. setting: of the case."""
     report = session.report
-    figures = {
-        (row, lines): report.figure(cache=cache, lines=lines, **setting, policy=row[0], window=row[1])
-        for (cache, lines), row in itertools.product(caches, rows)
-    }
+    for (cache, lines), (policy, window) in itertools.product(caches, rows):
+        figure = report.figure(cache=cache, lines=lines, **setting, policy=policy, window=window)
+        figure.add(**(case.minimum(lines) if policy == MINIMUM else case.run(policy, lines, window or 0)))
+        session.progress.add(1)
     report.figures.sort(key=lambda f: f.setting["lines"])  # type: ignore[arg-type, return-value]
-    urgent = sorted(rows, key=lambda row: _FIRST.index(row[0]) if row[0] in _FIRST else len(_FIRST))
-    for (policy, window), (_, lines) in itertools.product(urgent, caches):
-        metrics = case.minimum(lines) if policy == MINIMUM else case.run(policy, lines, window or 0)
-        figures[(policy, window), lines].add(**metrics)
-        session.done()
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw hits by window as PNG: a panel per cache, a curve per policy. Raises OSError."""
+    windows = sorted({int(w) for f in report.measured if (w := f.setting["window"]) is not None})
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for figure in report.measured:
+        window, hits = figure.setting["window"], 100 * (figure.median("hit_ratio") or 0)
+        lines = panels.setdefault(f"cache {figure.setting['cache']}", {})
+        line = lines.setdefault(str(figure.setting["policy"]), {})
+        line |= dict.fromkeys(windows or [0], hits) if window is None else {int(window): hits}
+    curves: dict[str, list[Curve]] = {
+        cache: [(policy, list(line), list(line.values())) for policy, line in lines.items()]
+        for cache, lines in panels.items()
+    }
+    plot_curves(path, "Hit ratio by window", curves, ("window (minibatches)", "pages hit (%)"))
 
 
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -123,25 +130,10 @@ def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
     return shown, COLUMNS
 
 
-def _windows(policies: list[str], session: Session) -> list[int]:
-    """The windows, clipped to the number of live minibatches, with a note in the report."""
-    planned, windows = session.args.planned, session.args.windows
-    most = LIVE_BATCHES - planned
-    if most < 0:
-        raise ValueError(f"--planned must be {LIVE_BATCHES} or less (got {planned})")
-    for window in windows or ():
-        if window > most and not set(policies).isdisjoint(WINDOWED):
-            session.report.note(
-                f"window {window} is measured as {most}: the window and the {planned} planned minibatches "
-                f"can be {LIVE_BATCHES} together"
-            )
-    return sorted({min(window, most) for window in windows or (*_WINDOWS, most)})
-
-
 def _check_recorded(case: Case, session: Session) -> None:
     """Replay a recorded run, and compare with the run's counters."""
     trace, traced, report = case.trace, case.traced, session.report
-    counts = replay_as_recorded(trace, case.table, check=session.check)
+    counts = replay_as_recorded(trace, case.table)
     recorded: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
     replayed = {name: int(getattr(counts, name).sum()) for name in ("hits", "loads", "bypasses")}
     replayed["evictions"] = counts.evictions

@@ -1,10 +1,11 @@
-"""The result of a bench command. Filled by the commands, written by gids.cli.bench.
+"""The result of a bench command: filled by the questions, written by gids.cli.bench.
 
 docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -13,9 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gids.measure.machine import this_machine, versions
+
+if TYPE_CHECKING:
+    from gids.cli.progress import Progress
 
 SCHEMA_VERSION = 2
 Setting = Mapping[str, str | int | float | bool | None]
@@ -43,7 +47,7 @@ class Figure:
 class Report:
     """The result of a command.
 
-    partial: "interrupted", or "time" if --seconds stopped the command before all was measured; else None.
+    partial: "interrupted", or "time" if --seconds stopped an epoch before all was measured; else None.
     subject: dataset, table, sizes. notes: conditions of the measurement; notes_above are printed above the
     table.
     """
@@ -80,11 +84,6 @@ class Report:
         if sentence not in self.notes:
             self.notes.append(sentence)
 
-    def cut_short(self, sentence: str) -> None:
-        """Mark the report as partial because of --seconds, and add a note."""
-        self.partial = self.partial or "time"
-        self.note(sentence)
-
     def as_json(self) -> dict[str, Any]:
         return {
             "format": "gids-bench",
@@ -111,44 +110,29 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write the JSON. A file is replaced in one step; a pipe or device is written to. Raises OSError."""
-        text = json.dumps(self.as_json(), indent=2) + "\n"
-        if not _is_file(path):
-            with path.open("a") as file:  # /dev/stdout may be a file with other output
-                file.write(text)
-            return
-        part = _part(path)
-        try:
-            part.write_text(text)
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        """Write the JSON. Raises OSError."""
+        with path.open("a" if path.is_relative_to("/dev") else "w") as file:  # stdout may have other output
+            file.write(json.dumps(self.as_json(), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Session:
+    """The arguments of a command, its report, and its progress in runs."""
+
+    args: argparse.Namespace
+    report: Report
+    progress: Progress
 
 
 def check_writable(path: Path) -> None:
     """Raise OSError, before the measurement, if path cannot be written. Does not change the file."""
+    folder = path.absolute().parent
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: give the name of a file in it")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
-    if not _is_file(path):
-        return
-    try:
-        _part(path).touch()
-    except OSError as error:
-        raise type(error)(f"{path} cannot be written: {error.strerror}") from None
-    _part(path).unlink()
-
-
-def _is_file(path: Path) -> bool:
-    """Whether path is a file or does not exist: a pipe or a device must not be replaced by a file."""
-    return not path.is_relative_to("/dev") and (path.is_file() or not path.exists())
-
-
-def _part(path: Path) -> Path:
-    """The temporary file that replaces path."""
-    return path.with_name(path.name + ".part")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no directory {folder} to write {path.name} in")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PermissionError(f"{path} cannot be written")
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

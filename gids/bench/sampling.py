@@ -13,8 +13,7 @@ from gids import cuda
 from gids.bench import text
 from gids.bench.arguments import check_sampler, open_store
 from gids.bench.minibatches import SeedOrder, blocks_of, counts, make_sampler
-from gids.bench.report import Figure, Report
-from gids.bench.session import Session
+from gids.bench.report import Figure, Report, Session
 from gids.errors import FormatError
 from gids.heat import choose_seeds
 from gids.loader.sampling import sample_steps
@@ -68,8 +67,8 @@ def measure(session: Session) -> None:
         report.subject.update(device=device.name)
     topology = Topology(graphs[0] if homogeneous else graphs)
     plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads, args.bulk))
-    session.total(len(plans) * session.repeat)
-    for _ in range(session.repeat):
+    session.progress.total(len(plans) * args.repeat)
+    for _ in range(args.repeat):
         for name, batch_size, count, at_once in plans:
             sampler = make_sampler(name, args.fanouts, batch_size, threads=count)
             setting = {"sampler": name, "batch": f"{batch_size} seeds", "device": args.device}
@@ -78,10 +77,8 @@ def measure(session: Session) -> None:
             if not figure.values:
                 for step, batch in enumerate(batches[:_VERIFIED]):
                     verify(sampler.sample(topology, batch, step=step))
-            done = _measure_run(figure, sampler, topology, batches, at_once, session)
-            if done < len(batches):
-                report.cut_short(f"runs that --seconds stopped have fewer than {len(batches)} minibatches")
-            session.done()
+            _measure_run(figure, sampler, topology, batches, at_once)
+            session.progress.add(1)
 
 
 def verify(minibatch: Minibatch) -> None:
@@ -117,10 +114,9 @@ def verify(minibatch: Minibatch) -> None:
 
 
 def _measure_run(
-    figure: Figure, sampler: Sampler, topology: Topology, batches: list[Any], at_once: int, session: Session
-) -> int:
-    """Measure one run. Returns its number of minibatches, which is smaller if the time is up."""
-    nodes = edges = done = 0
+    figure: Figure, sampler: Sampler, topology: Topology, batches: list[Any], at_once: int
+) -> None:
+    nodes = edges = 0
 
     def sample(first: int) -> list[Minibatch]:
         batch = batches[first : first + at_once]
@@ -131,17 +127,14 @@ def _measure_run(
     for first in range(0, len(batches), at_once):
         for minibatch in sample(first):
             node_count, edge_count = counts(minibatch)
-            nodes, edges, done = nodes + node_count, edges + edge_count, done + 1
-        if session.left_s() <= 0:
-            break
+            nodes, edges = nodes + node_count, edges + edge_count
     if topology.device is not None:
         topology.device.current_stream().synchronize()
     seconds = time.perf_counter() - begun
     figure.add(
         nodes_per_s=nodes / seconds,
         edges_per_s=edges / seconds,
-        seconds_per_batch=seconds / done,
-        nodes_per_batch=nodes / done,
-        edges_per_batch=edges / done,
+        seconds_per_batch=seconds / len(batches),
+        nodes_per_batch=nodes / len(batches),
+        edges_per_batch=edges / len(batches),
     )
-    return done

@@ -42,19 +42,16 @@ def integers(value: str) -> list[int]:
     return [int(part) for part in value.split(",")]
 
 
-def _share(value: str) -> float:
-    return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-
-
 def _kappas(value: str) -> list[float]:
     parts = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
     return list(dict.fromkeys(parts))
 
 
-def numbers(least: int) -> Callable[[str], list[int]]:
+def numbers(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
     """A type: a list of numbers such as `1,2,3`."""
-    expected = f"a list of numbers of {least} or more, such as 4,8,16"
-    return checked(integers, lambda n: min(n) >= least, expected)
+    limits = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
+    expected = f"a list of numbers {limits}, such as 4,8,16"
+    return checked(integers, lambda n: least <= min(n) and max(n) <= most, expected)
 
 
 words = checked(
@@ -65,7 +62,6 @@ natural = checked(int, lambda n: n >= 0, "a whole number of 0 or more")
 window = checked(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
 rate = checked(float, lambda n: 0 < n < math.inf, "a number greater than 0")
 seconds = checked(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
-share = checked(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")
 device = checked(
     str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N"
 )

@@ -1,7 +1,7 @@
 """`gids bench QUESTION …`: measures a disk, a cache size and a window before training.
 
 Each question is a module of gids.bench, which run() imports. This module has the options, prints the table
-and writes JSON. After Ctrl-C, or when the time is up, it reports what was measured so far.
+and writes JSON. After Ctrl-C it reports what was measured so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from gids.cli.arguments import (
     positive,
     rate,
     seconds,
-    share,
     window,
     words,
 )
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from gids.bench.report import Report
 
 _INTERRUPTED = 130
-_SAMPLING = ("sampler", "fanouts", "batch_size", "seeds")
+_SAMPLING = ("fanouts", "batch_size", "seeds")
 """The options of _add_sampling."""
 
 _BANDWIDTH = """\
@@ -71,13 +70,13 @@ def _add_bandwidth(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     _add_table(parser, option)
     _add_sampling(parser, option, batch_sizes=True)
+    _keep_defaults(parser, _SAMPLING)
     option("--rows", numbers(1), "read N uniform random rows per minibatch", metavar="N,…")
     text = "I/O engines: uring, threads, mmap (default: those that work here)"
     option("--engines", words, text, metavar="NAME,…")
     option("--depth", numbers(1), "requests in flight", [256], "N,…")
     option("--cache", None, "cache size: share of the table or bytes, such as 4GB", "10%", "SIZE")
     option("--window", natural, "minibatches sampled ahead, 0 to 23", 16, "N")
-    option("--policy", None, "cache policy", "lookahead", "NAME")
     option("--iterations", positive, "minibatches per run", 40, "N")
     option("--threads", positive, "threads that copy rows (default: torch's number)", metavar="N")
     option("--device", arguments.device, "device of cache and rows: cpu or cuda", "cpu", "NAME")
@@ -95,31 +94,27 @@ def _add_epoch(parser: argparse.ArgumentParser, option: Option) -> None:
     text = "directory for scratch files, on a disk (default: that of the dataset); may be repeated, for "
     text += "several disks that work at the same time"
     option("--scratch", Path, text, [], "DIR", action="append")
-    text = "size limit of all scratch files together (default: half of the free space)"
-    option("--scratch-bytes", parse_bytes, text, metavar="BYTES")
     text = "memory of each side for features, with the page cache; the memory of training is measured and "
     text += "added (default: a quarter of the features, or more if the minibatches in flight need more)"
     option("--memory-limit", parse_bytes, text, metavar="BYTES")
-    text = "write a timeline of the first run with gids, for https://ui.perfetto.dev"
-    option("--trace", Path, text, metavar="FILE.json")
     option("--sides", words, "sides to run (default: gids,stock-random,stock)", metavar="NAME,…")
+    text = "stop after about S seconds and report what was measured so far (default: 0, no limit)"
+    option("--seconds", seconds, text, 0, "S")
 
 
 def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset (not needed with --replay)", nargs="?")
     _add_table(parser, option)
-    _add_sampling(parser, option, samplers=True)
+    _add_samplers(option)
+    _add_sampling(parser, option)
     text = "number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
     option("--kappa", kappas, f"{text}neighbor and labor (default: 1)", metavar="N,…")
     option("--batches", positive, "minibatches to sample", 200, "N")
     text = "cache policies (default: random,lru,static,window-pin,lookahead)"
     option("--policies", words, text, metavar="NAME,…")
-    text = "minibatches sampled ahead, 0 to 24 minus --planned (default: 0,4,8,16,22)"
-    option("--windows", numbers(0), text, metavar="N,…")
+    text = "minibatches sampled ahead, 0 to 22 (default: 0,4,8,16,22)"
+    option("--windows", numbers(0, 22), text, metavar="N,…")
     option("--cache", words, "cache sizes (default: 1%%,2%%,5%%,10%%)", metavar="SIZE,…")
-    option("--planned", positive, "minibatches whose reads are in flight", 2, "N")
-    text = "share of the minibatches to run before counting (default: 25%%)"
-    option("--warm-up", share, text, 0.25, "SHARE")
     text = "orders of rows to try, without changing the dataset: stored, original, degree, community, "
     text += "trace:FILE as in `gids convert --order` (default: stored)"
     option("--order", words, text, metavar="ORDER,…")
@@ -127,16 +122,16 @@ def _add_hit_ratio(parser: argparse.ArgumentParser, option: Option) -> None:
     option("--rows", True, "trace rows instead of pages, for --order trace:FILE")
     option("--replay", Path, "replay a recorded trace instead of sampling", metavar="FILE")
     option("--advise", None, "find the smallest cache and window that reach WANTED", metavar="WANTED")
+    option("--plot", Path, "draw hits by window to FILE, as PNG", metavar="FILE")
     option("--pages-per-s", rate, "disk speed for --advise (default: measured)", metavar="N")
-    text = "minibatches per epoch (default: number of seeds / batch size)"
-    option("--epoch-batches", positive, text, metavar="N")
-    _keep_defaults(parser, (*_SAMPLING, "kappa", "batches", "order", "record", "rows"))
+    _keep_defaults(parser, (*_SAMPLING, "sampler", "kappa", "batches", "order", "record", "rows"))
 
 
 def _add_sampled(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_path(parser, "DATASET", "dataset, written by gids convert")
     arguments.add_allow_dir(parser)
-    _add_sampling(parser, option, samplers=True, batch_sizes=True)
+    _add_samplers(option)
+    _add_sampling(parser, option, batch_sizes=True)
     text = "threads of sampling on the CPU (default: 1, and torch's number)"
     option("--threads", numbers(1), text, metavar="N,…")
     option("--device", arguments.device, "device that samples: cpu or cuda", "cpu", "NAME")
@@ -150,19 +145,16 @@ def _add_table(parser: argparse.ArgumentParser, option: Option) -> None:
     arguments.add_allow_dir(parser)
 
 
-def _add_sampling(
-    parser: argparse.ArgumentParser, option: Option, *, samplers: bool = False, batch_sizes: bool = False
-) -> None:
-    """samplers, batch_sizes: whether these options are lists."""
+def _add_samplers(option: Option) -> None:
     text = "sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
     text += "ladies-poisson (batch size x fanout nodes per layer), walk"
-    if samplers:
-        option("--sampler", words, text, ["neighbor"], "NAME,…")
-    else:
-        option("--sampler", None, text, "neighbor", "NAME")
+    option("--sampler", words, text, ["neighbor"], "NAME,…")
+
+
+def _add_sampling(parser: argparse.ArgumentParser, option: Option, *, batch_sizes: bool = False) -> None:
+    """batch_sizes: whether --batch-size is a list."""
     arguments.add_minibatches(parser, several=batch_sizes)
     option("--seeds", SEEDS, "seed nodes: a split, or all nodes", "train")
-    _keep_defaults(parser, _SAMPLING)
 
 
 def _keep_defaults(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
@@ -204,21 +196,18 @@ def add_parser(subparsers: Any) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         option = adder(sub)
+        sub.set_defaults(plot=None)
         _ADD[name](sub, option)
         option("--seed", natural, "random seed", 0, "N")
         text = "repeat each measurement N times; report the median and the range"
         option("--repeat", positive, text, 1, "N")
-        text = "stop after about S seconds and report what was measured so far (default: 0, no limit)"
-        option("--seconds", seconds, text, 0, "S")
         text = "write the results, the machine and the command to FILE"
         option("--json", Path, text, metavar="FILE")
-        option("--plot", Path, "draw the results to FILE, as PNG", metavar="FILE")
         arguments.add_quiet(sub)
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.bench.report import Report, check_writable
-    from gids.bench.session import Session, TimeIsUp
+    from gids.bench.report import Report, Session, check_writable
     from gids.cli.progress import Progress
 
     for path in (args.json, args.plot):
@@ -233,8 +222,6 @@ def run(args: argparse.Namespace) -> int:
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
         try:
             module.measure(Session(args, report, progress))
-        except TimeIsUp:
-            report.partial = "time"
         except KeyboardInterrupt:
             report.partial = "interrupted"
     _hand_over(args, module, report)
@@ -243,7 +230,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _hand_over(args: argparse.Namespace, module: Any, report: Report) -> None:
     """Print the table; write the files."""
-    prefix = f"gids bench {report.question}"
     try:
         if args.json is not None:
             report.write(args.json)
@@ -253,18 +239,13 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Report) -> None:
     if report.partial is not None:
         reason = f"stopped by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
         count = len(report.measured)
-        print(f"{prefix}: PARTIAL: {reason}; number of results: {count}", file=sys.stderr)
+        print(f"gids bench {report.question}: PARTIAL: {reason}; number of results: {count}", file=sys.stderr)
     written = [] if args.json is None else [args.json]
     if not args.quiet:
         _print(module, report)
-    if args.plot is not None:
-        from gids.bench.plot import plot_report
-
-        settings, columns = module.columns(report)
-        if plot_report(report, settings, columns, args.plot):
-            written.append(args.plot)
-        else:
-            print(f"{prefix}: no results to draw to {args.plot}", file=sys.stderr)
+    if args.plot is not None and report.measured:
+        module.plot(report, args.plot)
+        written.append(args.plot)
     if not args.quiet:
         for path in written:
             print(f"written: {path}")

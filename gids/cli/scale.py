@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.scale import Curves, Rates
-    from gids.store import FeatureStore
+    from gids.store import FeatureStore, Table
 
 EPILOG = """\
 Give the rates of one rank. If several ranks share a disk or a network card, give the share of one.
@@ -61,19 +63,16 @@ def add_parser(subparsers: Any) -> None:
     option("--cache", None, "feature cache of a rank: 10%% of the pages, or 4GB", "10%", "SIZE")
     text = "cache policy: keep the pages with the most heat, or those used last"
     option("--policy", ["static", "lru"], text, "static")
-    option("--owners", ["hash", "range", "community"], "owners of the nodes in cooperative training", "hash")
     option("--hidden", positive, "width of the hidden layers", 256, "N")
     text = "memory of a rank; larger modes are not recommended (default: no limit)"
     option("--memory", parse_bytes, text, metavar="BYTES")
     for name, (_, _, text) in _RATES.items():
         option(f"--{name.replace('_', '-')}", rate, text, metavar="N")
-    text = "measure --network-gb-s and --latency-us on the ranks that torchrun started"
-    option("--measure-network", True, text)
     text = "time for sampling, about; larger minibatches are extrapolated (default: 20)"
     option("--seconds", rate, text, 20.0, "S")
     option("--seed", natural, "random seed", 0, "N")
     option("--json", Path, "write curves and predictions to FILE", metavar="FILE")
-    option("--plot", Path, "draw curves and predictions to FILE, as PNG", metavar="FILE")
+    option("--plot", Path, "draw the predictions to FILE, as PNG", metavar="FILE")
     add_allow_dir(parser)
     add_quiet(parser)
 
@@ -81,11 +80,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import check_plotting
     from gids.scale.curves import Setting, measure
-    from gids.scale.cut import cut_shares
     from gids.scale.model import Model, Plan, predict_all
-    from gids.scale.plot import draw
-    from gids.scale.text import curves_table, cut_table, prediction_tables, rates_line, recommend
-    from gids.store import graphs_of
+    from gids.scale.text import curves_table, plot, prediction_tables, rates_line, recommend
 
     if args.plot is not None:
         check_plotting()
@@ -99,9 +95,7 @@ def run(args: argparse.Namespace) -> int:
     _, unit, cache_bytes = parse_cache_size(args.cache, minibatches=False)
     whole = sum(t.page_count * t.page_bytes for t in tables)
     cache_bytes = min(whole, cache_bytes * whole if unit == "%" else cache_bytes)
-    rates, where, is_first = _rates(args, store)
-    if not is_first:
-        return 0
+    rates, where = _rates(args, tables)
     setting = Setting(
         tuple(args.fanouts),
         args.batch_size,
@@ -115,25 +109,20 @@ def run(args: argparse.Namespace) -> int:
     ranks = [1 << i for i in range(args.ranks.bit_length())]
     with Progress("scale", quiet=args.quiet, unit=" sizes") as progress:
         curves = measure(store, setting, ranks[-1] * args.batch_size, lambda _: progress.add(1))
-    several = len(store.node_types) > 1
-    methods = dict.fromkeys(["hash", *([] if several else ["range"]), args.owners])
-    shares = {method: cut_shares(store, graphs_of(store), method, ranks) for method in methods}
-    owned = {} if args.owners == "hash" else shares[args.owners]
-    cut = {n: share / (1 - 1 / n) for n, share in owned.items() if n > 1}
-    plan, model = Plan(cache_bytes, cut, args.memory), Model(args.hidden, _classes(store))
+    plan, model = Plan(cache_bytes, args.memory), Model(args.hidden, _classes(store))
     predictions = predict_all(curves, rates, plan, model, ranks)
     advice = recommend(predictions)
     if args.json is not None:
-        contents = _json(args, curves, rates, plan, shares, predictions, advice)
+        contents = _json(args, curves, rates, plan, predictions, advice)
         args.json.write_text(json.dumps(contents, indent=2) + "\n")
     if args.plot is not None:
-        draw(args.plot, store.name, curves, predictions)
+        title = f"{store.name}: {args.sampler}, batch {args.batch_size} per rank"
+        plot(args.plot, title, predictions)
     if args.quiet:
         return 0
     print(f"{store.name}: {curves.epoch_seeds:,} seeds, batch {args.batch_size} per rank, {args.sampler}")
     print(f"cache of a rank: {format_bytes(int(cache_bytes))}, {args.policy}; {rates_line(rates, where)}")
     print(f"\nminibatches by size; nodes and edges by layer, from the seeds on\n\n{curves_table(curves)}")
-    print(f"\nedges between ranks, by owners\n\n{cut_table(shares)}")
     for title, table in prediction_tables(predictions):
         print(f"\n{title}\n\n{table}")
     if any(p.extrapolated for p in predictions):
@@ -142,33 +131,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rates(args: argparse.Namespace, store: FeatureStore) -> tuple[Rates, str, bool]:
-    """(rates, what of storage was measured, whether this is the process that reports)."""
-    import os
-    from dataclasses import replace
-
+def _rates(args: argparse.Namespace, tables: Sequence[Table]) -> tuple[Rates, str]:
+    """The rates, and what of storage was measured."""
     from gids.scale.rates import Rates
 
-    rates, is_first = Rates(), True
-    if args.measure_network:
-        if "RANK" not in os.environ:
-            raise ValueError("--measure-network needs ranks: start it with torchrun -m gids scale …")
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        rates = rates.with_network_of_group()
-        is_first = dist.get_rank() == 0
-        dist.destroy_process_group()
-    options = {
+    rates_given = {
         field: getattr(args, name) * unit
         for name, (field, unit, _) in _RATES.items()
         if getattr(args, name) is not None
     }
-    where = ""
-    if is_first and not {"storage", "reads_per_s"} <= options.keys():
-        rates = rates.with_storage_of([t for t in store.tables.values() if isinstance(t.type, str)])
-        where = " (measured)" if not {"storage", "reads_per_s"} & options.keys() else " (partly measured)"
-    return replace(rates, **options), where, is_first
+    rates, of_storage = Rates(), {"storage", "reads_per_s"} & rates_given.keys()
+    if len(of_storage) < 2:
+        rates = rates.with_storage_of(tables)
+    where = {0: " (measured)", 1: " (partly measured)", 2: ""}[len(of_storage)]
+    return replace(rates, **rates_given), where
 
 
 def _classes(store: FeatureStore) -> int:
@@ -181,7 +157,6 @@ def _json(
     curves: Curves,
     rates: Rates,
     plan: Any,
-    shares: Any,
     predictions: Any,
     advice: str,
 ) -> dict[str, Any]:
@@ -206,9 +181,6 @@ def _json(
         "rates": vars(rates),
         "cache_bytes": plan.cache_bytes,
         "curves": points,
-        "cut": {
-            method: {str(n): share for n, share in by_ranks.items()} for method, by_ranks in shares.items()
-        },
         "predictions": [p.to_json() for p in predictions],
         "recommendation": advice,
     }

@@ -1,11 +1,13 @@
-"""Arithmetic with FeatureLoader.stats(): what happened between two of them, and sums over loaders.
+"""Arithmetic with FeatureLoader.stats(): what happened between two of them, and sums over loaders. Choices in
+words.
 
 Numbers that count are subtracted and added. Sizes and names are those of the later stats().
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Stats = Mapping[str, Any]
@@ -37,6 +39,36 @@ def epoch_figures(before: Stats, after: Stats) -> dict[str, float]:
     epoch = between(before, after)
     figures = {name: float(epoch[name]) for name in ("hit_ratio", "pages_read", "bytes_read")}
     return figures | {f"seconds/{stage}": float(seconds) for stage, seconds in epoch["seconds"].items()}
+
+
+def describe_choices(choices: Sequence[Stats]) -> str:
+    """stats()["packs"]["choices"] in words: minibatches, seconds and predicted seconds, by way of reading.
+
+    Empty without choices: then the loader considered random reads only.
+    """
+    return "; ".join(
+        _describe(way, [choice for choice in choices if choice["way"] == way])
+        for way in dict.fromkeys(choice["way"] for choice in choices)
+    )
+
+
+def _describe(way: str, choices: Sequence[Stats]) -> str:
+    def total(key: str) -> Any:
+        return sum(choice[key] for choice in choices)
+
+    said = f"{total('minibatches'):,} minibatches by {way} reads"
+    if packs := total("packs"):
+        superbatches = total("superbatches")
+        said += f" in {packs:,} pack{'s' * (packs != 1)} of {superbatches:,} superbatch"
+        said += "es" * (superbatches != 1)
+    said += f", took {total('actual_s'):.1f} s"
+    ways = set[str].intersection(*(set(choice["predicted_s"]) for choice in choices))
+    seconds = {name: sum(float(choice["predicted_s"][name]) for choice in choices) for name in ways}
+    predicted = [
+        f"{name} {s:.1f} s" if math.isfinite(s) else f"{name} does not fit in memory"
+        for name, s in sorted(seconds.items(), key=lambda item: item[1])
+    ]
+    return f"{said} (predicted: {', '.join(predicted)})" if predicted else said
 
 
 def _combined(first: Stats, second: Stats, sign: int) -> dict[str, Any]:

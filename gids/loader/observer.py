@@ -5,14 +5,14 @@ Called by EpochStream. gids.trace has two observers: record() and Timeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import record_function
 
-from gids.loader.counting import between
+from gids.loader.counting import between, describe_choices
 
 if TYPE_CHECKING:
     from gids.loader.readers import Cache, Ids
@@ -52,21 +52,8 @@ def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: 
     read = f"{epoch['bytes_read'] / 1e6:.1f} MB read"
     if packs["minibatches"]:
         read += f", {packs['bytes_written'] / 1e6:.1f} MB written"
-        ratio = _ways_line(packs["choices"])
+        ratio = describe_choices(packs["choices"])
     return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {read}; {stages}"
-
-
-def _ways_line(choices: Sequence[Mapping[str, Any]]) -> str:
-    """What was chosen, with predicted and actual seconds, summed by way."""
-    lines = []
-    for way in dict.fromkeys(choice["way"] for choice in choices):
-        same_way = [choice for choice in choices if choice["way"] == way]
-        superbatches, packs = (sum(choice[key] for choice in same_way) for key in ("superbatches", "packs"))
-        predicted = sum(choice["predicted_s"].get(way, 0.0) for choice in same_way)
-        actual = sum(choice["actual_s"] for choice in same_way)
-        parts = f" in {superbatches} superbatches of {packs} packs" if packs else ""
-        lines.append(f"{way} reads{parts}, predicted {predicted:.1f} s, took {actual:.1f} s")
-    return "; ".join(lines)
 
 
 _STAGES = ("sample", "plan", "wait", "gather")

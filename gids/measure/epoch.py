@@ -3,7 +3,7 @@
 The model is GraphSAGE, with several relations R-GCN.
 
 ``python -m gids.measure.epoch`` is one side of a comparison, in its own process (isolation.py). Both sides
-run this code with the same topology in memory, seeds, model, workers and threads. They differ only in
+run this code with the same topology in memory, seeds and model. They differ only in
 ``Side._make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
 
 The measurement starts when memory is limited and the features are opened, and ends with the last training
@@ -43,11 +43,10 @@ from gids.measure.model import GraphSage
 from gids.measure.sides import EpochConfig, EpochResult
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
-from gids.trace.timeline import Timeline
 
 PerType = dict[str, Tensor]
 
-TRIAL_BATCHES, TRIAL_S = 8, 5.0  # trial training: steps per process, time limit
+TRIAL_BATCHES, TRIAL_S = 8, 5.0  # trial training: steps, time limit
 # More than measured: later minibatches are larger, and memory gets fragmented.
 MARGIN, MARGIN_BYTES = 0.25, 16 << 20
 LEARNING_RATE = 0.01
@@ -114,26 +113,22 @@ class Side:
         """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
         config = self.config
         optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
-        timeline = Timeline() if config.timeline else Timeline(most_events=0)
-        waits = Waits(timeline, self.tables, self.target)
+        waits = Waits(self.tables, self.target)
         training_s, batches = 0.0, 0
         rows = dict.fromkeys(self.tables, 0)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
-        with self._open_loader(waits, timeline) as loader:
+        with self._open_loader(waits) as loader:
             for input_nodes, x, labels, blocks in waits.of_next(loader):
-                step_begun = time.perf_counter_ns()
+                step_begun = time.perf_counter()
                 _train_step(self.model, optimizer, blocks, x, labels)
-                step_end = time.perf_counter_ns()
-                training_s, batches = training_s + (step_end - step_begun) * 1e-9, batches + 1
-                timeline.add("training", step_begun, step_end)
+                training_s, batches = training_s + time.perf_counter() - step_begun, batches + 1
                 for ntype, ids in input_nodes.items():
                     rows[ntype] += len(ids)
                     kept[ntype].add(ids, x[ntype])
                 if 0 < config.most_seconds < time.perf_counter() - begun:
                     break
             seconds = time.perf_counter() - begun
-            gc.collect()  # ends the workers, so that their CPU time counts
             stats = _stats(loader)
             read_bytes = _difference(device_bytes_read(), read_before)
             hit_ratio = stats["hit_ratio"] if stats.get("pages") else None
@@ -152,19 +147,14 @@ class Side:
             }
 
     @contextmanager
-    def _open_loader(self, waits: Waits, timeline: Timeline) -> Iterator[Any]:
-        """Open the loader. With config.timeline, follow it and write the file, also after an error."""
+    def _open_loader(self, waits: Waits) -> Iterator[Any]:
         loader = self._make_loader(waits)
-        features = getattr(loader, "feature_loader", None)
         try:
-            with timeline.follow(features) if self.config.timeline and features else nullcontext():
-                yield loader
+            yield loader
         finally:
-            if self.config.timeline:
-                timeline.write(self.config.timeline)
             if self.config.side == "gids":
                 loader.close()
-            del loader, features
+            del loader
             gc.collect()  # frees the memory for the next loader
 
     def _make_loader(self, waits: Waits) -> Any:
@@ -176,11 +166,7 @@ class Side:
             prefetch_labels={self.target: ["label"]},
         )
         arguments = self.graph, self._seeds(self.train_ids), sampler
-        options: dict[str, Any] = {
-            "batch_size": config.batch_size,
-            "shuffle": True,
-            "num_workers": config.workers,
-        }
+        options: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True}
         if config.side == "gids":
             source = gids.open(
                 self.store,
@@ -188,7 +174,6 @@ class Side:
                 window=config.window,
                 reads=config.reads,
                 scratch=config.scratch or None,
-                scratch_bytes=config.scratch_bytes or None,
             )
             return gids.dgl.DataLoader(*arguments, gids=source, **options)
         for ntype, table in self.tables.items():
@@ -209,7 +194,7 @@ class Side:
         """
         with OwnPeak() if self.config.memory_bytes else nullcontext() as peak:
             self._train_trial(deepcopy(self.model))
-        gc.collect()  # ends the loader's workers
+        gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # return the memory that the trial freed
         if peak is None:
             return 0
@@ -223,11 +208,11 @@ class Side:
         sampler = dgl.dataloading.NeighborSampler(
             list(config.fanouts), prefetch_labels={self.target: ["label"]}
         )
-        seeds = min(count, TRIAL_BATCHES * (1 + config.workers) * config.batch_size)
+        seeds = min(count, TRIAL_BATCHES * config.batch_size)
         ids = self.train_ids[torch.linspace(0, count - 1, seeds).long()]
         begun = time.perf_counter()
         for _, _, blocks in dgl.dataloading.DataLoader(
-            self.graph, self._seeds(ids), sampler, batch_size=config.batch_size, num_workers=config.workers
+            self.graph, self._seeds(ids), sampler, batch_size=config.batch_size
         ):
             x = {
                 ntype: torch.full(
@@ -249,15 +234,14 @@ def _load_graph(store: FeatureStore) -> Any:
         indptr, indices = (torch.from_numpy(a.astype(np.int64)) for a in (graph.indptr, graph.indices))
         edges[relation] = ("csc", (indptr, indices, []))
     counts = {ntype: store.num_nodes(ntype) for ntype in store.node_types}
-    # Only the format for sampling: with workers, DGL makes all allowed formats.
     return dgl.heterograph(edges, counts).formats("csc")
 
 
 class Waits:
     """Time between training steps, by stage."""
 
-    def __init__(self, timeline: Timeline, tables: Mapping[str, Table], target: str) -> None:
-        self._timeline, self._tables, self._target = timeline, tables, target
+    def __init__(self, tables: Mapping[str, Table], target: str) -> None:
+        self._tables, self._target = tables, target
         self._next_s = 0.0
         self._stock_read_s = 0.0
 
@@ -266,22 +250,17 @@ class Waits:
 
         Input nodes and features are by the node types that have features.
         """
-        begun = time.perf_counter_ns()
+        begun = time.perf_counter()
         for _, _, blocks in loader:
             sources = {ntype: blocks[0].srcnodes[ntype].data for ntype in self._tables}
             input_nodes = {ntype: data[dgl.NID] for ntype, data in sources.items()}
             x = {ntype: data[self._tables[ntype].key] for ntype, data in sources.items()}
             labels = blocks[-1].dstnodes[self._target].data["label"]
-            self._took(begun)
+            self._next_s += time.perf_counter() - begun
             yield input_nodes, x, labels, blocks
             del sources, input_nodes, x, labels, blocks  # frees the minibatch before the next one is made
-            begun = time.perf_counter_ns()
-        self._took(begun)
-
-    def _took(self, begun_ns: int) -> None:
-        now = time.perf_counter_ns()
-        self._next_s += (now - begun_ns) * 1e-9
-        self._timeline.add("next minibatch", begun_ns, now)
+            begun = time.perf_counter()
+        self._next_s += time.perf_counter() - begun
 
     def watch_stock_reads(self) -> None:
         """Measure how long DGL fetches columns: page faults and copying."""
@@ -338,10 +317,7 @@ def _page_cache_hits(
 
 
 def _run(values: dict[str, Any]) -> dict[str, Any]:
-    config = EpochConfig(**values)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return asdict(Side(config).run())
+    return asdict(Side(EpochConfig(**values)).run())
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MODULE = "gids.measure.epoch"
 _CURES: dict[type[FreshProcessError], str] = {
-    FreshProcessOutOfMemory: "give it more memory, smaller minibatches or fewer workers",
+    FreshProcessOutOfMemory: "give it more memory, or smaller minibatches",
     FreshProcessTimeout: "the disk may be very slow or busy; try fewer minibatches, or another disk",
 }
 _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too small
@@ -43,11 +43,9 @@ class EpochConfig:
     minibatches to train on. memory_bytes: memory for features, page cache included; 0: no limit.
     headroom_bytes: memory for everything else from the opening of the features on, besides what is in use
     then; 0: as much as a trial training needs. spare_bytes: added to the headroom. gids_memory_bytes, window,
-    reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults. random_access: map stock's
-    features with MADV_RANDOM, without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch.
-    most_seconds: stop after the minibatch in which they have passed; 0: no limit. timeline: a file for the
-    training's Timeline, or "". allow_dirs, shards: the allowed directories and the shards outside the
-    dataset.
+    reads, scratch: for gids.open(); (): its default. random_access: map stock's
+    features with MADV_RANDOM, without read-ahead. most_seconds: stop after the minibatch in which they have
+    passed; 0: no limit. allow_dirs, shards: the allowed directories and the shards outside the dataset.
     """
 
     side: str
@@ -58,8 +56,6 @@ class EpochConfig:
     hidden: int
     batches: int
     target: str = ""
-    workers: int = 0
-    threads: int = 0
     seed: int = 0
     memory_bytes: int = 0
     headroom_bytes: int = 0
@@ -68,10 +64,8 @@ class EpochConfig:
     window: int = 16
     reads: Reads = "auto"
     scratch: tuple[str, ...] = ()
-    scratch_bytes: int = 0
     random_access: bool = True
     most_seconds: float = 0
-    timeline: str = ""
     allow_dirs: tuple[str, ...] = ()
     shards: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from gids.scale.curves import Curves, Point
@@ -42,14 +42,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the dataset and the caches are spread.
-
-    cache_bytes: of each rank. cut: share of the edges between ranks, compared with owners at random, by
-    number of ranks; of a cooperative exchange. memory_bytes: what a rank has, None: enough.
-    """
+    """cache_bytes: of each rank. memory_bytes: what a rank has, None: enough."""
 
     cache_bytes: float
-    cut: Mapping[int, float] = field(default_factory=dict)
     memory_bytes: float | None = None
 
 
@@ -186,7 +181,7 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
     asked = drawn = activations = 0.0  # nodes and edges of others; bytes of hidden layers
     sampling = exchanges = 0.0  # rounds
     if cooperative:
-        by_layer = [received(curves, seeds, ranks, layer, plan) for layer in range(layers)]
+        by_layer = [received(curves, seeds, ranks, layer) for layer in range(layers)]
         came, ids = by_layer[-1], sum(sum(of_layer.values()) for of_layer in by_layer)
         widths = model.widths(_input_width(curves), layers)[::-1]
         # Rows of the layer next to the seeds come last. Forward and backward; features need no gradient.
@@ -231,21 +226,17 @@ def step_work(curves: Curves, plan: Plan, model: Model, mode: str, ranks: int, c
     )
 
 
-def received(
-    curves: Curves, seeds: float, ranks: int, layer: int, plan: Plan | None = None
-) -> dict[str, float]:
+def received(curves: Curves, seeds: float, ranks: int, layer: int) -> dict[str, float]:
     """Sources of a layer, counted from the seeds, that a rank gets from others, by node type."""
     if ranks == 1:
         return dict.fromkeys(curves.node_counts, 0.0)
-    cut = plan.cut.get(ranks, 1.0) if plan is not None else 1.0
     return {
-        ntype: cut
-        / ranks
-        * curves.at(
+        ntype: curves.at(
             seeds,
             lambda p, ntype=ntype: p.users[layer][ntype].received(ranks),  # type: ignore[misc]
             count * (ranks - 1),
         )
+        / ranks
         for ntype, count in curves.node_counts.items()
     }
 

@@ -1,9 +1,11 @@
-"""The tables of `gids scale`, and its advice."""
+"""The tables of `gids scale`, its plot and its advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from gids.bench.plot import Curve, plot_curves
 from gids.bench.text import aligned, count, seconds
 from gids.scale.curves import Curves
 from gids.scale.model import MODES, Prediction
@@ -39,13 +41,6 @@ def curves_table(curves: Curves) -> str:
     return aligned([titles, *rows])
 
 
-def cut_table(shares: Mapping[str, Mapping[int, float]]) -> str:
-    """shares: by owners, then by number of ranks."""
-    ranks = list(next(iter(shares.values())))
-    rows = [[str(p), *(f"{100 * of_ranks[p]:.1f}" for of_ranks in shares.values())] for p in ranks]
-    return aligned([["ranks", *(f"{name} %" for name in shares)], *rows])
-
-
 def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]]:
     """(title, table) of seconds, bytes and memory."""
     return [
@@ -53,6 +48,22 @@ def prediction_tables(predictions: Sequence[Prediction]) -> list[tuple[str, str]
         ("read from storage / sent, by all ranks per epoch", _by_mode(predictions, _volume)),
         ("memory per rank", _by_mode(predictions, _memory)),
     ]
+
+
+def plot(path: Path, title: str, predictions: Sequence[Prediction]) -> None:
+    """Draw seconds and bytes of an epoch by the number of ranks, as PNG."""
+    values: dict[str, Callable[[Prediction], float]] = {
+        "time of an epoch: seconds": lambda p: p.seconds,
+        "read from storage per epoch: GB": lambda p: p.storage_bytes / 1e9,
+        "sent per epoch: GB": lambda p: p.network_bytes / 1e9,
+    }
+    panels: dict[str, list[Curve]] = {}
+    for name, value in values.items():
+        for mode in MODES:
+            line = {p.ranks: value(p) for p in predictions if p.mode == mode and value(p)}
+            if line:
+                panels.setdefault(name, []).append((mode, list(line), list(line.values())))
+    plot_curves(path, title, panels, ("ranks", ""), log_x=True, log_y=True)
 
 
 def recommend(predictions: Sequence[Prediction]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,10 +20,6 @@ from gids.trace.trace_file import ENTER, PLAN, Trace
 
 LIVE_BATCHES = _core.USE_BITS  # window and planned minibatches together
 _SAMPLES = 16
-
-
-def _ignore() -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -66,12 +62,11 @@ def replay(
     heat: npt.NDArray[np.uint8] | None = None,
     seed: int = 0,
     warm: int = 0,
-    check: Callable[[], None] = _ignore,
 ) -> Counts:
     """Replay a trace in a cache, in the loader's order: retire t - planned, enter t + window, plan t.
 
-    warm: number of minibatches not counted. check: called for each minibatch; may raise. Raises ValueError
-    for an unknown policy, or if window + planned is too large.
+    warm: number of minibatches not counted. Raises ValueError for an unknown policy, or if window + planned
+    is too large.
     """
     if planned < 1 or window < 0 or window + planned > LIVE_BATCHES:
         raise ValueError(
@@ -85,7 +80,6 @@ def replay(
     in_use: list[int] = []
     every = max(1, (batches - warm) // _SAMPLES)
     for t in range(batches):
-        check()
         if t == warm:
             evicted_before = planner.stats()["evictions"]
         if t >= planned:
@@ -102,7 +96,7 @@ def replay(
     return Counts.of(counts[warm:], evictions, float(np.mean(in_use)) if in_use else None)
 
 
-def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = _ignore) -> Counts:
+def replay_as_recorded(trace: Trace, table: int) -> Counts:
     """Replay a recorded run of one table with the same policy, lines and order of events.
 
     The counts are the same as in the run, unless reads failed or were cancelled because a stream was closed
@@ -116,7 +110,6 @@ def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = 
     entered = planned = retired = 0
     for event in trace.events.tolist():
         if event == ENTER:
-            check()
             _enter(planner, trace, entered, table)
             entered += 1
         elif event == PLAN:
@@ -176,12 +169,10 @@ class Optimum:
     under the same rule, so none can hit more.
 
     Built in one backward pass over the trace. Needs 4 B per page of the table and 4 B per page of each
-    minibatch (in a temporary file for long traces). check: called for each minibatch; may raise.
+    minibatch (in a temporary file for long traces).
     """
 
-    def __init__(
-        self, trace: Batches, page_count: int, *, table: int = 0, check: Callable[[], None] = _ignore
-    ) -> None:
+    def __init__(self, trace: Batches, page_count: int, *, table: int = 0) -> None:
         batches = trace.batch_count
         self._ends = np.concatenate([[0], np.cumsum(trace.page_counts(table))]).astype(np.int64)
         total = int(self._ends[-1])
@@ -194,7 +185,6 @@ class Optimum:
                 self._next = np.memmap(file, np.uint32, "r+", shape=(total,))
         following = np.full(page_count, batches, np.uint32)
         for batch in range(batches - 1, -1, -1):
-            check()
             pages = trace.pages(batch, table)
             self._next[self._ends[batch] : self._ends[batch + 1]] = following[pages]
             following[pages] = batch

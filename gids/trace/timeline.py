@@ -1,6 +1,6 @@
 """A timeline of a loader's stages and requests, for chrome://tracing and https://ui.perfetto.dev.
 
-Called by `gids bench epoch --trace`. It reads the engine's counters where the loader's stages begin and end,
+Called by users. It reads the engine's counters where the loader's stages begin and end,
 and keeps the first events only.
 """
 

@@ -18,7 +18,7 @@ from gids.errors import StorageError
 from gids.io import disks
 from gids.write import DatasetWriter
 
-SMALL = ("--batch-size", "8", "--fanouts", "3,3", "--iterations", 24, "--seconds", 30)
+SMALL = ("--batch-size", "8", "--fanouts", "3,3", "--iterations", 24)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,6 @@ def test_each_engine_is_compared_with_the_ceiling(dataset, bench, on_disk):
         metrics = figure["metrics"]
         assert figure["setting"]["state"] == "cold"
         assert len(metrics["effective_bytes_per_s"]["values"]) == 2
-        assert metrics["iterations"]["median"] == 24
         assert 0 < metrics["hit_ratio"]["median"] < 1
         assert metrics["latency_p50_s"]["median"] <= metrics["latency_p99_s"]["median"]
         assert len(metrics["of_ceiling"]["values"]) == 2

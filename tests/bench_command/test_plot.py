@@ -1,132 +1,61 @@
-"""Plots of reports: axes have names and units, and a report without results is not drawn."""
+"""Plots: axes have names and units, and whole or logarithmic ticks; the legend fits."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from gids.bench import plot
+from matplotlib.figure import Figure
+
+from gids.bench.hit_ratio import plot
+from gids.bench.plot import plot_curves
 from gids.bench.report import Report
-
-CACHE = {"cache": "5% (1 MB)", "lines": 256}
-SAMPLER: dict[str, Any] = {"sampler": None, "kappa": None}
-Figures = list[tuple[dict[str, Any], dict[str, float]]]
-REPORTS: dict[str, tuple[str, Figures, str]] = {
-    "windows": (
-        "hit-ratio",
-        [
-            (CACHE | SAMPLER | {"policy": policy, "window": window}, {"hit_ratio": 0.5})
-            for policy, window in [("MIN", None), ("random", None), ("window-pin", 8), ("lookahead", 16)]
-        ],
-        "window (minibatches) / pages hit (%)",
-    ),
-    "advice": (
-        "hit-ratio",
-        [
-            ({"cache": str(lines), "lines": lines, "policy": "lookahead", "window": 22}, {"hit_ratio": 0.5})
-            for lines in (100, 200)
-        ],
-        "cache (MB) / pages hit (%)",
-    ),
-    "samplers": (
-        "hit-ratio",
-        [
-            (
-                {**CACHE, "sampler": sampler, "kappa": 1, "policy": "lookahead", "window": 16},
-                {"hit_ratio": 0.5, "epoch_pages_read": 1e6, "epoch_pages": 2e7},
-            )
-            for sampler in ("neighbor", "labor")
-        ],
-        "sampler / pages (millions)",
-    ),
-    "sampling": (
-        "sampling",
-        [
-            ({"sampler": "labor", "threads": threads, "at_once": 1}, {"nodes_per_s": 1e6, "edges_per_s": 2e6})
-            for threads in (1, 2)
-        ],
-        "M nodes/s / sampler, threads",
-    ),
-    "bandwidth": (
-        "bandwidth",
-        [({"engine": "uring", "depth": depth}, {"effective_bytes_per_s": 1e9}) for depth in (64, 256)]
-        + [({"engine": "raw probe", "depth": 64}, {"device_bytes_per_s": 1e9})],
-        "effective MB/s / engine, depth",
-    ),
-    "epoch": (
-        "epoch",
-        [
-            ({"side": side}, {"epoch_s": 2.0, "batches": 10, "sampling_s": 0.5, "training_s": 1.0})
-            for side in ("gids", "stock")
-        ],
-        "time per minibatch (ms) / side",
-    ),
-}
-
-
-def draw(name, path, figures=None):
-    question, known, _ = REPORTS[name]
-    report = Report(question, ["gids"])
-    if name == "advice":
-        report.subject.update(wanted_hit_ratio=0.6, page_bytes=4096)
-    for setting, metrics in known if figures is None else figures:
-        for share in (1.0, 1.1):
-            report.figure(**setting).add(**{metric: share * value for metric, value in metrics.items()})
-    module = importlib.import_module(f"gids.bench.{question.replace('-', '_')}")
-    return plot.plot_report(report, *module.columns(report), path)
 
 
 @pytest.fixture
 def canvases(monkeypatch):
-    """The figures that save_plot has drawn."""
-    drawn, save = [], plot.save_plot
+    """The figures that were drawn."""
+    drawn, save = [], Figure.savefig
 
-    def keep(path, size, draw_on):
-        save(path, size, lambda canvas: (draw_on(canvas), drawn.append(canvas))[0])
+    def keep(canvas, *args, **options):
+        save(canvas, *args, **options)
+        drawn.append(canvas)
 
-    monkeypatch.setattr(plot, "save_plot", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     return drawn
 
 
-@pytest.mark.parametrize("name", list(REPORTS))
-def test_a_report_is_drawn_with_names_and_units_of_its_axes(tmp_path, name, canvases):
-    assert draw(name, tmp_path / "figure.png")
+def test_hits_are_drawn_by_window_with_a_level_for_policies_without_one(tmp_path, canvases):
+    report = Report("hit-ratio", ["gids"])
+    for policy, window, ratio in (("MIN", None, 0.5), ("lookahead", 8, 0.3), ("lookahead", 16, 0.4)):
+        for cache in ("5% (1 MB)", "10% (2 MB)"):
+            report.figure(cache=cache, policy=policy, window=window).add(hit_ratio=ratio)
+    report.figure(cache="5% (1 MB)", policy="lru", window=None)  # was not measured
+    plot(report, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    panel = canvases[0].axes[0]
-    assert f"{panel.get_xlabel()} / {panel.get_ylabel()}" == REPORTS[name][2]
+    panels = canvases[0].axes
+    assert [panel.get_title() for panel in panels] == ["cache 5% (1 MB)", "cache 10% (2 MB)"]
+    assert (panels[0].get_xlabel(), panels[0].get_ylabel()) == ("window (minibatches)", "pages hit (%)")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in panels[0].lines}
+    assert lines == {"MIN": [[8, 50], [16, 50]], "lookahead": [[8, 30], [16, 40]]}
 
 
-@pytest.mark.parametrize("name", list(REPORTS))
-def test_a_report_without_results_is_not_drawn(tmp_path, name):
-    assert not draw(name, tmp_path / "figure.png", [(setting, {}) for setting, _ in REPORTS[name][1]])
-    assert not (tmp_path / "figure.png").exists()
-
-
-def test_stages_are_compared_per_minibatch(tmp_path, canvases):
-    draw("epoch", tmp_path / "figure.png", [({"side": "gids"}, {"batches": 4, "training_s": 2.0})])
-    assert [bar.get_x() + bar.get_width() for bar in canvases[0].axes[0].patches] == [500.0]
-
-
-def test_logarithmic_axes_have_ticks_at_1_2_and_5():
-    from matplotlib.figure import Figure
-
-    panel = Figure().subplots()
-    panel.set_yscale("log")
-    panel.set_ylim(1, 100)
-    plot.make_logarithmic(panel.yaxis)
-    ticks = [f"{tick:g}" for tick in panel.get_yticks() if 1 <= tick <= 100]
-    assert ticks == ["1", "2", "5", "10", "20", "50", "100"]
-    assert [panel.yaxis.get_major_formatter()(value, 0) for value in (0.02, 50)] == ["0.02", "50"]
+def test_logarithmic_axes_have_ticks_at_1_2_and_5(tmp_path, canvases):
+    panels = {"read: bytes": [("ours", [1, 100], [0.02, 50])], "sent: GB": [("ours", [1, 2], [1, 2])]}
+    plot_curves(tmp_path / "curves.png", "title", panels, ("ranks", ""), log_x=True, log_y=True)
+    first, second = canvases[0].axes
+    assert [tick for tick in first.get_xticks() if 1 <= tick <= 100] == [1, 2, 5, 10, 20, 50, 100]
+    assert [first.yaxis.get_major_formatter()(value, 0) for value in (0.02, 50)] == ["0.02", "50"]
+    assert [first.get_ylabel(), second.get_ylabel()] == ["bytes", "GB"]
 
 
 def test_a_legend_fits_in_a_narrow_figure_and_whole_numbers_have_whole_ticks(tmp_path, canvases):
     minibatches = range(1, 21)
     curves = [(f"a long label of a curve, {number}", minibatches, minibatches) for number in range(3)]
-    plot.plot_curves(tmp_path / "curves.png", "title", {"cold": curves}, ("minibatch", "ms"))
+    plot_curves(tmp_path / "curves.png", "title", {"cold": curves}, ("minibatch", "ms"))
     [canvas] = canvases
     [legend] = canvas.legends
     box = legend.get_window_extent()
@@ -143,9 +72,17 @@ def test_the_command_draws_its_results(dataset, bench, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_that_cannot_be_written_is_refused_before_the_measurement(dataset, bench):
-    said, report = bench("hit-ratio", dataset, "--plot", "/nowhere/hits.png", status=2)
-    assert "no directory /nowhere to write hits.png in" in said
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--plot", "/nowhere/hits.png"], "no directory /nowhere to write hits.png in"),
+        (["--sampler", "labor,walk"], "--plot draws one trace: give one --sampler"),
+        (["--advise", "60%"], "remove --plot"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_the_measurement(dataset, bench, tmp_path, options, cause):
+    said, report = bench("hit-ratio", dataset, "--plot", tmp_path / "hits.png", *options, status=2)
+    assert cause in said
     assert not report
 
 
@@ -153,5 +90,5 @@ def test_a_missing_matplotlib_is_reported_with_the_command_to_install_it(
     dataset, bench, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(importlib.import_module("sys").modules, "matplotlib", None)
-    said, _ = bench("sampling", dataset, "--plot", tmp_path / "x.png", status=2)
+    said, _ = bench("hit-ratio", dataset, "--plot", tmp_path / "x.png", status=2)
     assert "--plot needs matplotlib: pip install matplotlib" in said

@@ -101,16 +101,3 @@ def test_bad_orders_of_a_conversion(graph, bench, tmp_path, capsys):
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2
         assert cause in capsys.readouterr().err
     assert not (tmp_path / "x.gids").exists()
-
-
-def test_advice_speaks_about_pages_with_several_rows(graph, bench):
-    args = ("--batch-size", 8, "--fanouts", "5,5", "--batches", 30, "--advise", "20%")
-    _, report = bench("hit-ratio", convert(graph, "original"), *args)
-    (answer,) = (a for a in report["answers"] if "--page-bytes" in a)
-    assert answer.startswith("a page of 4096 B has 16 rows; if rows are read at random, the same memory ")
-    assert "in pages of 512 B: convert with --page-bytes 512, on a disk" in answer
-    short = graph.with_name("short.gids")
-    gids("convert", graph, short, "--quiet", "--page-bytes", "512")
-    _, report = bench("hit-ratio", short, *args)
-    assert report["answers"]
-    assert not [a for a in report["answers"] if "--page-bytes" in a]

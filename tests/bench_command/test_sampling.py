@@ -43,16 +43,6 @@ def test_several_node_types_are_sampled(bench, tmp_path):
     assert report["figures"][0]["metrics"]["nodes_per_batch"]["median"] >= 20
 
 
-def test_runs_stopped_by_seconds_make_the_report_partial(dataset, bench):
-    args = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 5, "--threads", 1)
-    said, report = bench("sampling", dataset, *args, "--seconds", 1e-9)
-    assert report["partial"] == "time"
-    assert len(report["figures"]) == 1
-    assert report["notes"] == ["runs that --seconds stopped have fewer than 5 minibatches"]
-    assert "PARTIAL: stopped by --seconds 1e-09; number of results: 1" in said
-    assert bench("sampling", dataset, *args)[1]["partial"] is None
-
-
 def test_a_missing_gpu_is_reported_in_one_line(dataset, bench, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     said, _ = bench("sampling", dataset, *SMALL, "--device", "cuda", status=2)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +12,6 @@ from datasets import save_arrays
 
 from gids.bench.arguments import SAMPLERS
 from gids.cli import main
-from gids.scale.cut import cut_shares
-from gids.store import FeatureStore, graphs_of
 from gids.write import DatasetWriter
 
 Run = Callable[..., str]
@@ -95,7 +90,6 @@ def test_tables_and_json_agree(dataset, run, tmp_path):
     assert one["seconds"] == modes[1, "independent"]["seconds"]
     [first] = [p for p in found["curves"] if p["batch_size"] == 8]
     assert modes[1, "independent"]["work"]["rows"] == first["input_nodes"]["_N"]
-    assert found["cut"]["hash"]["4"] == pytest.approx(0.75, abs=0.02)
 
 
 def test_rates_decide_the_bottleneck(dataset, run, tmp_path):
@@ -134,24 +128,6 @@ def test_memory_limits_the_recommendation(dataset, run):
     assert "(too large)" not in run(dataset, *QUICK, "--ranks", "8", "--memory", "1GB")
 
 
-def test_owners_of_communities_cut_fewer_edges(dataset, run, tmp_path):
-    store, found = FeatureStore(dataset), {}
-    graphs = graphs_of(store)
-    cut = {method: cut_shares(store, graphs, method, [4])[4] for method in ("hash", "range", "community")}
-    assert cut_shares(store, graphs, "heat", [4])[4] == cut["hash"]
-    targets = np.repeat(np.arange(2000), np.diff(graphs[0].indptr))
-    assert cut["range"] == pytest.approx(np.mean(targets // 500 != graphs[0].indices // 500))
-    assert cut["hash"] == pytest.approx(0.75 * np.mean(targets != graphs[0].indices), abs=0.02)
-    assert max(cut["range"], cut["community"]) < 0.5 * cut["hash"]
-    for owners in cut:
-        out = tmp_path / f"{owners}.json"
-        run(dataset, *QUICK, "--ranks", "4", "--owners", owners, "--json", out, "--quiet")
-        predictions = json.loads(out.read_text())["predictions"]
-        [found[owners]] = [p["work"] for p in predictions if (p["mode"], p["ranks"]) == ("cooperative", 4)]
-    assert found["range"]["rows_received"] < 0.5 * found["hash"]["rows_received"]
-    assert found["range"]["rows"] == found["hash"]["rows"]
-
-
 def test_a_dataset_without_nodes_is_refused(tmp_path, run):
     with DatasetWriter(tmp_path / "empty.gids", page_bytes=512) as writer:
         writer.write_table("node", "paper", "feat", np.ones((0, 4), np.float32))
@@ -171,8 +147,6 @@ def test_several_node_types(typed, run, tmp_path):
         assert point["pages"]["author.feat"] == pytest.approx(
             point["input_nodes"]["author"] * 2, rel=0.01
         ) or (point["pages"]["author.feat"] == point["input_nodes"]["author"])
-    said = run(typed, *QUICK, "--owners", "community", status=2)
-    assert "owners by community need one node type (made.gids has 2): use hash or range" in said
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -206,40 +180,17 @@ def test_storage_is_measured_unless_given(dataset, run):
     assert "storage 2.0 GB/s, 100,000 reads/s;" in run(dataset, *options, *RATES)
 
 
-@pytest.mark.slow
-def test_the_network_of_ranks_is_measured(dataset, tmp_path):
-    out = tmp_path / "out.json"
-    command = ["scale", dataset, *QUICK, "--ranks", "2", "--measure-network", "--json", out]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-    told = subprocess.run(
-        [*launch, "-m", "gids", *map(str, command)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count("made.gids: 1,000 seeds") == 1
-    rates = json.loads(out.read_text())["rates"]
-    assert 1e6 < rates["network"] != 12.5e9
-    assert 0 < rates["latency_s"] != 10e-6
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
         (["--cache", "much"], "--cache much is not a cache size"),
-        (["--measure-network"], "--measure-network needs ranks: start it with torchrun -m gids scale …"),
         (["--json", "no/where/out.json"], "no/where/out.json: there is no directory"),
         (["--seeds", "val"], "made.gids has no val split"),
         (["--fanouts", "0"], "fanout"),
     ],
 )
-def test_errors(dataset, run, monkeypatch, options, said):
-    monkeypatch.delenv("RANK", raising=False)
+def test_errors(dataset, run, options, said):
     assert said in run(dataset, *QUICK, *options, status=2)
 
 

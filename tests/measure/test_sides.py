@@ -110,7 +110,7 @@ def test_gids_runs_twice_at_most(runs):
     asked, outcomes = runs
     outcomes += [killed(), killed()]
     with pytest.raises(
-        FreshProcessError, match="MB of memory and was killed by the kernel: give it more memory, smaller"
+        FreshProcessError, match="MB of memory and was killed by the kernel: give it more memory, or smaller"
     ):
         compare(CONFIG)
     assert [c.spare_bytes for c, _ in asked] == [0, 256 << 20]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -85,24 +84,3 @@ With PyG {torch_geometric.__version__} installed, without {others}:
     )
     assert run.returncode == 2
     assert "has none of test/loader/test_neighbor_loader.py" in run.stderr
-
-
-def test_results_of_other_tags_stay_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("pyg_tests", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    page = (TOOL.parents[1] / "docs/pyg.md").read_text()
-    old, new = tool.AgainstGids(None), tool.AgainstGids(None)
-    old.results["failed"] = 1
-    old.failures = [("test_a", "error")]
-    new.results["passed"] = 2
-    for tag, plugin in (("2.7.0", old), ("2.6.1", old), ("2.7.0", new)):
-        page = tool.with_results(page, f"PyG {tag}", {"in memory": plugin}, [])
-    assert page.count("Not yet run") == 0
-    assert page.count("failed in memory: `test_a`") == 1
-    assert (
-        page.index("### PyG 2.6.1") < page.index("failed in memory: `test_a`") < page.index("### PyG 2.7.0")
-    )
-    assert page.index("* data in memory: 2 passed") > page.index("### PyG 2.7.0")

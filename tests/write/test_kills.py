@@ -12,7 +12,6 @@ TOOL = Path(__file__).parents[2] / "tools/kill_writers"
 sys.path.append(str(TOOL))
 
 from disk import Call, Disk  # noqa: E402
-from order import order_faults  # noqa: E402
 
 
 @pytest.mark.slow
@@ -21,13 +20,13 @@ def test_every_command_leaves_the_old_dataset_or_the_new_wherever_it_is_killed()
     if shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler")
     seed = random.SystemRandom().randrange(1 << 32)
-    options = ["--kills", "32", "--losses", "24", "--seed", str(seed)]
+    options = ["--every", "1000", "--seed", str(seed)]
     done = subprocess.run([sys.executable, TOOL, *options], capture_output=True, text=True, timeout=500)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     kills, losses, *_ = done.stdout.splitlines()[-1].split(", ")
-    assert int(kills.split()[0]) >= 25
-    assert int(losses.split()[0]) >= 18
+    assert int(kills.split()[0]) >= 22
+    assert int(losses.split()[0]) >= 22
     assert done.stdout.splitlines()[-1].endswith(" commands: 0 faults")
 
 
@@ -93,49 +92,3 @@ def test_call_that_is_not_simulated_fails(disk):
         apply(disk, ("unknown", "x"))
     apply(disk, ("failed", "y"))
     assert disk.at("/work/y") is None
-
-
-MADE = [
-    ("mkdir", "new"),
-    ("create", "new/manifest.json", "0"),
-    ("write", "new/manifest.json", "0", b"new"),
-    ("fsync", "new/manifest.json"),
-    ("create", "ssd/shard", "0"),
-    ("fsync", "ssd/shard"),
-    ("fsync", "ssd"),
-    ("fsync", "new"),
-]
-PUBLISHED = [("exchange", "new", "/work/a.gids"), ("fsync", "")]
-REMOVED = [("unlink", "new/manifest.json"), ("rmdir", "new")]
-
-
-def found(disk, *calls):
-    trace = [Call(n, f"/work/{p}".rstrip("/"), *rest) for n, p, *rest in calls]
-    files = ["/work/a.gids/manifest.json", "/work/ssd/shard"]
-    old = {"/work/a.gids/manifest.json"}
-    return list(
-        order_faults(disk, trace, dataset="/work/a.gids", new_files=files, old_files=old, sets_aside=False)
-    )
-
-
-def test_correct_order_has_no_faults(disk):
-    assert found(disk, *MADE, *PUBLISHED, *REMOVED) == []
-
-
-@pytest.mark.parametrize(
-    ("calls", "message"),
-    [
-        ([c for c in MADE if c != ("fsync", "new/manifest.json")] + PUBLISHED, "the data of /work/new/manif"),
-        ([c for c in MADE if c != ("fsync", "new")] + PUBLISHED, "names in /work/new"),
-        ([c for c in MADE if c != ("fsync", "ssd")] + PUBLISHED, "the name /work/ssd/shard"),
-        ([*MADE, ("write", "ssd/shard", "0", b"x"), *PUBLISHED], "the data of /work/ssd/shard"),
-        ([*MADE, PUBLISHED[0], *REMOVED, PUBLISHED[1]], "before the new name /work/a.gids is synced"),
-        ([*MADE, PUBLISHED[0]], "the name /work/a.gids was never synced"),
-        ([("truncate", "a.gids/manifest.json", "0"), *MADE, *PUBLISHED], "changes old data before the new"),
-        (MADE, "nothing was published"),
-    ],
-)
-def test_wrong_order_is_reported(disk, calls, message):
-    faults = found(disk, *calls)
-    assert faults
-    assert message in faults[0]

@@ -21,13 +21,6 @@ class Node:
     synced_data: bytes = b""
     synced_entries: dict[str, Node] = field(default_factory=dict)
 
-    @property
-    def is_synced(self) -> bool:
-        """Whether its own content, or the names in it, would survive."""
-        if self.entries is None:
-            return self.synced_data == self.data
-        return self.synced_entries == self.entries
-
     def sync(self) -> None:
         self.synced_data = bytes(self.data)
         self.synced_entries = dict(self.entries or {})
@@ -65,24 +58,6 @@ class Disk:
         for name in self._names(path):
             node = None if node is None or node.entries is None else node.entries.get(name)
         return node
-
-    def survives(self, path: str) -> bool:
-        """Whether an absolute path would lead to the same file or directory after a loss of power."""
-        node = self.root
-        for name in self._names(path):
-            found = (node.entries or {}).get(name)
-            if found is None or node.synced_entries.get(name) is not found:
-                return False
-            node = found
-        return True
-
-    def not_synced(self, path: str) -> Iterator[str]:
-        """Absolute paths of what is there and would not survive, or not as it is; `path` and all below it."""
-        node = self.at(path)
-        assert node is not None, path
-        if not self.survives(path):
-            yield f"the name {path}"
-        yield from _not_synced(node, path)
 
     def apply(self, call: Call) -> None:
         """Do what a call did. Raises NotImplementedError for one that is not simulated."""
@@ -175,13 +150,6 @@ def _load(path: Path) -> Node:
         node = Node(data=bytearray(path.read_bytes()))
     node.sync()
     return node
-
-
-def _not_synced(node: Node, path: str) -> Iterator[str]:
-    if not node.is_synced:
-        yield f"the data of {path}" if node.entries is None else f"names in {path}"
-    for name, child in (node.entries or {}).items():
-        yield from _not_synced(child, f"{path}/{name}")
 
 
 def _write(node: Node, path: Path, names: bool) -> None:

@@ -115,13 +115,7 @@ def _values(store: FeatureStore) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{relation} ids", graph.edge_ids
 
 
-def shards(place: Place) -> list[Path]:
-    """The files outside the dataset that it refers to."""
-    found = [p for store in _stores(place) for t in store.tables.values() for p in t.shard_paths]
-    return [p for p in found if not p.is_relative_to(place.dataset)]
-
-
-# Sources. One graph of 60 nodes in several formats; "graph 0" and "graph 1" differ in all values.
+# Sources: graphs of 60 nodes; "graph 0" and "graph 1" differ in all values.
 
 NODES, EDGES = 60, 3_000
 _SORTED_EDGES = 20_000  # more than fit into the least memory, so that sorting goes through scratch files
@@ -149,20 +143,6 @@ def make_sources(root: Path) -> None:
         _save(root / f"graph{seed}", **_arrays(seed))
         _run_convert(root / f"graph{seed}", root / f"graph{seed}.gids")
     _save(root / "sorted", **_arrays(2, _SORTED_EDGES))
-    packed = _arrays(3, _SORTED_EDGES)
-    del packed["edge_weight"]  # edges with features can be neither added nor left out
-    (root / "packed").mkdir()
-    np.savez_compressed(root / "packed/all.npz", **packed)
-    text = _arrays(4)
-    _save(root / "text", feat=text["feat"], label=text["label"])
-    np.savetxt(root / "text/edges.csv", text["edge_index"].T, fmt="%d", delimiter=",")
-    processed, counts, rng = root / "igb/processed", {"paper": 50, "author": 20}, np.random.default_rng(5)
-    for ntype, count in counts.items():
-        _save(processed / ntype, node_feat=rng.standard_normal((count, 1024), np.float32))
-    _save(processed / "paper", node_label_19=rng.integers(0, 19, counts["paper"]).astype(np.float32))
-    for relation in ("paper__cites__paper", "paper__written_by__author"):
-        ends = [counts[t] for t in relation.split("__")[::2]]
-        _save(processed / relation, edge_index=rng.integers(0, ends, (500, 2)))
 
 
 def _run_convert(source: Path, path: Path) -> None:
@@ -173,17 +153,15 @@ def _run_convert(source: Path, path: Path) -> None:
 # Commands.
 
 
-def converted(
-    source: str, reader: str = "directory", *, stripes: Sequence[int] = (), **options: object
-) -> Step:
+def converted(source: str, *, stripes: Sequence[int] = (), **options: object) -> Step:
     def step(place: Place) -> None:
         path = place.sources / source
-        found = find_reader(path, reader)
+        reader = find_reader(path, "directory")
         stripe = tuple(str(place.disks[i]) for i in stripes)
         given = {"page_bytes": 512, "workers": 1, "memory_bytes": 1 << 20, **options}
         convert(
             source_files(path),
-            lambda scratch: open_source(found, path, scratch, Choices()),
+            lambda scratch: open_source(reader, path, scratch, Choices()),
             place.dataset,
             Options(stripe=stripe, **given),  # type: ignore[arg-type]
             sync_bytes=SYNC_BYTES,
@@ -271,17 +249,10 @@ SCENARIOS = {
     "convert": Scenario(converted("graph1"), replaces=False),
     "convert --stripe": Scenario(converted("graph1", stripes=(0, 1)), replaces=False),
     "convert --overwrite": Scenario(converted("graph1", overwrite=True), (OLD,)),
-    "convert --overwrite, the same data": Scenario(converted("graph0", overwrite=True), (OLD,)),
     "convert --overwrite, old kernel": Scenario(converted("graph1", overwrite=True), (OLD,), old_kernel=True),
     "convert --overwrite, once striped": Scenario(converted("graph1", overwrite=True), (OLD_STRIPED,)),
     "convert --stripe --overwrite": Scenario(
         converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,)
-    ),
-    "convert --stripe --overwrite, once in one place": Scenario(
-        converted("graph1", stripes=(1, 2), overwrite=True), (OLD,)
-    ),
-    "convert --stripe --overwrite, old kernel": Scenario(
-        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,), old_kernel=True
     ),
     "convert --stripe --overwrite, then another": Scenario(
         converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,), then=OTHER_OPTIONS
@@ -294,25 +265,6 @@ SCENARIOS = {
         replaces=False,
         kills=6,
     ),
-    "convert a packed source": Scenario(
-        converted("packed", self_loops=True, dedup=True, keep_edge_ids=False), replaces=False, kills=6
-    ),
-    "convert text, float16": Scenario(
-        converted("text", "edges", sort_neighbors=True, dtypes={"": "float16"}), replaces=False, kills=6
-    ),
-    "convert IGBH, int8 by columns": Scenario(
-        converted(
-            "igb",
-            "igb",
-            stripes=(0,),
-            reverse_edges=True,
-            dtypes={"": "int8"},
-            scales={"": "column"},
-            page_bytes=8192,
-        ),
-        replaces=False,
-        kills=6,
-    ),
     "partition": Scenario(partitioned("graph0", 2), replaces=False, kills=4),
     "partition --overwrite": Scenario(partitioned("graph1", 3, overwrite=True), (partitioned("graph0", 2),)),
     "partition --overwrite, then another": Scenario(
@@ -321,25 +273,19 @@ SCENARIOS = {
         then=partitioned("graph1", 3, method="range", overwrite=True),
     ),
     "convert in place, to other disks": Scenario(converted_in_place(1, 2), (OLD_STRIPED,)),
-    "convert in place, out of the dataset": Scenario(converted_in_place(0, 1), (OLD,)),
     "convert in place, into the dataset": Scenario(converted_in_place(), (OLD_STRIPED,)),
     "convert in place, then to another disk": Scenario(
         converted_in_place(0), (OLD_STRIPED,), then=converted_in_place(2)
     ),
-    "restripe, to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
-    "restripe, into the dataset": Scenario(restriped(), (OLD_STRIPED,)),
     "restripe, old kernel, then to another disk": Scenario(
         restriped(0, 1), (OLD,), then=restriped(2), old_kernel=True
     ),
     "heat": Scenario(heated(0), (OLD,)),
     "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
     "create_table": Scenario(table_created(2), (OLD,), replaces=False),
-    "create_table, striped": Scenario(table_created(2), (OLD_STRIPED,), replaces=False),
-    "create_table, replace": Scenario(table_created(2, replace=True), (OLD, table_created(1))),
     "create_table, replace, striped": Scenario(
         table_created(2, "feat", replace=True), (OLD_STRIPED, table_created(1, "feat", replace=True))
     ),
     "layerwise": Scenario(inferred(2.0), (OLD,), replaces=False),
-    "layerwise, striped": Scenario(inferred(2.0), (OLD_STRIPED,), replaces=False),
     "layerwise, replace, striped": Scenario(inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))),
 }

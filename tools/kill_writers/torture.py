@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from disk import Call, Disk
-from order import order_faults
-from scenarios import SCENARIOS, Place, Step, prepare, shards, state
+from scenarios import SCENARIOS, Place, Step, prepare, state
 
 TIMEOUT_S = 120  # of one command
 KILLED = -signal.SIGKILL
@@ -29,12 +28,8 @@ KILLED = -signal.SIGKILL
 class Count:
     """What happened to one command."""
 
-    calls: int = 0
     kills: int = 0
     losses: int = 0
-    old: int = 0
-    new: int = 0
-    nothing: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -89,12 +84,12 @@ class Torture:
             self._must(step)
         shutil.copytree(self._place.work, self._template)
         self._old = self._state()
-        self._trace, self._new_paths = self._undisturbed(self.scenario.command)
-        self.calls = self.count.calls = len(self._trace)
+        self._trace = self._undisturbed(self.scenario.command)
+        self.calls = len(self._trace)
         self._new, self._new_files = self._state(), self._files()
         self._last, self._last_files, self.then_calls = self._new, self._new_files, self.calls
         if self.scenario.then is not None:
-            self.then_calls = len(self._undisturbed(self.scenario.then)[0])
+            self.then_calls = len(self._undisturbed(self.scenario.then))
             self._last, self._last_files = self._state(), self._files()
         for name in (self._new, self._last, *([self._old] if self.scenario.before else [])):
             if name == "nothing" or name.startswith("fault"):
@@ -128,23 +123,8 @@ class Torture:
         self._is_killed(f"after {what}", self.scenario.then or self.scenario.command, 0, seen)
         self._compare(f"after {what}")
 
-    def check_order(self) -> None:
-        """Check the log of an undisturbed run: what is synced when."""
-        work, before = self._place.work, self._template
-        old = {str(work / p.relative_to(before)) for p in before.rglob("*") if p.is_file()}
-        faults = order_faults(
-            self._disk(),
-            self._trace,
-            dataset=str(self._place.dataset),
-            new_files=self._new_paths,
-            old_files=old,
-            sets_aside=self.scenario.old_kernel,
-        )
-        for fault in faults:
-            raise Failed(fault)
-
-    def _undisturbed(self, step: Step) -> tuple[list[Call], list[str]]:
-        """Run a command to its end; the calls that it made, and the files that the dataset has then."""
+    def _undisturbed(self, step: Step) -> list[Call]:
+        """Run a command to its end; the calls that it made."""
         self._restore()
         log = self._root / "calls"
         log.unlink(missing_ok=True)
@@ -158,7 +138,7 @@ class Torture:
         if disk.contents() != found:
             wrong = sorted(n for n in {*found, *disk.contents()} if found.get(n) != disk.contents().get(n))
             raise Failed(f"{self.title}: calls were not seen, of {wrong}")
-        return trace, self._shard_paths() + self._dataset_paths()
+        return trace
 
     def _disk(self) -> Disk:
         """A disk that holds what is there before the command."""
@@ -196,14 +176,10 @@ class Torture:
         found = self._state()
         states = [self._old, self._new, self._last]
         if found == "nothing" and (self.scenario.old_kernel or (self._old == "nothing" and not seen)):
-            self.count.nothing += 1
             return seen
         if found not in states[seen:]:
             raise Failed(f"{when}: {found}, not {' or '.join(states[seen:])} (old, new, last)")
-        after = max(seen, states.index(found))
-        self.count.new += after > 0
-        self.count.old += after == 0
-        return after
+        return max(seen, states.index(found))
 
     def _is_killed(self, when: str, step: Step, at: int, seen: int) -> bool:
         """Run a command; whether it was killed. Raises Failed when it ended otherwise than it should."""
@@ -245,12 +221,6 @@ class Torture:
                 data = re.sub(rb'"checksum": "crc32c:[0-9a-f]{8}"\n}', b"", _plain(data.decode()).encode())
             found[plain] = hashlib.sha256(data).hexdigest()
         return found
-
-    def _shard_paths(self) -> list[str]:
-        return list(in_child(lambda: [str(p) for p in shards(self._place)], log=self._root / "said")[1])
-
-    def _dataset_paths(self) -> list[str]:
-        return [str(p) for p in self._place.dataset.rglob("*") if p.is_file()]
 
 
 def _plain(text: str) -> str:

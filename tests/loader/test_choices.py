@@ -1,11 +1,11 @@
-"""How an epoch was read, in words and as metrics."""
+"""How an epoch was read, in words."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from gids.measure.choices import describe_choices, predictions
+from gids.loader.counting import describe_choices
 
 PREDICTED = {"pack": 20.0, "other": 31.5, "random": math.inf}
 
@@ -44,13 +44,3 @@ def test_choices_are_added_up_by_way() -> None:
         "s); 9 minibatches by random reads, took 1.5 s (predicted: random 1.0 s, pack 2.0 s)"
     )
     assert describe_choices([]) == ""
-
-
-def test_metrics_have_the_ways_that_fit_and_were_predicted_for_all() -> None:
-    assert predictions([choice("pack"), choice("pack")]) == {
-        "predicted_pack_s": 40.0,
-        "predicted_other_s": 63.0,
-        "chosen_s": 42.5,
-    }
-    assert predictions([choice("pack"), RANDOM]) == {"predicted_pack_s": 22.0, "chosen_s": 22.75}
-    assert predictions([]) == {}
