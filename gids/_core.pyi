@@ -377,8 +377,6 @@ class PageCache:
         """Plan and submit reads. Without out, only reads of pages that win a line; gather() gets out."""
     def gather(self, step: int, out: UInt8 | None = None) -> list[tuple[int, int, int]]:
         """Wait and copy rows. Returns (file, offset, errno) of each page that could not be read."""
-    def ready(self, step: int) -> bool:
-        """Whether all reads of a planned step are complete."""
     def retire(self, step: int) -> None: ...
     def cancel(self) -> int:
         """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""

@@ -140,10 +140,6 @@ class FeatureCache:
         features = {name: self._memory.tensor(self.tables[name], outputs[name]) for name in self._ids[step]}
         return features, self._error(failures)
 
-    def ready(self, step: int) -> bool:
-        """Whether gather() of a planned step would not wait for the disk."""
-        return all(cache.ready(step) for cache in self._caches.values())
-
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order."""
         for cache in self._caches.values():

@@ -81,13 +81,11 @@ class Steps(Iterator[Step[T]], Generic[T]):
 
     ids_of, bytes_of: of a minibatch, as of FeatureLoader.attach.
 
-    Also what PackSwitch calls Together: superbatches do not overlap.
+    Also what PackSwitch calls Together.
 
     Attributes: minibatches: those that are sampled; known: the steps that were sampled and not handed out;
     number: steps sampled.
     """
-
-    overlap = False
 
     def __init__(
         self,

@@ -90,17 +90,13 @@ class Sampled(Iterator[T]):
         self.count = 0
         self.ended = False
 
-    def peek(self) -> T | Failed | None:
-        """The first minibatch, which next() returns too; None if there is none, or it was taken."""
+    def failed_first(self) -> Failed | None:
+        """Sample the first minibatch, if none is. If that failed, the next one is the first then."""
         if self._begun:
             return None
         if not self._first:
             self._first.append(self._sample())
-        return None if self._first[0] is _END else cast("T | Failed", self._first[0])
-
-    def failed_first(self) -> Failed | None:
-        """Sample the first minibatch, if none is. If that failed, the next one is the first then."""
-        if not isinstance(self.peek(), Failed):
+        if not isinstance(self._first[0], Failed):
             return None
         self.count += 1
         return cast(Failed, self._first.pop())
@@ -221,25 +217,19 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _go_on_by(self, reader: Reader) -> None:
         """By another reader, with the same minibatches."""
-        minibatches, end, index = self._minibatches, self._end or self._end_again, self.index
+        minibatches, end = self._minibatches, self._end or self._end_again
         again = self.take_back()
-        self.read(reader, minibatches, reads_ahead=self.reads_ahead)
-        self._again, self._end_again, self._gathered_before = deque(again), end, index
+        self.read(reader, minibatches)
+        self._again, self._end_again = deque(again), end
 
-    def read(self, reader: Reader, minibatches: Iterable[T], *, reads_ahead: bool = True) -> None:
-        """Go on by another reader, with these minibatches. reads_ahead: plan those that are not due."""
+    def read(self, reader: Reader, minibatches: Iterable[T]) -> None:
+        """Go on by another reader, with these minibatches."""
         self.take_back()
-        self._reader, self._minibatches, self.reads_ahead = reader, iter(minibatches), reads_ahead
+        self._reader, self._minibatches = reader, iter(minibatches)
         self._opened.append(reader)
-        self._entered = self._planned = self.gathered = 0  # minibatches of this reader
-        self._gathered_before = 0
+        self._entered = self._planned = self._gathered = 0  # minibatches of this reader
         self._end: BaseException | None = None  # the error that ended the source
         self._again, self._end_again = deque(), None
-
-    @property
-    def index(self) -> int:
-        """Number of minibatches that were gathered since read() was called."""
-        return self._gathered_before + self.gathered
 
     @property
     def fresh(self) -> bool:
@@ -257,19 +247,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return self.source.count - self._returned
 
     @property
-    def idle(self) -> bool:
-        """Whether no read is going on."""
-        return self.gathered == self._planned
-
-    @property
     def sampled_all(self) -> bool:
         """Whether nothing more will enter: at the end of the source, or after its error."""
         return self._end is not None or self._end_again is not None
-
-    def ready(self) -> bool:
-        """Whether the next minibatch is there, without waiting for the disk. Plans it."""
-        self._fill()
-        return self.idle or self._reader.ready()
 
     def take_back(self) -> list[T]:
         """End the reader, and return what it was told of and did not gather. read() must follow."""
@@ -380,7 +360,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         gathered: Gathered | None = None
         while gathered is None:
             self._fill()
-            if self.idle:
+            if self._gathered == self._planned:
                 raise self._take_end()
             try:
                 with self._observers.stage("gather"):
@@ -390,7 +370,7 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                     raise
         self._observers.gathered()
         self._observers.retired()
-        self.gathered += 1
+        self._gathered += 1
         return self._held.popleft(), *gathered
 
     @property
@@ -402,9 +382,9 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """Plan as far ahead as allowed, entering the window first."""
         if not self._entered:
             self._enter(0)  # only then are the sizes of minibatches known
-        warm = self.gathered + 1  # 1 for the first minibatch
-        ahead = min(self._reader.planned, warm) if self.reads_ahead and self._most_window != 0 else 1
-        while self._planned < self.gathered + ahead:
+        warm = self._gathered + 1  # 1 for the first minibatch
+        ahead = min(self._reader.planned, warm) if self._most_window != 0 else 1
+        while self._planned < self._gathered + ahead:
             t = self._planned
             self._enter(t)
             if self._entered == t:

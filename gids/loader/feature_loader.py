@@ -26,7 +26,7 @@ from gids.cache.budget import OTHERS, Sizes, available_bytes, longest_read_bytes
 from gids.cache.device.state import check_policy
 from gids.cache.output_dtype import check_out_dtype
 from gids.closing import Closing
-from gids.errors import MemoryBudgetError, MissingError
+from gids.errors import MissingError
 from gids.io import Engine, open_engine, queue_depth
 from gids.loader.counting import Stats, added, between
 from gids.loader.epoch_stream import EpochStream, Failed, IdsOf, Sampled
@@ -474,11 +474,9 @@ class FeatureLoader(Closing):
             "read": io["busy_s"],
         }
         result["memory"] = self._packs.memory() or self._placement.memory()
-        beside_bytes = self._packs.beside.nbytes
-        if self._packs.machine is None:  # whose plan has room for the next epoch
-            beside_bytes += self._packs.next_bytes
-        if beside_bytes:
-            result["memory"]["packs to come"] = beside_bytes
+        # The plan of a machine has room for the next epoch.
+        if self._packs.machine is None and (next_bytes := self._packs.next_bytes):
+            result["memory"]["packs to come"] = next_bytes
         result["packs"] = packs
         result["window"] = self._placement.window
         result["planned"] = self._placement.planned
@@ -598,17 +596,10 @@ class FeatureLoader(Closing):
     def pack_bytes(self) -> int:
         """Borrow the memory of other loaders. Returns what packs may take once the cache is freed.
 
-        On a device 0, if the open epoch of another loader has the host memory, which the cache does not need.
+        Raises MemoryBudgetError if the open epoch of another loader has it.
         """
         with self._lock:
-            try:
-                kept_bytes = self.source.lender.lend(self, host=True)
-            except MemoryBudgetError as error:
-                if self.device.type == "cpu" or self._options.reads != "auto":
-                    raise
-                log.info("no memory for packs: %s", error)
-                return 0
-            return self.source.memory - kept_bytes - self._packs.next_bytes
+            return self.source.memory - self.source.lender.lend(self, host=True) - self._packs.next_bytes
 
     def free_cache(self, epoch: EpochInput[Any]) -> None:
         """Free the cache, for packs of this epoch."""

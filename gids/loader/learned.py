@@ -42,18 +42,14 @@ class Learned:
     consumer_s: seconds that the consumer takes for a minibatch, 0 at first. longest: minibatches of the
     longest epoch, as far as it is known. why_random: why epochs of at most random_count minibatches do not
     consider packs, or "".
-    slower: actual seconds of packs over predicted ones, once known. choices: all; choice: the last one that
-    later ones learn from. by_packs: whether packs were chosen last, and are soon made. next_epoch: what is
-    prepared of it, or None.
+    choices: all. by_packs: whether packs were chosen last. next_epoch: what is prepared of it, or None.
     """
 
     consumer_s: float = 0.0
     longest: int = 0
     why_random: str = ""
     random_count: float = 0
-    slower: float | None = None
     choices: list[Choice] = field(default_factory=list)
-    choice: Choice | None = None
     by_packs: bool = False
     next_epoch: NextEpoch | None = None
 

@@ -20,7 +20,6 @@ from gids.loader.learned import Choice, NextEpoch
 from gids.loader.pack_reads import PackReads
 from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import (
-    Ahead,
     DeviceRows,
     HostRows,
     Layout,
@@ -44,29 +43,15 @@ log = logging.getLogger("gids")
 EARLY = 16
 """Minibatches after which packs are given up if they clearly lose."""
 
-LEAST_WAIT_S = 4.0
-"""Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
-
-MOST_READS_PER_S = 1e6
-"""No disk makes more random reads."""
-
 _CLEARLY = 0.6
-"""Random reads that take at most this share of the time of packs clearly win."""
+"""Packs of many minibatches take at least this share of what those of the first ones take per minibatch: they
+share more rows."""
 
 _LOOKAHEAD_GAIN = 0.9
 """Misses of the look-ahead cache, relative to a cache that keeps the most wanted pages."""
 
 _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
-
-_IDLE = 0.2
-"""What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
-
-_MOST_SLOWER = 4.0
-"""Predictions are corrected by at most this factor."""
-
-_SHORT_S = 0.5
-"""Shorter predictions are mostly noise."""
 
 _MARGIN = 16
 """Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
@@ -75,18 +60,13 @@ _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
 _LEAST_SHARE = 0.75
-"""The next epoch is sampled, and swept, if at least this share of the memory for packs is left."""
+"""The next epoch is made while one is trained if at least this share of the memory for packs is left."""
 
 _CHEAPER = "random reads are cheaper"
 
 
 class Together(Protocol):
-    """What processes that sample the same steps together decide together, in each stream of minibatches.
-
-    overlap: whether a superbatch may be sampled while the one before is trained.
-    """
-
-    overlap: bool
+    """What processes that sample the same steps together decide together, in each stream of minibatches."""
 
     def agree(self, wanted: int, room: int) -> int:
         """Called once EARLY minibatches are sampled: how many shall be sampled ahead; 0: random reads.
@@ -100,18 +80,6 @@ class Together(Protocol):
         ...
 
 
-class Alone:
-    """One process decides for itself."""
-
-    overlap = True
-
-    def agree(self, wanted: int, room: int) -> int:
-        return wanted
-
-    def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Superbatch.begin() waits."""
-
-
 class PackChooser:
     """For one epoch. packs: of the loader."""
 
@@ -122,35 +90,29 @@ class PackChooser:
         """Minibatches of an epoch, at least 1."""
         return known or self._learned.longest or _UNKNOWN_COUNT
 
-    def choose_early(self, sampled: SampledAhead[Any], count: int | None, ahead: Ahead) -> bool:
+    def choose_early(self, sampled: SampledAhead[Any], count: int | None) -> bool:
         """Whether random reads win for sure, judged by the first minibatches; then the choice is made.
 
-        That is so if they win by far even if sweeps take no time, or if they take no longer than a sweep and
-        what packs must save; or, where other processes sample, than sampling before training takes.
-        count: minibatches of the epoch that are left. ahead: what goes on while they are trained.
+        That is so if all minibatches would cost packs at least about as much as random reads at most. Packs
+        wait until other processes have sampled, and random reads do not. count: minibatches that are left.
         """
         if self._packs.options.reads != "auto":
             return False
-        layout = self._layout(sampled, memory_bytes := self._loader.pack_bytes(), ahead)
-        if layout is None and ahead:
-            layout = self._layout(sampled, memory_bytes, Ahead.NOTHING)
-        random_s, sweep_s = self.random_s(sampled), self.sweep_s(sampled)
-        times = max(1.0, (count or 0) / len(sampled.spool))
-        kept_s = 0.0 if layout is None else layout.predicted_s - sweep_s
-        wins = random_s <= _CLEARLY * kept_s
-        if count is not None and self._learned.slower is None:
-            train_s = self._learned.consumer_s * count
-            most_s = max(times * random_s, train_s)  # more minibatches hit more often
-            wins = wins or not _pays(max(sweep_s, train_s), most_s)
-        if beside_s := sampled.beside_s:  # random reads wait for it while they train, packs before that
-            train_s, n = self._learned.consumer_s, self.expected_count(count)
-            random_each_s = max(random_s / len(sampled.spool), beside_s, train_s)
-            wins = wins or not _pays(n * beside_s + max(sweep_s, n * train_s), n * random_each_s)
+        layout = self._layout(sampled, memory_bytes := self._loader.pack_bytes(), False)
+        early, expected = len(sampled.spool), self.expected_count(count)
+        times, train_s = max(1.0, expected / early), expected * self._learned.consumer_s
+        random_s, sampled_s = self.random_s(sampled), expected * (sampled.beside_s or 0.0)
+        least_s = sweep_s = self.sweep_s(sampled)
+        if layout is not None:
+            least_s += _CLEARLY * times * (layout.predicted_s - sweep_s)
+        most_s = max(times * random_s, train_s, sampled_s)  # more minibatches hit more often
+        wins = not _pays(sampled_s + max(least_s, train_s), most_s)
         if layout is None and not wins:
             self._advise(sampled, memory_bytes, times)
             wins = True  # later minibatches do not make the memory larger
         if wins:
-            self._record(None, sampled, self._corrected(layout) | {"random": random_s}, times)
+            seconds = {} if layout is None else {"pack": layout.predicted_s}
+            self._record(None, sampled, seconds | {"random": random_s}, (count or early) / early)
             judged = math.inf if count is None else sampled.base + count
             self._learned.read_at_random(_CHEAPER, judged)
         return wins
@@ -168,19 +130,16 @@ class PackChooser:
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes = self._loader.pack_bytes()
-        if sampled.next_epoch:
-            sampled.next_epoch = self._most_ahead(sampled, memory_bytes)
-        layout = self._layout(sampled, memory_bytes, sampled.ahead)
-        if layout is None and sampled.next_epoch:
-            sampled.next_epoch = Ahead.NOTHING
-            layout = self._layout(sampled, memory_bytes, sampled.ahead)
-        self._learn()
-        predicted = self._corrected(layout)
+        # In the midst of an epoch the sampler keeps its memory, for which only the plan for two has room.
+        sampled.room_for_two = not sampled.last or self._has_room_for_two(sampled, memory_bytes)
+        layout = self._layout(sampled, memory_bytes, sampled.overlap)
+        if layout is None and sampled.overlap:
+            sampled.room_for_two = False
+            layout = self._layout(sampled, memory_bytes, False)
+        predicted = {} if layout is None else {"pack": layout.predicted_s}
         if self._packs.options.reads == "auto":
-            left = len(sampled.spool) - sampled.done
-            random_s = self.random_s(sampled) * left / len(sampled.spool)
-            random_s = max(random_s, self._learned.consumer_s * left)
-            predicted["random"] = random_s
+            train_s = self._learned.consumer_s * len(sampled.spool)
+            predicted["random"] = random_s = max(self.random_s(sampled), train_s)
             if layout is not None and not _pays(predicted["pack"], random_s):
                 layout = None
         elif layout is None:
@@ -204,8 +163,7 @@ class PackChooser:
 
     def chosen(self, layout: Layout, sampled: SampledAhead[Any]) -> None:
         """Note the layout of choose_again(), or of a next epoch."""
-        self._learn()
-        self._record(layout, sampled, self._corrected(layout))
+        self._record(layout, sampled, {"pack": layout.predicted_s})
 
     def make_next(self, coming: NextEpoch, resident: Resident) -> None:
         """Begin to make the packs of the next epoch, whose minibatches are sampled, with these resident rows.
@@ -234,7 +192,7 @@ class PackChooser:
                     fill_resident=True,
                     beside=True,
                 )
-                superbatch.prepare(spare=True)
+                superbatch.prepare()
             except Exception as error:
                 log.info("packs of the next epoch are not made yet: %r", error)
                 if superbatch is not None:
@@ -253,12 +211,10 @@ class PackChooser:
         larger = any(rows > machine.output_rows[name] for name, rows in sampled.rows.items())
         return not larger and sampled.minibatch_bytes <= machine.minibatch_bytes
 
-    def _most_ahead(self, sampled: SampledAhead[Any], memory_bytes: int) -> Ahead:
-        """What memory allows to do for the next epoch while these minibatches are trained."""
-        plans = [self._plan(sampled, memory_bytes, ahead) for ahead in Ahead]
-        alone, *beside = (0 if plan is None else plan.pack_bytes for plan in plans)
-        enough = [0 < nbytes >= _LEAST_SHARE * alone for nbytes in beside]
-        return Ahead.SWEPT if enough[1] else Ahead.SAMPLED if enough[0] else Ahead.NOTHING
+    def _has_room_for_two(self, sampled: SampledAhead[Any], memory_bytes: int) -> bool:
+        """Whether memory allows to make the next epoch while these minibatches are trained."""
+        alone, both = (self._plan(sampled, memory_bytes, overlap) for overlap in (False, True))
+        return both is not None and (alone is None or both.pack_bytes >= _LEAST_SHARE * alone.pack_bytes)
 
     def give_up(self, reason: str, count: float = math.inf) -> None:
         """Use random reads from now on, for epochs of at most so many minibatches. Warns once."""
@@ -271,7 +227,7 @@ class PackChooser:
         """For the packs that choose() chose. On the host, memory is taken when rows are written to it."""
         packs, options = self._packs, self._packs.options
         device, tables, dtype = packs.device, packs.tables, packs.dtype
-        plan = self._plan(sampled, self._loader.pack_bytes(), sampled.ahead)
+        plan = self._plan(sampled, self._loader.pack_bytes(), sampled.overlap)
         assert plan is not None
         threads, output_rows = options.threads or torch.get_num_threads(), _room_rows(sampled)
 
@@ -316,21 +272,8 @@ class PackChooser:
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
         """Scratch for the packs of a superbatch. If another one is swept meanwhile, both must fit."""
         assert self._packs.scratch is not None
-        left = self._packs.scratch.free_bytes(spare=sampled.spool.file.spare)
-        return left // 2 if sampled.ahead is Ahead.SWEPT else left
-
-    def _learn(self) -> None:
-        """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
-        last, learned = self._learned.choice, self._learned
-        if last is None or last.way == "random" or last.returned != last.minibatches:
-            return
-        if learned.consumer_s * last.returned < _IDLE * last.actual_s:
-            slower = (learned.slower or 1.0) * last.actual_s / max(_SHORT_S, last.predicted_s["pack"])
-            learned.slower = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
-
-    def _corrected(self, layout: Layout | None) -> dict[str, float]:
-        """Predicted seconds of packs; empty if they are impossible."""
-        return {} if layout is None else {"pack": layout.predicted_s * (self._learned.slower or 1.0)}
+        left = self._packs.scratch.free_bytes
+        return left // 2 if sampled.overlap else left
 
     def _record(
         self,
@@ -341,7 +284,7 @@ class PackChooser:
     ) -> None:
         predicted = {name: s * times for name, s in predicted.items()}
         way = "random" if layout is None else "pack"
-        choice = Choice(way, round(len(sampled.spool) * times) - sampled.done, predicted)
+        choice = Choice(way, round(len(sampled.spool) * times), predicted)
         self._note(choice)
         seconds = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
         log.info("%d minibatches by %s reads: predicted %s", choice.minibatches, way, seconds)
@@ -349,11 +292,10 @@ class PackChooser:
     def _note(self, choice: Choice) -> None:
         self._packs.choices.append(choice)
         self._learned.choices.append(choice)
-        self._learned.choice = choice
 
-    def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> Layout | None:
+    def _layout(self, sampled: SampledAhead[Any], memory_bytes: int, overlap: bool) -> Layout | None:
         """The cheapest layout; None if packs do not fit. Raises StorageError if scratch cannot be written."""
-        plan = self._plan(sampled, memory_bytes, ahead)
+        plan = self._plan(sampled, memory_bytes, overlap)
         return None if plan is None else self._work(sampled, plan).choose()
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
@@ -382,19 +324,17 @@ class PackChooser:
             device_bytes=None if device is None else device.memory_bytes,
         )
 
-    def _needed(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> dict[str, int]:
+    def _needed(self, sampled: SampledAhead[Any], memory_bytes: int, overlap: bool) -> dict[str, int]:
         """Bytes by purpose, without packs."""
         budget = self._budget(sampled, memory_bytes)
-        return budget.needed(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
+        return budget.needed(_room_rows(sampled), _room(sampled.minibatch_bytes), overlap)
 
-    def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, ahead: Ahead) -> PackPlan | None:
+    def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, overlap: bool) -> PackPlan | None:
         budget = self._budget(sampled, memory_bytes)
-        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), ahead)
+        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), overlap)
 
     def _advise(self, sampled: SampledAhead[Any], memory_bytes: int, times: float) -> None:
         """Warn that packs do not fit, and say what memory they need and what they would save."""
-        if not memory_bytes:  # another epoch has it
-            return
         random_s, rates = times * self.random_s(sampled), self._packs.rates()
         memory = self._loader.source.memory
         nbytes = times * sum(
@@ -404,7 +344,7 @@ class PackChooser:
         packed_s = self.sweep_s(sampled) + nbytes / rates.write_bytes_per_s + rates.packed_s(nbytes)
         if not _pays(packed_s, random_s):
             return
-        needed = self._needed(sampled, memory_bytes, Ahead.NOTHING)
+        needed = self._needed(sampled, memory_bytes, False)
         log.warning(
             "memory=%d (%s) is too small for packs, so rows are read at random, in about %.0f s: with "
             "memory=%d (%s) packs would take about %.0f s",
@@ -418,7 +358,7 @@ class PackChooser:
 
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self._packs.tables)
-        purposes, memory = self._needed(sampled, memory_bytes, sampled.ahead), self._loader.source.memory
+        purposes, memory = self._needed(sampled, memory_bytes, False), self._loader.source.memory
         if memory > memory_bytes:
             purposes[OTHERS] = memory - memory_bytes
         there = also = ""

@@ -35,21 +35,12 @@ LEAST_BYTES = 256 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
 
-class Beside:
-    """Memory that is taken while a stream races. The stream closes it."""
-
-    nbytes = 0
-
-    def close(self) -> None:
-        self.nbytes = 0
-
-
 class PackReads:
     """tables: of the loader. dtype: of the features, or None for the stored one. engine: of the loader.
     lender: of the source. device: where packs are in device memory.
 
-    Attributes: machine: has the memory of packs, or is None; beside: what is taken beside the cache, while
-    packs are prepared; next_epochs: what is prepared, of all loaders that share this one.
+    Attributes: machine: has the memory of packs, or is None; next_epochs: what is prepared, of all loaders
+    that share this one.
     """
 
     def __init__(
@@ -64,7 +55,6 @@ class PackReads:
         self.device, self._lender = device, lender
         self.tables, self.options, self.dtype, self.engine = tables, options, dtype, engine
         self.machine: PackMachine | None = None
-        self.beside = Beside()
         counted = "superbatches", "packs", "minibatches", "bytes_read", "bytes_written"
         self.counters = Counter(dict.fromkeys(counted, 0))
         self.seconds = {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0}
@@ -109,10 +99,8 @@ class PackReads:
 
     def prepare_next(self, learned: Learned, coming: NextEpoch) -> None:
         """Keep what is prepared of the next epoch of the loader whose epoch is open."""
-        assert self.scratch is not None
         learned.next_epoch, coming.learned = coming, weakref.ref(learned)
         self.next_epochs.add(coming)
-        self.scratch.spares.add(coming)
 
     def prepared(self, learned: Learned, minibatches: Iterable[Any]) -> NextEpoch | None:
         """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
@@ -120,10 +108,8 @@ class PackReads:
         if coming is None or coming.minibatches is not minibatches or not coming.here:
             learned.drop_next()
             return None
-        assert self.scratch is not None
         learned.next_epoch = None
         self.next_epochs.discard(coming)
-        self.scratch.spares.discard(coming)
         return coming
 
     @property

@@ -1,9 +1,8 @@
 """PackSwitch: lets an EpochStream read by packs where that is faster. PackReader: reads a superbatch.
 
-Made by FeatureLoader for an epoch that may use packs. The epoch begins with random reads. If it waits
-for the disk, a superbatch is sampled ahead in that time, and PackChooser chooses how to read it. Packs take
-over once they are made; if that takes long, random reads go on meanwhile: a race. If packs are asked for, or
-read the epoch before, there are no random reads beside them. While one superbatch is trained, the next one is
+Made by FeatureLoader for an epoch that may use packs. An epoch begins with random reads, unless packs are
+asked for, or read the epoch before. If it would wait for the disk for long, the rest is sampled ahead,
+PackChooser chooses how to read it, and packs are made. While one superbatch is trained, the next one is
 prepared. If random reads are cheaper, or packs fail, the stream goes on by random reads.
 """
 
@@ -12,34 +11,27 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import EpochStream, Failed, Sampled, forgetting
 from gids.loader.learned import Choice, NextEpoch
-from gids.loader.memory import rows_read
 from gids.loader.observer import Observers
-from gids.loader.pack_chooser import EARLY, LEAST_WAIT_S, MOST_READS_PER_S, Alone, PackChooser
+from gids.loader.pack_chooser import EARLY, PackChooser
 from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import Ahead, Layout, PackMachine, Reads, Superbatch
+from gids.packs import Layout, Reads, Superbatch
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
 T = TypeVar("T")
 
-_POLL_S = 0.001
-
-_LONG_S = 5.0
-"""Random reads go on during sweeps that take longer."""
-
-_REST = 3
-"""Random reads beside packs that are prepared rest three times as long as they take."""
+LEAST_WAIT_S = 4.0
+"""Packs are not considered, nor the disk measured, for an epoch that would wait for it less than this."""
 
 _SOON_S = 0.5
 """So many seconds of waiting for the disk show how long the epoch will wait."""
@@ -90,23 +82,17 @@ class PackSwitch(Generic[T]):
         prepared: NextEpoch | None = None,
     ) -> None:
         self._source, self._epoch, self._loader, self._packs = source, epoch, loader, packs
-        self._prepared, self._learned = prepared, epoch.learned
+        self._prepared, self._learned, self._together = prepared, epoch.learned, epoch.together
         self._chooser = PackChooser(packs, loader, epoch)
-        self._together = epoch.together or Alone()
         self._ids_of, self._following, device = epoch.ids_of, None, packs.device
         if device is not None:
             self._ids_of = lambda minibatch: device.ids_on_host(epoch.ids_of(minibatch))
         elif epoch.together is None and epoch.learned.longest:
             self._following = epoch.following
-        self._count, self._size = epoch.count, 0  # minibatches of the epoch, and of a superbatch
+        self._size = 0  # minibatches of a superbatch, once it is known
         self._base = 0  # minibatches before the first superbatch
         self._begun = self._at_random = False
         self._waits: list[float] | None = None  # of the first minibatches, by random reads
-        self._racing = False  # packs are being prepared
-        self._beside = False  # random reads go on meanwhile
-        self._coming: PackMachine | None = None  # the memory of these packs
-        self._judged = False
-        self._resume_at = 0.0  # random reads
         self._seconds, self._observers = seconds, observers
         self._superbatch: Superbatch | None = None  # that is trained
         self._sampled: SampledAhead[T] | None = None  # its minibatches
@@ -134,8 +120,8 @@ class PackSwitch(Generic[T]):
             self._begin(stream)
         if not stream.has_window:
             return
-        if self._racing:
-            self._race(stream)
+        if (waits := self._waits) is not None and self._waits_long(stream, waits):
+            self._end_random(stream, len(waits))
         while not self._at_random:
             superbatch = self._superbatch
             if superbatch is not None and superbatch.next < superbatch.end:
@@ -171,42 +157,26 @@ class PackSwitch(Generic[T]):
             self._choice.actual_s += now - self._returned_at - (self._seconds["sample"] - sampled_s)
             self._returned_at = now
         elif self._waits is not None and stream.has_window:
-            self._judge(stream, self._waits, took_s)
+            self._waits.append(took_s)
 
     def may_wait(self) -> bool:
         """Whether the stream may go on without lookahead for a while: what was swept would be lost."""
-        return self._at_random and self._next is None
+        return self._at_random
 
     def close(self) -> None:
         """End what is prepared. The stream closes all that is in `opened`."""
         self._superbatch = self._sampled = self._next = self._ahead = None
-        self._racing, self._coming = False, None
 
-    # --- the first packs, which are prepared alone or beside random reads ---
+    # --- the beginning ---
 
     def _begin(self, stream: EpochStream[T]) -> None:
-        """Begin with random reads, unless packs are asked for, or were chosen in the epoch before.
-
-        Prepare packs at once if no disk could read the epoch soon.
-        """
+        """Begin with random reads, unless packs are asked for, or read the epoch before."""
         self._begun = True
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
-            return self._go_on_with(prepared)
-        auto = self._packs.options.reads == "auto"
-        self._beside = auto and self._together.overlap and not self._learned.by_packs
-        if not self._beside:
-            self._loader.free_cache(self._epoch)
-            return self._begin_race(stream, 0, [])
-        first, packs, rows = self._source.peek(), self._packs, 0
-        with suppress(Exception):  # raised again where this minibatch is due
-            if first is not None and not isinstance(first, Failed):
-                rows = sum(rows_read(self._ids_of(first), [t.name for t in packs.tables]).values())
-        packs.release()  # of the epoch before
-        count = self._chooser.expected_count(self._count)
-        if rows * count >= LEAST_WAIT_S * MOST_READS_PER_S and not self._source.beside:
-            self._begin_race(stream, 0, [])
-        else:
+            self._go_on_with(prepared)
+        elif self._packs.options.reads == "auto" and self._together is None and not self._learned.by_packs:
+            self._packs.release()  # of the epoch before
             self._read_at_random(stream, self._source)
             self._waits = []
 
@@ -220,157 +190,28 @@ class PackSwitch(Generic[T]):
             self._packs.machine = prepared.machine
             self._chooser.chosen(superbatch.layout, prepared.sampled)
 
-    def _judge(self, stream: EpochStream[T], waits: list[float], waited_s: float) -> None:
-        """Consider packs after EARLY minibatches, or long waiting, if the rest would wait for the disk long.
+    def _waits_long(self, stream: EpochStream[T], waits: list[float]) -> bool:
+        """After EARLY minibatches, or long waits: whether the rest of the epoch would wait for the disk long.
 
         Only the later half of the waits counts, because the cache is empty at first. If worker processes
         sample the minibatches, packs are not considered before EARLY of them, however long the waits are.
         """
-        waits.append(waited_s)
         done = len(waits)
         if done < EARLY and (self._source.beside or sum(waits) < _SOON_S):
-            return
-        later = waits[done // 2 :]
-        left = self._chooser.expected_count(self._count) - done
-        if left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all:
-            self._begin_race(stream, done, stream.take_back())
+            return False
         self._waits = None
+        later = waits[done // 2 :]
+        left = self._chooser.expected_count(self._epoch.count) - done
+        return left * sum(later) / len(later) >= LEAST_WAIT_S and not stream.sampled_all
 
-    def _begin_race(self, stream: EpochStream[T], done: int, held: list[T]) -> None:
-        """Sample into a spool from now on. done: minibatches that were returned. held: sampled and not."""
-        self._base = done
-        try:
-            self._sampled = self._sample_ahead(held)
-        except OSError as error:
-            self._give_up(error)
-        if self._sampled is None:
-            self._read_at_random(stream, itertools.chain(forgetting(held), self._source))
-        else:
-            self._racing, self._size = True, self._sampled.most
-            self.opened.append(self._packs.beside)
-            if self._beside:
-                self._read_at_random(stream, self._sampled.all(), reads_ahead=False)
-
-    def _race(self, stream: EpochStream[T]) -> None:
-        """Prepare packs until a minibatch is there by random reads, if they go on, or packs take over.
-
-        Random reads get a share of the time: many short reads starve the long ones.
-        """
-        sampled = self._sampled
-        assert sampled is not None
-        begun = time.perf_counter()  # the reads of the minibatch that is due, about
-        while self._racing:
-            superbatch = self._next
-            if superbatch is not None and superbatch.ready:
-                return self._hand_over(stream, superbatch, sampled)
-            now = time.perf_counter()
-            enough = len(sampled.spool) >= EARLY and sampled.beside_s is not None
-            if stream.idle and not self._judged and (enough or (sampled.full and len(sampled.spool))):
-                self._judge_early(stream, sampled)
-                continue
-            try:
-                if stream.idle and sampled.full and superbatch is None:
-                    self._prepare(stream, sampled)
-                elif self._beside and not (stream.idle and now < self._resume_at) and stream.ready():
-                    self._resume_at = now + _REST * (now - begun)
-                    return
-                elif sampled.full:
-                    time.sleep(_POLL_S)
-                else:
-                    sampled.sample(1, settle=False)
-                    self._packs.beside.nbytes = sampled.counts_bytes
-            except OSError as error:
-                self._give_up(error)
-                self._end_race(stream, sampled)
-            if stream.idle:
-                begun = time.perf_counter()
-
-    def _judge_early(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """Agree on the minibatches of a superbatch, or random reads."""
-        self._judged, sampled.done = True, stream.index
-        wanted, left, together = sampled.most, self._left(sampled), self._together
-        try:
-            sampled.settle()
-            overlap = not self._beside and together.overlap and (left is None or wanted <= left)
-            ahead = Ahead.SWEPT if overlap else Ahead.NOTHING
-            if not sampled.full and self._chooser.choose_early(sampled, left, ahead):
-                wanted = 0
-        except OSError as error:
-            self._give_up(error)
-            wanted = 0
-        if agreed := together.agree(wanted, sampled.room):
-            self._size = sampled.most = min(sampled.most, agreed)
-            return
-        if wanted and sampled.room < EARLY:
-            reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
-            self._chooser.give_up(reason, self._count or 0)
-        elif wanted and self._count is not None:
-            self._learned.read_at_random("another process reads by random reads", self._count)
-        self._end_race(stream, sampled)
-
-    def _prepare(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """Choose how the rest of the sampled minibatches is read, and make packs; if that is long, beside."""
-        packs, begun, layout = self._packs, time.perf_counter(), None
-        sampled.done = index = stream.index if self._beside else 0
-        if index < len(sampled.spool):
-            with self._observers.stage("plan"):
-                if not self._beside:
-                    self._loader.free_cache(self._epoch)
-                layout = self._chooser.choose(sampled, self._left(sampled))
-        packs.seconds["cut"] += time.perf_counter() - begun
-        if layout is None:
-            return self._end_race(stream, sampled)
-        first_pack = layout.first_pack(index)
-        if self._beside and self._chooser.sweep_s(sampled) > _LONG_S and not packs.on_device:
-            self._coming = self._chooser.new_machine(sampled)
-            self._next = self._make(layout, first_pack, self._coming, fill_resident=True, beside=True)
-            packs.beside.nbytes = self._coming.plan.beside_bytes(layout.resident.lists_bytes)
-            if self._next is None:
-                self._end_race(stream, sampled)
-        else:
-            self._end_random(stream, sampled)
-            self._learned.by_packs = True
-            self._train(stream, self._make_first(layout, first_pack, sampled), index)
-
-    def _hand_over(self, stream: EpochStream[T], superbatch: Superbatch, sampled: SampledAhead[T]) -> None:
-        """Read by packs from now on, in place of random reads."""
-        packs, index = self._packs, stream.index
-        try:
-            superbatch.finish_sweep()
-        except OSError as error:
-            self._give_up(error)
-            return self._end_race(stream, sampled)
-        if index >= superbatch.end:
-            return self._end_race(stream, sampled)
-        self._end_random(stream, sampled)
-        self._next = None
-        packs.machine, self._coming = self._coming, None
-        self._train(stream, superbatch, index)
-
-    def _end_random(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """End random reads, and free their memory."""
-        self._racing = self._at_random = False
-        self._packs.beside.close()
-        after = len(sampled.spool) - stream.index
-        sampled.put_back(stream.take_back()[after:])
-        self._loader.free_cache(self._epoch)
-
-    def _end_race(self, stream: EpochStream[T], sampled: SampledAhead[T]) -> None:
-        """Go on by random reads only."""
-        self._racing, stream.reads_ahead = False, True
-        self._packs.beside.close()
-        self._packs.release()
-        minibatches = sampled.rest()
-        self._drop_next()
-        if self._coming is not None:
-            self._coming.close()
-            self._coming = None
-        if sampled.reason:
-            self._give_up(sampled.reason)
-        if self._learned.choices:
-            self._choice = self._chooser.random_choice(len(sampled.spool))
-        if not self._beside:
-            self._read_at_random(stream, minibatches)
+    def _end_random(self, stream: EpochStream[T], done: int) -> None:
+        """End random reads, and prepare packs for the minibatches after those that are done."""
+        self._waits, self._base = None, done
+        held = stream.take_back()
+        self._ahead = self._sample_ahead(held)
+        if self._ahead is None:
+            return self._read_at_random(stream, itertools.chain(forgetting(held), self._source))
+        self._at_random = False
 
     def _consumed(self, seconds: float) -> None:
         """Keep a moving average of the consumer's seconds per minibatch. The first one warms up."""
@@ -390,110 +231,120 @@ class PackSwitch(Generic[T]):
 
     def _advance(self, stream: EpochStream[T]) -> None:
         """Begin the next superbatch, or go on by random reads, or come to the end of the minibatches."""
-        packs = self._packs
         if self._superbatch is not None:
             done = self._finish_superbatch()
             if done.last_pack < len(done.layout.packs):  # more packs than one superbatch may have
-                superbatch = self._make(done.layout, done.last_pack, packs.machine, fill_resident=False)
+                superbatch = self._make(done.layout, done.last_pack, fill_resident=False)
                 return self._train(stream, superbatch, done.end)
             self._end_of_sampled(stream)
             if self._at_random:
                 return
-        prepared, self._next = self._next, None
-        sampled = self._next_sampled()
-        if sampled is None:
+        prepared, self._next, self._tried_next = self._next, None, False
+        self._sampled, self._ahead = self._ahead or self._sample_ahead([]), None
+        if self._sampled is None:
             return self._random(stream, 0)
-        sampled.sample(1)
-        if not len(sampled.spool):
+        self._sampled.sample(1)
+        if not len(self._sampled.spool):
             return self._end_of_sampled(stream)
-        if prepared is not None:
-            return self._train(stream, prepared, 0)
-        self._racing, self._judged, self._beside = True, True, False
-        self._race(stream)
+        if prepared is None:
+            prepared = self._prepare(self._sampled)
+        self._train(stream, prepared, 0)
+
+    def _prepare(self, sampled: SampledAhead[T]) -> Superbatch | None:
+        """Sample a superbatch, choose how it is read, and make its packs. None: by random reads."""
+        packs, layout = self._packs, None
+        try:
+            self._loader.free_cache(self._epoch)
+            if self._size or self._agree(sampled):
+                sampled.sample()
+                begun = time.perf_counter()
+                with self._observers.stage("plan"):
+                    layout = self._chooser.choose(sampled, self._left(sampled))
+                packs.seconds["cut"] += time.perf_counter() - begun
+            if layout is None:
+                return None
+            packs.machine = self._chooser.new_machine(sampled)
+        except MemoryBudgetError as error:  # others have the memory
+            if packs.options.reads != "auto":
+                raise
+            self._give_up(error)
+            return None
+        except OSError as error:
+            self._give_up(error)
+            return None
+        self._learned.by_packs = True
+        return self._make(layout, fill_resident=True)
+
+    def _agree(self, sampled: SampledAhead[T]) -> bool:
+        """Agree, once EARLY minibatches are sampled, on the size of superbatches. False: random reads."""
+        sampled.sample(EARLY - len(sampled.spool))
+        while sampled.beside_s is None and not sampled.full:
+            sampled.sample(1)
+        left = self._left(sampled)
+        refused = not sampled.full and self._chooser.choose_early(sampled, left)
+        agreed = wanted = 0 if refused else sampled.most
+        if self._together is not None:
+            agreed = self._together.agree(wanted, sampled.room)
+        if agreed:
+            self._size = sampled.most = min(sampled.most, agreed)
+        elif wanted and sampled.room < EARLY:
+            reason = f"scratch ({self._packs.scratch}) has room for too few minibatches"
+            self._chooser.give_up(reason, self._epoch.count or 0)
+        elif wanted and self._epoch.count is not None:
+            self._learned.read_at_random("another process reads by random reads", self._epoch.count)
+        return bool(agreed)
 
     def _left(self, sampled: SampledAhead[T]) -> int | None:
         """Minibatches of the epoch from this superbatch on, if known."""
-        return None if self._count is None else self._count - sampled.base
+        return None if self._epoch.count is None else self._epoch.count - sampled.base
 
-    def _next_sampled(self) -> SampledAhead[T] | None:
-        """The minibatches of the next superbatch, sampled as far as they are; None without scratch."""
-        if self._ahead is not None:
-            self._sampled, self._ahead = self._ahead, None
-        else:
-            try:
-                self._sampled = self._sample_ahead([])
-            except OSError as error:
-                self._give_up(error)
-                self._sampled = None
-        self._tried_next = False
-        return self._sampled
-
-    def _sample_ahead(
-        self, first: Iterable[T], next_epoch: Sampled[T] | None = None
-    ) -> SampledAhead[T] | None:
-        """To sample further. first: those that are sampled. next_epoch: the source of the next epoch."""
+    def _sample_ahead(self, first: list[T], next_epoch: Sampled[T] | None = None) -> SampledAhead[T] | None:
+        """To sample further; None without scratch. first: those that are sampled. next_epoch: the source of
+        the next epoch."""
         packs, before = self._packs, self._sampled
         if packs.scratch is None:
             self._only_random = True
             self._learned.read_at_random("there is no scratch")
             return None
-
         base = self._base if before is None else before.base + len(before.spool)
-        sampled = SampledAhead(
-            self._source if next_epoch is None else next_epoch,
-            self._ids_of,
-            self._epoch.bytes_of,
-            packs,
-            self._observers,
-            self._seconds,
-            first=first,
-            base=base if next_epoch is None else 0,
-            next_epoch=Ahead.SWEPT if self._following or next_epoch else Ahead.NOTHING,
-            spare=next_epoch is not None,
-        )
+        try:
+            sampled = SampledAhead(
+                self._source if next_epoch is None else next_epoch,
+                self._ids_of,
+                self._epoch.bytes_of,
+                packs,
+                self._observers,
+                self._seconds,
+                first=first,
+                base=base if next_epoch is None else 0,
+                goes_on=self._following is not None or next_epoch is not None,
+            )
+        except OSError as error:
+            self._give_up(error)
+            return None
         if self._size:
             sampled.most = self._size
         if next_epoch is None:
             self.opened.append(sampled)
         return sampled
 
-    def _make_first(self, layout: Layout, first_pack: int, sampled: SampledAhead[T]) -> Superbatch | None:
-        """As _make(), with new memory. None also if others have taken a device's memory meanwhile."""
-        try:
-            machine = self._packs.machine = self._chooser.new_machine(sampled)
-        except MemoryBudgetError as error:
-            if self._packs.options.reads != "auto":
-                raise
-            self._give_up(error)
-            return None
-        return self._make(layout, first_pack, machine, fill_resident=True)
-
-    def _make(
-        self,
-        layout: Layout,
-        first_pack: int,
-        machine: PackMachine | None,
-        *,
-        fill_resident: bool,
-        beside: bool = False,
-    ) -> Superbatch | None:
+    def _make(self, layout: Layout, first_pack: int = 0, *, fill_resident: bool) -> Superbatch | None:
         """A superbatch whose sweep has started; None if scratch or a file does not allow it."""
         packs, sampled = self._packs, self._ahead if self._superbatch is not None else self._sampled
-        assert machine is not None
+        assert packs.machine is not None
         assert packs.scratch is not None
         assert sampled is not None
         sampled.forget_counts()
         begun, superbatch = time.perf_counter(), None
         try:
             superbatch = Superbatch(
-                machine,
+                packs.machine,
                 sampled.spool,
                 layout,
                 first_pack,
                 packs.scratch,
                 room_bytes=self._chooser.room_bytes(sampled),
                 fill_resident=fill_resident,
-                beside=beside,
             )
             self.opened.append(superbatch)
             packs.seconds["cut"] += time.perf_counter() - begun
@@ -522,21 +373,20 @@ class PackSwitch(Generic[T]):
                     self._ahead.sample(1)
                 begun = time.perf_counter()
                 with self._observers.stage("sweep"):
-                    self._together.wait_for(lambda: superbatch.ready)
-                    packs.seconds["sweep"] += time.perf_counter() - begun
-                    superbatch.begin(first=first)
+                    if self._together is not None:
+                        self._together.wait_for(lambda: superbatch.ready)
+                        packs.seconds["sweep"] += time.perf_counter() - begun
+                    superbatch.begin()
             except OSError as error:
                 self._drop(superbatch)
                 self._give_up(error)
-                return self._random(stream, max(first, superbatch.first))
+                return self._random(stream, first)
         self._superbatch = superbatch
         reader = PackReader(superbatch)
         minibatches = reader.minibatches()
         # Only who observes reads ids at once; features are read in the order of the device's stream.
         stream.read(reader, packs.settled(minibatches) if self._observers.any else minibatches)
         self._choice = choice = self._learned.choices[-1]
-        if first > superbatch.first:
-            self._learned.choice = None  # what it takes is not what was predicted
         choice.superbatches += 1
         choice.packs += superbatch.pack_count
         choice.resident_rows = superbatch.resident_rows
@@ -545,9 +395,9 @@ class PackSwitch(Generic[T]):
 
     def _work_ahead(self, superbatch: Superbatch) -> None:
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
-        sampled, packs = self._sampled, self._packs
+        sampled = self._sampled
         assert sampled is not None
-        if not sampled.ahead or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
+        if not sampled.overlap or self._only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
         if sampled.last:
             return self._prepare_next_epoch(superbatch)
@@ -563,7 +413,7 @@ class PackSwitch(Generic[T]):
             self._tried_next = True
             layout = self._chooser.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
-                self._next = self._make(layout, 0, packs.machine, fill_resident=False)
+                self._next = self._make(layout, fill_resident=False)
         coming = self._next
         if coming is not None and not coming.begun and superbatch.in_last_pack and coming.ready:
             try:
@@ -588,7 +438,7 @@ class PackSwitch(Generic[T]):
             return
         ahead, left = coming.sampled, superbatch.end - superbatch.next
         if not ahead.full:
-            expected = min(ahead.most, self._chooser.expected_count(self._count))
+            expected = min(ahead.most, self._chooser.expected_count(self._epoch.count))
             ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
         elif not coming.begun and len(ahead.spool):
             self._chooser.make_next(coming, superbatch.layout.resident)
@@ -626,17 +476,19 @@ class PackSwitch(Generic[T]):
         """Go on by random reads to the end: what is in the spool from `first` on, then the rest."""
         sampled, ahead = self._sampled, self._ahead
         self._packs.release()
+        self._drop_next()
+        if sampled is None:
+            minibatches: Iterator[T] = self._source
+        elif ahead is None:
+            minibatches = sampled.rest(first)
+            if sampled.reason:
+                self._give_up(sampled.reason)
+        else:
+            minibatches = itertools.chain(sampled.spooled(first), ahead.rest())
         if self._learned.choices:
             self._choice = self._chooser.random_choice(len(sampled.spool) - first if sampled else 0)
-        if sampled is None:
-            self._read_at_random(stream, self._source)
-        elif ahead is None:
-            self._read_at_random(stream, sampled.rest(first))
-        else:
-            self._read_at_random(stream, itertools.chain(sampled.spooled(first), ahead.rest()))
+        self._read_at_random(stream, minibatches)
 
-    def _read_at_random(
-        self, stream: EpochStream[T], minibatches: Iterator[T], *, reads_ahead: bool = True
-    ) -> None:
+    def _read_at_random(self, stream: EpochStream[T], minibatches: Iterator[T]) -> None:
         self._at_random = True
-        stream.read(self._loader.cache_reader(self._epoch), minibatches, reads_ahead=reads_ahead)
+        stream.read(self._loader.cache_reader(self._epoch), minibatches)

@@ -27,7 +27,6 @@ class Cache(Protocol):
 
     def enter(self, step: int, ids: Ids) -> None: ...
     def plan(self, step: int) -> None: ...
-    def ready(self, step: int) -> bool: ...
     def gather(self, step: int) -> Gathered: ...
     def retire(self, step: int) -> None: ...
     def cancel(self) -> None: ...
@@ -64,10 +63,6 @@ class Reader:
 
     def plan(self) -> None:
         """Start the reads of the next minibatch. Does not block."""
-
-    def ready(self) -> bool:
-        """Whether gather() would not wait for the disk."""
-        return True
 
     def gather(self) -> Gathered:
         """Of the next minibatch. Blocks."""
@@ -112,9 +107,6 @@ class CacheReader(Reader):
         assert self._cache is not None
         self._cache.plan(self._planned)
         self._planned += 1
-
-    def ready(self) -> bool:
-        return self._cache is None or self._cache.ready(self._gathered)
 
     def gather(self) -> Gathered:
         assert self._cache is not None

@@ -23,7 +23,6 @@ from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
 from gids.packs import (
     WRITING,
-    Ahead,
     NotSpoolable,
     Reads,
     Rows,
@@ -72,8 +71,9 @@ class SampledAhead(Generic[T]):
     that were sampled and do not go into the spool, nor do those after them; reason: why. end: why the source
     has no more, or None.
 
-    base: number of minibatches before this superbatch. done: of its minibatches, read at random. next_epoch:
-    what may be done for the next epoch. spare: as of Scratch.open().
+    base: number of minibatches before this superbatch. goes_on: after the last one of an epoch, the next
+    epoch may be prepared. room_for_two: memory allows to make the next superbatch while these minibatches are
+    trained.
     """
 
     def __init__(
@@ -87,8 +87,7 @@ class SampledAhead(Generic[T]):
         *,
         first: Iterable[T],
         base: int,
-        next_epoch: Ahead = Ahead.NOTHING,
-        spare: bool = False,
+        goes_on: bool = False,
     ) -> None:
         assert packs.scratch is not None
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
@@ -97,7 +96,8 @@ class SampledAhead(Generic[T]):
         self._first = list(first)
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
-        self.base, self.done, self.next_epoch = base, 0, next_epoch
+        self.base, self.room_for_two, self._goes_on = base, True, goes_on
+        self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
         reads_of = WeakMethod(self._reads_of)
@@ -106,7 +106,6 @@ class SampledAhead(Generic[T]):
             len(packs.tables),
             lambda minibatch: cast("Callable[[T], Reads]", reads_of())(minibatch),
             on_device=packs.on_device,
-            spare=spare,
             counters=packs.counters,
         )
         self.background = Background(self._counter, self.spool)
@@ -150,18 +149,14 @@ class SampledAhead(Generic[T]):
         return self.end is not None or bool(self.reason)
 
     @property
-    def ahead(self) -> Ahead:
-        """What may be done for others while these are trained."""
-        if not self.last:
-            return Ahead.SWEPT
+    def overlap(self) -> bool:
+        """Whether the next superbatch, perhaps of the next epoch, is made while these are trained."""
         whole = isinstance(self.end, StopIteration) and not self.reason
-        return self.next_epoch if whole else Ahead.NOTHING
+        return self.room_for_two and (not self.last or (self._goes_on and whole))
 
-    def sample(self, count: int = MOST_MINIBATCHES, *, settle: bool = True) -> None:
-        """Sample more minibatches: so many, or fewer until this is full. Errors go to `end`.
-
-        settle: wait until they are written and counted, as is done once this is full.
-        """
+    def sample(self, count: int = MOST_MINIBATCHES) -> None:
+        """Sample more minibatches: so many, or fewer until this is full. They are written and counted then.
+        Errors go to `end`."""
         goal = len(self.spool) + count
         while not self.full and len(self.spool) < goal:
             begun = time.perf_counter()
@@ -199,8 +194,7 @@ class SampledAhead(Generic[T]):
             self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
             self._note(ids)
             self._writing.append((minibatch, written, self._counter.submit(self._count, reads.rows)))
-        if settle or self.full:
-            self.settle()
+        self.settle()
 
     def _sampled_now(self) -> T:
         begun = time.perf_counter()
@@ -241,9 +235,9 @@ class SampledAhead(Generic[T]):
             self.reason = reason
         self.held.append(minibatch)
 
-    def spooled(self, index: int, end: int | None = None) -> Iterator[T]:
-        """The minibatches [index, end) in the spool; to its end. One that cannot be read is Failed."""
-        for i in range(index, len(self.spool) if end is None else end):
+    def spooled(self, first: int) -> Iterator[T]:
+        """The minibatches in the spool from `first` on. One that cannot be read is Failed."""
+        for i in range(first, len(self.spool)):
             try:
                 minibatch: T = self.spool.take(i)[0]
             except StorageError as error:
@@ -252,19 +246,13 @@ class SampledAhead(Generic[T]):
             yield minibatch
             del minibatch
 
-    def all(self, first: int = 0) -> Iterator[T]:
-        """The minibatches from `first` on, to the end of the source. Each is sampled when it is due, if it is
-        not yet."""
-        index = first
-        while index < len(self.spool) or not self.full:
-            if index == len(self.spool):
-                self.sample(1)
-                continue
-            if index + len(self._writing) >= len(self.spool) and not self.settle():
-                continue
-            yield from self.spooled(index, index + 1)
-            index += 1
-        self.most = len(self.spool)  # no other minibatch may come after them in the spool
+    def rest(self, first: int = 0) -> Iterator[T]:
+        """The minibatches from `first` on, to the end of the source. No other one comes into the spool."""
+        self.forget_counts()
+        return self._rest(first)
+
+    def _rest(self, first: int) -> Iterator[T]:
+        yield from self.spooled(first)
         if self.end is None:
             yield from forgetting(self.held, self._first)
             for minibatch in self._source:  # "yield from" would close it with this generator
@@ -272,16 +260,6 @@ class SampledAhead(Generic[T]):
                 del minibatch
         elif not isinstance(self.end, StopIteration):
             raise self.end
-
-    def rest(self, first: int = 0) -> Iterator[T]:
-        """The same. No other minibatch comes into the spool."""
-        self.most = len(self.spool)
-        self.forget_counts()
-        return self.all(first)
-
-    def put_back(self, minibatches: Sequence[T]) -> None:
-        """Hold minibatches that all() returned and that are not in the spool."""
-        self.held[:0] = minibatches
 
     @property
     def left(self) -> list[T]:

@@ -6,7 +6,7 @@ Called by the loader. See docs/internals/packs.md.
 from gids.packs.costs import DiskRates, measure_rates
 from gids.packs.cut import Layout, Resident, Work, sweep_seconds
 from gids.packs.device_rows import DeviceRows, OnDevice
-from gids.packs.memory import Ahead, PackBudget, PackPlan
+from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.row_memory import HostRows, RowMemory
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
 from gids.packs.spool import MOST_ROWS, WRITING, ByReference, NotSpoolable, Reads, Rows, Spool, rows_of
@@ -15,7 +15,6 @@ from gids.packs.superbatch import PackMachine, Superbatch
 __all__ = [
     "MOST_ROWS",
     "WRITING",
-    "Ahead",
     "ByReference",
     "DeviceRows",
     "DiskRates",

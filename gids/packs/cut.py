@@ -53,13 +53,6 @@ class Layout:
     predicted_s: float
     lists: dict[int, list[_core.RowList]] = field(default_factory=dict)
 
-    def first_pack(self, minibatch: int) -> int:
-        """The first pack with rows of this minibatch. Frees the lists of those before, which nobody needs."""
-        before = sum(end <= minibatch for end, _ in self.packs)
-        for pack in range(before):
-            self.lists.pop(pack, None)
-        return before
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from gids import _core
 from gids.cache.budget import row_orders
@@ -87,32 +86,19 @@ _LEAST_WRITE_BYTES = (_LEAST_PACKS + SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
 """Write buffers take at least as much."""
 
 
-def _own_write_bytes(memory_bytes: int) -> int:
-    return max(memory_bytes // _WRITE_SHARE, _LEAST_WRITE_BYTES)
-
-
-class Ahead(IntEnum):
-    """What is done for the next superbatch, perhaps of the next epoch, while one is trained."""
-
-    NOTHING = 0
-    SAMPLED = 1
-    SWEPT = 2
-    """Sampled, then swept."""
-
-
 @dataclass(frozen=True)
 class PackPlan:
     """How memory is shared out.
 
-    purposes: bytes by purpose, "packs" among them. ahead: what goes on beside training. A sweep that does not
-    uses memory that packs and outputs need only later. trials: cuts that may be tried at a time. piece_bytes,
-    read_bytes: of a piece of a sweep, and of a request. disks: that it keeps busy. staging_bytes: pinned host
-    memory that packs pass on their way to a device; 0 if they are on the host. On a device, "packs" has no
-    row lists and no write buffers.
+    purposes: bytes by purpose, "packs" among them. overlap: a superbatch is made while another is trained.
+    Else a sweep uses memory that packs and outputs need only later. trials: cuts that may be tried at a time.
+    piece_bytes, read_bytes: of a piece of a sweep, and of a request. disks: that it keeps busy.
+    staging_bytes: pinned host memory that packs pass on their way to a device; 0 if they are on the host. On
+    a device, "packs" has no row lists and no write buffers.
     """
 
     purposes: Mapping[str, int]
-    ahead: Ahead
+    overlap: bool
     trials: int
     piece_bytes: int
     read_bytes: int
@@ -120,23 +106,13 @@ class PackPlan:
     staging_bytes: int = 0
 
     @property
-    def overlap(self) -> bool:
-        """Whether a superbatch is swept while another is trained."""
-        return self.ahead is Ahead.SWEPT
-
-    @property
     def pack_bytes(self) -> int:
         """For the resident rows, two packs, and the row lists of packs that wait."""
         return self.purposes["packs"]
 
-    @property
-    def own_write_bytes(self) -> int:
-        """For the write buffers of a sweep while the memory for rows is in use."""
-        return self.purposes.get("write buffers") or _own_write_bytes(sum(self.purposes.values()))
-
     def beside_bytes(self, lists_bytes: int) -> int:
-        """For a superbatch that is made beside random reads, whose row lists take so many bytes."""
-        return lists_bytes + self.own_write_bytes + self.purposes["row sets"] + self.purposes["sweep"]
+        """For a superbatch of a next epoch, whose row lists take so many bytes."""
+        return lists_bytes + sum(self.purposes[name] for name in ("write buffers", "row sets", "sweep"))
 
     def rows_bytes(self, lists_bytes: int) -> int:
         """For resident rows and two packs, if the row lists of a superbatch take so many bytes."""
@@ -154,7 +130,7 @@ class PackPlan:
     def write_bytes(self, half_bytes: int, outputs_bytes: int = 0) -> int:
         """For the write buffers of a sweep. half_bytes: of one pack. outputs_bytes: that are in use."""
         if "write buffers" in self.purposes:
-            return self.own_write_bytes
+            return self.purposes["write buffers"]
         return 2 * half_bytes + max(0, self.purposes["outputs"] - outputs_bytes)
 
     def most_packs(self, write_bytes: int) -> int:
@@ -187,12 +163,12 @@ class PackBudget:
     disks: int = 1
     device_bytes: int | None = None
 
-    def share(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> PackPlan | None:
+    def share(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if nothing is left.
 
         rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
         """
-        purposes = self.needed(rows, minibatch_bytes, ahead)
+        purposes = self.needed(rows, minibatch_bytes, overlap)
         there = {} if self.device_bytes is None else {p: n for p, n in purposes.items() if p in ON_DEVICE}
         left = self.memory_bytes - sum(purposes.values()) + sum(there.values())
         if self.device_bytes is None:
@@ -208,7 +184,7 @@ class PackBudget:
             return None
         return PackPlan(
             purposes,
-            ahead=ahead,
+            overlap=overlap,
             trials=trials,
             piece_bytes=self._piece_bytes,
             read_bytes=self._read_bytes,
@@ -216,13 +192,12 @@ class PackBudget:
             staging_bytes=self.staging_bytes,
         )
 
-    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, ahead: Ahead) -> dict[str, int]:
+    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
         """Bytes by purpose, without packs; on a device, without row lists and write buffers."""
         outputs_bytes = _OUTPUTS * self._output_bytes(rows)
         each_bytes, sampler_bytes = minibatch_bytes + 4 * sum(rows.values()), self.sampler_bytes
         minibatches, sampled = _READ_MINIBATCHES, _WRITTEN_MINIBATCHES + 1 + self.waiting
-        overlap = ahead is Ahead.SWEPT
-        if ahead:
+        if overlap:
             minibatches = max(minibatches + _WRITTEN_MINIBATCHES, 2 + self.waiting) + 1 + self.waiting
         else:  # sampled where outputs will be
             sampler_bytes += (sampled - minibatches) * each_bytes - outputs_bytes
@@ -245,10 +220,9 @@ class PackBudget:
                 "rows on the device": sent_bytes,
                 "minibatches on the device": _DEVICE_MINIBATCHES * minibatch_bytes,
             }
-        if ahead:
-            purposes["counts"] = self._counts_bytes
         if overlap:
-            purposes["write buffers"] = _own_write_bytes(self.memory_bytes)
+            purposes["counts"] = self._counts_bytes
+            purposes["write buffers"] = max(self.memory_bytes // _WRITE_SHARE, _LEAST_WRITE_BYTES)
         return purposes
 
     @property

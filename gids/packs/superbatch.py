@@ -97,7 +97,7 @@ class Superbatch:
 
     layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as the
     memory for row lists and write buffers, and room_bytes of scratch allow. fill_resident: the resident rows
-    are not in memory yet. beside: others use the memory for rows and outputs until begin().
+    are not in memory yet. beside: others use the memory until begin().
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Superbatch:
         self._scratch = scratch
         self._fill_resident = fill_resident
         begin = layout.packs[first_pack - 1][0] if first_pack else 0
-        self.next = self.first = begin
+        self.next = begin
         self._resident = layout.resident.rows
         self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
@@ -126,11 +126,8 @@ class Superbatch:
         self._from_scratch = beside or machine.rows.swept is None
         self._resident_nbytes = resident_bytes if fill_resident and self._from_scratch else 0
         at, lists_bytes = self._resident_nbytes, layout.resident.lists_bytes
-        if beside:
-            self._write_bytes = machine.plan.own_write_bytes
-        else:
-            lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
-            self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
+        lent = 0 if machine.plan.overlap else machine.rows.lend_outputs()
+        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, lent)
         most_packs = machine.plan.most_packs(self._write_bytes)
         numbered = enumerate(layout.packs[first_pack:], first_pack)
         for end, group in itertools.groupby(numbered, lambda pack: pack[1][0]):
@@ -154,7 +151,6 @@ class Superbatch:
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
-        self._first_pack = 0  # that is
         self._sets: list[Any] = []  # its rows in each table
         self._resident_sets: list[Any] = []
         self._loads: dict[int, Load] = {}
@@ -189,15 +185,15 @@ class Superbatch:
         """Whether begin() would not wait for a sweep."""
         return self._sweep is None or bool(self._sweep.ended)
 
-    def prepare(self, *, spare: bool = False) -> None:
-        """Start the sweep to scratch. spare: as of Scratch.open().
+    def prepare(self) -> None:
+        """Start the sweep to scratch.
 
         Raises ScratchFull, or OSError for files that cannot be opened.
         """
         machine = self._machine
         paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
         packed = align_up(self._resident_nbytes + sum(pack.nbytes for pack in self._packs), ALIGNMENT)
-        self.file = self._scratch.open(packed, spare=spare)
+        self.file = self._scratch.open(packed)
         self._opened.callback(self.file.close, keep=True)
         self.file.reserve(packed)
         files = range(len(paths), len(paths) + len(self.file.fds))
@@ -222,19 +218,14 @@ class Superbatch:
         )
         self._sweep = self._start_sweep()
 
-    def begin(self, first_half: int = 0, *, first: int = 0) -> None:
+    def begin(self, first_half: int = 0) -> None:
         """Start reading the first pack into one half of the memory, once all is swept.
 
-        first: the minibatch to begin with. Blocks. Raises as finish_sweep().
+        Blocks. Raises as finish_sweep().
         """
         self.begun, self._first_half = True, first_half
         self.finish_sweep()
-        self.next = max(first, self.first)
-        while self._packs[self._first_pack].end <= self.next:
-            self._packs[self._first_pack].lists.clear()
-            self._first_pack += 1
-        self._current = self._first_pack - 1
-        self._load(self._first_pack)
+        self._load(0)
 
     def finish_sweep(self) -> None:
         """Wait for the sweep. Idempotent. Raises ScratchFull, or StorageError if a page could not be read or
@@ -326,7 +317,7 @@ class Superbatch:
         for offset, code in bad[:1]:
             directory = self.file.directory_of(offset)
             raise StorageError(code, f"cannot read a pack: {os.strerror(code)}", directory, offset)
-        first = self._current == self._first_pack
+        first = not self._current
         self._counters["bytes_read"] += pack.nbytes + (self._resident_nbytes if first else 0)
         if not self._resident_sets:
             self._resident_sets = self._machine.rows.keep(self._resident)
@@ -341,7 +332,7 @@ class Superbatch:
             return
         pack, half = self._packs[index], self._half_of(index)
         extents = [Extent(pack.at, self._halves[half], pack.nbytes)]
-        if index == self._first_pack and self._resident_nbytes:
+        if not index and self._resident_nbytes:
             extents.insert(0, Extent(0, 0, self._resident_nbytes))
         assert self._source is not None
         self._loads[index] = self._machine.rows.load(self._source, extents, pack.lists, half)

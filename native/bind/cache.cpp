@@ -223,11 +223,6 @@ class OwningCache {
     publish();
   }
 
-  bool ready(u64 step) {
-    refuse_forked();
-    return cache_->wait_for(step, 0);
-  }
-
   u64 cancel() {
     if (forked()) return cache_->planner().entered();
     u64 next;
@@ -419,7 +414,6 @@ void bind_cache(nb::module_& m) {
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
            "out: the step's output. None: gather() gets it.")
       .def("gather", &OwningCache::gather, "step"_a, nb::arg("out").noconvert() = nb::none())
-      .def("ready", &OwningCache::ready, "step"_a, "Whether all reads of a planned step are complete.")
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)
       .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())

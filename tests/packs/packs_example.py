@@ -17,6 +17,7 @@ from open_options import tuned
 import gids
 from gids.loader import pack_switch, sampled_ahead
 from gids.loader.epoch_stream import EpochStream
+from gids.loader.pack_switch import PackSwitch
 from gids.packs import memory
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
@@ -110,16 +111,12 @@ def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
 
 
 def take_over_at(monkeypatch: pytest.MonkeyPatch, minibatch: int) -> None:
-    """Make packs take over at this minibatch of those that are sampled for them, and not before."""
-    ready = EpochStream.ready
+    """Make packs take over at this minibatch of an epoch that begins with random reads."""
 
-    def is_ready(stream: EpochStream[Any]) -> bool:
-        while stream.index < minibatch and not ready(stream):
-            time.sleep(0.0001)
-        return stream.index < minibatch
+    def are_so_many(self: PackSwitch[Any], stream: EpochStream[Any], waits: list[float]) -> bool:
+        return len(waits) >= minibatch and not stream.sampled_all
 
-    monkeypatch.setattr(EpochStream, "ready", is_ready)
-    monkeypatch.setattr(pack_switch, "_REST", 0)
+    monkeypatch.setattr(PackSwitch, "_waits_long", are_so_many)
 
 
 def cut_small(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import os
 import signal
 import threading
@@ -32,8 +31,8 @@ from packs_example import open_loader as open_large_loader
 
 import gids
 from gids.errors import StorageError
-from gids.loader import pack_chooser, pack_reads
-from gids.packs import Ahead, DiskRates, Superbatch, Work
+from gids.loader import pack_reads
+from gids.packs import DiskRates, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
 EPOCHS = 5
@@ -238,20 +237,17 @@ def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
     return {r: rng.random(store.num_edges(r), np.float32) for r in store.relations}
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("scratch_bytes", [3 << 19, 2 << 20])
-def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
-    path: Path, expected: list[list[Minibatch]], scratch_bytes: int
+def test_what_is_prepared_leaves_scratch_to_another_loader(
+    path: Path, expected: list[list[Minibatch]]
 ) -> None:
     with (
-        open_source(path, "pack", MEMORY, scratch_bytes=scratch_bytes) as source,
+        open_source(path, "pack", MEMORY, scratch_bytes=2 << 20) as source,
         open_loader(source) as loader,
         open_loader(source, batch_size=80, shuffle=False) as valid,
     ):
         for epoch in expected:
             assert_all_same(epoch, loader)
             assert len(list(valid)) == len(valid)
-        assert (loader._learned.why_random, valid._learned.why_random) == ("", "")
         counted = [each.stats()["packs"]["minibatches"] for each in (loader, valid, source)]
         trained, validated = sum(map(len, expected)), len(expected) * len(valid)
         assert counted == [trained, validated, trained + validated]
@@ -402,36 +398,6 @@ def test_what_may_change_between_epochs_is_not_sampled_early(path: Path, sampler
         for _ in range(3):
             list(loader)
         assert loader._learned.next_epoch is None
-
-
-def test_where_memory_is_short_the_next_epoch_is_sampled_and_not_swept(
-    path: Path, expected: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever comes in between."""
-    plan = pack_chooser.PackChooser._plan
-    monkeypatch.setattr(  # no room for a sweep beside training
-        pack_chooser.PackChooser,
-        "_plan",
-        lambda self, *args: None if args[-1] is Ahead.SWEPT else plan(self, *args),
-    )
-    with (
-        open_source(path, "pack", MEMORY) as source,
-        open_loader(source) as loader,
-        open_loader(source, batch_size=100) as valid,
-    ):
-        for number, epoch in enumerate(expected):
-            stop = 4 if number == 3 else None
-            for a, b in zip(epoch[:stop], itertools.islice(loader, stop), strict=True):
-                assert_same(a, b)
-                assert sum(loader.stats()["memory"].values()) <= MEMORY + (1 << 20)
-            coming = loader._learned.next_epoch
-            assert (coming is not None) == (number > 0)
-            if coming is not None:
-                assert coming.machine is None
-                assert (len(coming.sampled.spool) == len(loader)) == (stop is None)
-            assert len(list(valid)) == len(valid)
-        minibatches = sum(map(len, expected)) + len(expected) * len(valid) - len(epoch) + 4
-        assert source.stats()["packs"]["minibatches"] == minibatches
 
 
 @pytest.mark.few(2)

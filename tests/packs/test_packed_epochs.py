@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 from gids import _core
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_chooser, pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_reads, pack_switch, sampled_ahead
 from gids.packs import DiskRates, Spool
 from gids.sampler import Minibatch
 
@@ -162,10 +162,8 @@ def test_packs_that_are_refused_lose_no_minibatch_of_the_window(
     """Also those that were in the window, and not among the first ones that packs are judged by."""
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e3, 1e3))
-    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
     monkeypatch.setattr(pack_switch, "EARLY", early)
-    take_over_at(monkeypatch, 0)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
         loader = open_loader(auto, batch_size=32)
         assert_all_same(open_loader(random, batch_size=32), loader)
@@ -190,9 +188,7 @@ def test_packs_are_considered_if_the_first_minibatches_wait_long(
 
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", measure)
-    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", least_wait_s)
-    take_over_at(monkeypatch, 0)
     if not has_scratch:
         monkeypatch.setattr(pack_reads.PackReads, "scratch", None)
     with open_source(path, "random") as random, open_source(path, "auto") as auto:
@@ -214,9 +210,7 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
     """Number 16 is the first that comes back from the window."""
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda *_: True)
-    monkeypatch.setattr(pack_switch, "MOST_READS_PER_S", 1e12)
     monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-6)
-    monkeypatch.setattr(pack_switch, "_REST", 1e9)
     names, lost, asked = ["paper.text", "paper.feat"], int(failing[-2:]), Counter[int]()
 
     class Source:
@@ -255,30 +249,6 @@ def test_a_minibatch_that_fails_while_packs_take_over_is_the_only_one_lost(
         assert next(stream, None) is None
         assert loader.stats()["packs"]["minibatches"] >= 43
     assert returned == [number for number in range(60) if number != lost]
-
-
-def test_predictions_are_corrected_by_what_superbatches_took(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e13, 1e13))
-    monkeypatch.setattr(pack_chooser, "_SHORT_S", 0.0)
-    monkeypatch.setattr(pack_switch.PackSwitch, "_consumed", lambda *_: None)  # the consumer takes no time
-    with open_source(path, "pack") as source:
-        loader = open_loader(source)
-        for epoch in range(3):
-            loader.epoch = 0  # the same minibatches
-            epochs = iter(loader)
-            if epoch == 1:
-                next(epochs)  # not trained whole: nothing is learnt
-                epochs.close()
-            else:
-                assert len(list(epochs)) == len(loader)
-        first, left, last = loader.stats()["packs"]["choices"]
-        assert first["returned"] == first["minibatches"] == len(loader)
-        assert left["returned"] == 1
-        assert first["actual_s"] > 4 * first["predicted_s"]["pack"]
-        for later in (left, last):
-            assert later["predicted_s"]["pack"] == pytest.approx(4 * first["predicted_s"]["pack"], rel=0.05)
 
 
 @pytest.mark.parametrize("parts", [False, True])

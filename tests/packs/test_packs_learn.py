@@ -34,7 +34,7 @@ def _random_s(self: Any, sampled: Any) -> float:
     return 1000.0 if len(sampled.spool) >= 10 else 0.0
 
 
-def _early(self: Any, sampled: Any, count: int | None, ahead: Any) -> bool:
+def _early(self: Any, sampled: Any, count: int | None) -> bool:
     return False
 
 

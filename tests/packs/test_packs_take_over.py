@@ -28,24 +28,20 @@ from gids.errors import StorageError
 from gids.loader import Observer, pack_chooser, pack_reads, pack_switch, sampled_ahead
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.learned import Learned
-from gids.packs import Ahead, DiskRates, Spool, Superbatch, memory
+from gids.packs import DiskRates, Spool, Superbatch, memory
 from gids.sampler import Minibatch
 
 BATCH = 64
 COUNT = 21
 
 
-@pytest.fixture(params=[False, True], ids=["", "beside"])
-def _packs_pay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of any size count as large, and packs win. After one minibatch random reads rest until packs are
-    ready. beside: as if packs took long."""
-    monkeypatch.setattr(pack_switch, "_REST", 1e9)
+@pytest.fixture
+def _packs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of any size count as large, and packs win. They are considered after one minibatch."""
     monkeypatch.setattr(gids.FeatureLoader, "may_use_packs", lambda self, *_: self._options.reads == "auto")
     monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 10.0, 1e9, 1e9))
-    monkeypatch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
     monkeypatch.setattr(pack_switch, "EARLY", 3)
-    if request.param:
-        monkeypatch.setattr(pack_switch, "_LONG_S", 0.0)
+    take_over_at(monkeypatch, 1)
 
 
 def papers(minibatch: Minibatch) -> dict[str, torch.Tensor]:
@@ -98,35 +94,13 @@ def read(path: Path, expected: list[Minibatch], epochs: int = 1, **options: Any)
 
 
 @pytest.mark.usefixtures("_packs_pay")
-def test_an_epoch_that_is_left_prepares_nothing_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_switch, "_REST", 0)
-    with open_source(path, "auto") as source, open_loader(source) as loader:
-        epoch = iter(loader)
-        while "packs to come" not in loader.stats()["memory"]:
-            next(epoch)
-        del epoch
-        assert "packs to come" not in loader.stats()["memory"]
-
-
-@pytest.mark.usefixtures("_packs_pay")
-def test_random_reads_go_on_soon_beside_packs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_switch, "_REST", 3)
-    with open_source(path, "auto") as source, open_loader(source) as loader:
-        epoch = iter(loader)
-        next(epoch)
-        switch = epoch._stream._switch
-        assert switch is not None
-        assert switch._resume_at < time.perf_counter() + 60
-
-
-@pytest.mark.usefixtures("_packs_pay")
 def test_minibatches_of_unknown_number_need_no_memory_for_a_next_epoch(
     path: Path, expected: list[Minibatch], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share = memory.PackBudget.share
 
     def share_without_overlap(*arguments: Any) -> Any:
-        return None if arguments[-1] is Ahead.SWEPT else share(*arguments)
+        return None if arguments[-1] else share(*arguments)
 
     monkeypatch.setattr(memory.PackBudget, "share", share_without_overlap)
     with open_source(path, "auto") as source:
@@ -143,17 +117,16 @@ def test_minibatches_of_unknown_number_need_no_memory_for_a_next_epoch(
 @pytest.mark.few(4)
 @pytest.mark.usefixtures("_packs_pay")
 @pytest.mark.parametrize("most", [COUNT + 1, 8])
-@pytest.mark.parametrize("first", [0, 2, 8, 15, 20, 21])
+@pytest.mark.parametrize("first", [0, 2, 8, 15, 21])
 def test_packs_take_over_at_any_minibatch(
     path: Path, expected: list[Minibatch], first: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or before, if all are sampled earlier. Also if superbatches are shorter than the epoch."""
+    """Also if superbatches are shorter than the epoch."""
     monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", most)
     take_over_at(monkeypatch, first)
     found = read(path, expected)["packs"]
-    if first < min(most, COUNT):
-        assert found["minibatches"] >= COUNT - first
-        assert {choice["way"] for choice in found["choices"]} == {"pack"}
+    assert found["minibatches"] == COUNT - first
+    assert {choice["way"] for choice in found["choices"]} == ({"pack"} if first < COUNT else set())
 
 
 @pytest.mark.usefixtures("_packs_pay")
@@ -223,7 +196,7 @@ def test_a_break_ends_all(
 def test_a_second_stream_before_and_after_packs_take_over(
     path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_over_at(monkeypatch, 6)
+    take_over_at(monkeypatch, 3)
     with open_source(path, "random") as source:
         valid = list(open_loader(source, batch_size=300))
     with open_source(path, "auto") as source:
@@ -262,7 +235,6 @@ def test_the_error_of_a_minibatch_comes_when_it_is_due(
 def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
     path: Path, expected: list[Minibatch], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first sweep begins with the minibatch that is due."""
     take_over_at(monkeypatch, first)
     cut_small(monkeypatch, pack_bytes=600_000)
     monkeypatch.setattr(pack_chooser.PackChooser, "room_bytes", lambda *_: 500_000)
@@ -276,7 +248,6 @@ def test_a_slow_first_step_does_not_count(
     path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training warms up in it: it says nothing about how long an epoch trains."""
-    monkeypatch.setattr(pack_switch, "EARLY", 30)  # so that all is sampled, and judged, after the first step
     take_over_at(monkeypatch, 1)
     with open_source(path, "auto") as source:
         loader = open_loader(source)
@@ -337,11 +308,11 @@ def test_packs_are_not_used_where_sampling_in_workers_takes_longer(
     monkeypatch.setattr(pack_switch, "EARLY", 3)
     monkeypatch.setattr(pack_switch, "_SOON_S", 0.0)
     early, judged = pack_chooser.PackChooser.choose_early, list[float | None]()
-    begin, begun = pack_switch.PackSwitch._begin_race, list[int]()
+    end, begun = pack_switch.PackSwitch._end_random, list[int]()
     monkeypatch.setattr(
         pack_switch.PackSwitch,
-        "_begin_race",
-        lambda self, stream, done, held: (begun.append(done), begin(self, stream, done, held)),
+        "_end_random",
+        lambda self, stream, done: (begun.append(done), end(self, stream, done)),
     )
 
     def noted(self: Any, sampled: Any, *args: Any) -> bool:

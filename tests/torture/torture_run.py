@@ -470,11 +470,9 @@ def patched(s: Scenario) -> Iterator[None]:
         patch.setattr(PackBudget, "share", less)
         patch.setattr(steps, "EARLY", s.early)
         patch.setattr(pack_switch, "EARLY", s.early)
-        # Packs are considered at once, or after a minibatch that is read at random.
+        # Packs are considered after a minibatch that is read at random, or after `early` ones.
         patch.setattr(pack_switch, "LEAST_WAIT_S", 1e-9)
-        patch.setattr(pack_switch, "MOST_READS_PER_S", 1e6 if s.number % 2 else 1e15)
-        # They are made while random reads go on, or these wait for them.
-        patch.setattr(pack_switch, "_LONG_S", 5.0 if s.number % 4 < 2 else 0.0)
+        patch.setattr(pack_switch, "_SOON_S", 1e-9 if s.number % 2 else 0.5)
         if s.superbatch is not None:
             patch.setattr(sampled_ahead, "MOST_MINIBATCHES", s.superbatch)
             patch.setattr(steps, "MOST_MINIBATCHES", s.superbatch + 1)

@@ -276,12 +276,6 @@ class DeviceFeatureCache:
                 s.outputs.update(again)
             return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
 
-    def ready(self, step: int) -> bool:
-        """Whether the rows of the oldest planned step are on the device. Enqueues what brings them there."""
-        s = self._live(step)
-        with self._device.batch(self.stream, hold=s.done is not None):
-            return self._finish(s).query()
-
     def retire(self, step: int) -> None:
         """Remove the step's marks. Steps retire in order. Does not block after gather()."""
         with self._clock("retire_s"):
