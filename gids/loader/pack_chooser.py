@@ -192,7 +192,7 @@ class PackChooser:
                     fill_resident=True,
                     beside=True,
                 )
-                superbatch.prepare()
+                superbatch.prepare(spare=True)
             except Exception as error:
                 log.info("packs of the next epoch are not made yet: %r", error)
                 if superbatch is not None:
@@ -272,7 +272,7 @@ class PackChooser:
     def room_bytes(self, sampled: SampledAhead[Any]) -> int:
         """Scratch for the packs of a superbatch. If another one is swept meanwhile, both must fit."""
         assert self._packs.scratch is not None
-        left = self._packs.scratch.free_bytes
+        left = self._packs.scratch.free_bytes(spare=sampled.spool.file.spare)
         return left // 2 if sampled.overlap else left
 
     def _record(

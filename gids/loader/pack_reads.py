@@ -99,8 +99,10 @@ class PackReads:
 
     def prepare_next(self, learned: Learned, coming: NextEpoch) -> None:
         """Keep what is prepared of the next epoch of the loader whose epoch is open."""
+        assert self.scratch is not None
         learned.next_epoch, coming.learned = coming, weakref.ref(learned)
         self.next_epochs.add(coming)
+        self.scratch.spares.add(coming)
 
     def prepared(self, learned: Learned, minibatches: Iterable[Any]) -> NextEpoch | None:
         """What is prepared of the epoch that begins now. What was prepared of another one is dropped."""
@@ -108,8 +110,10 @@ class PackReads:
         if coming is None or coming.minibatches is not minibatches or not coming.here:
             learned.drop_next()
             return None
+        assert self.scratch is not None
         learned.next_epoch = None
         self.next_epochs.discard(coming)
+        self.scratch.spares.discard(coming)
         return coming
 
     @property

@@ -318,6 +318,7 @@ class PackSwitch(Generic[T]):
                 first=first,
                 base=base if next_epoch is None else 0,
                 goes_on=self._following is not None or next_epoch is not None,
+                spare=next_epoch is not None,
             )
         except OSError as error:
             self._give_up(error)

@@ -73,7 +73,7 @@ class SampledAhead(Generic[T]):
 
     base: number of minibatches before this superbatch. goes_on: after the last one of an epoch, the next
     epoch may be prepared. room_for_two: memory allows to make the next superbatch while these minibatches are
-    trained.
+    trained. spare: as of Scratch.open().
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class SampledAhead(Generic[T]):
         first: Iterable[T],
         base: int,
         goes_on: bool = False,
+        spare: bool = False,
     ) -> None:
         assert packs.scratch is not None
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
@@ -106,6 +107,7 @@ class SampledAhead(Generic[T]):
             len(packs.tables),
             lambda minibatch: cast("Callable[[T], Reads]", reads_of())(minibatch),
             on_device=packs.on_device,
+            spare=spare,
             counters=packs.counters,
         )
         self.background = Background(self._counter, self.spool)

@@ -114,7 +114,7 @@ def measure_rates(
         read_per_s, write_per_s, packed_per_s = _long_reads_per_s(paths, longest, direct, engine), 0.0, None
         if scratch is not None:
             with closing(scratch.open()) as file:
-                write_per_s = _writes_per_s(file, scratch.free_bytes, longest)
+                write_per_s = _writes_per_s(file, scratch.limit_bytes - scratch.taken_bytes, longest)
                 if on != devices and file.direct:  # else what was written is in the page cache
                     packed_per_s = _long_reads_per_s(file.paths, longest, direct, engine)
         _known[key] = DiskRates(page_bytes, random_per_s, read_per_s, write_per_s, packed_per_s)

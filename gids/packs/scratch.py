@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from gids import _core
 from gids.errors import StorageError
@@ -37,11 +38,21 @@ class ScratchFull(StorageError):
     """The disk, or scratch_bytes, does not have room for a file of this size."""
 
 
+class Spare(Protocol):
+    """What has spare files: work that can be done again."""
+
+    def close(self) -> None: ...
+
+
 class Scratch:
-    """Directories for scratch files, whose disks work at the same time. limit_bytes: of all files."""
+    """Directories for scratch files, whose disks work at the same time. limit_bytes: of all files together.
+
+    Attributes: spares: are closed where another file needs their room.
+    """
 
     def __init__(self, directories: Sequence[Path], limit_bytes: int) -> None:
         self.directories, self.limit_bytes = tuple(directories), limit_bytes
+        self.spares: weakref.WeakSet[Spare] = weakref.WeakSet()
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
         self._kept: ScratchFile | None = None  # a long one that was closed
         self._lock = threading.RLock()  # of the files; the garbage collector may close one meanwhile
@@ -61,10 +72,18 @@ class Scratch:
         with self._lock:
             return sum(file.nbytes for file in self._files)
 
-    @property
-    def free_bytes(self) -> int:
-        """What a file may still take."""
-        return self.limit_bytes - self.taken_bytes
+    def free_bytes(self, *, spare: bool = False) -> int:
+        """What a file may still take: also what spare files have, unless it is spare itself."""
+        with self._lock:
+            return self.limit_bytes - sum(file.nbytes for file in self._files if spare or not file.spare)
+
+    def reclaim(self) -> bool:
+        """Close what has spare files. Returns whether there was something."""
+        spares = list(self.spares)
+        for spare in spares:
+            self.spares.discard(spare)
+            spare.close()
+        return bool(spares)
 
     def wait_for_space(self) -> None:
         """Wait until all closed files, and the one that is kept, have given their space back."""
@@ -111,32 +130,32 @@ class Scratch:
         with self._lock:
             self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
-    def open(self, nbytes: int = 0) -> ScratchFile:
-        """A file for so many bytes, which are not reserved.
+    def open(self, nbytes: int = 0, *, spare: bool = False) -> ScratchFile:
+        """A file for so many bytes, which are not reserved. spare: others may need its room.
 
         It may be the one that is kept, whose blocks are written faster than new ones: an epoch of 4 M rows of
         512 B takes 12 % less. Raises StorageError if a directory takes no file.
         """
         with self._lock:
             if self._kept is not None and self._kept.nbytes <= _REUSED * nbytes:
-                file, self._kept = self._kept.taken_over(), None
+                file, self._kept = self._kept.taken_over(spare=spare), None
                 if file is not None:
                     self._files.add(file)
                     return file
-        file = ScratchFile(self)
+        file = ScratchFile(self, spare=spare)
         with self._lock:
             self._files.add(file)
         return file
 
 
 class ScratchFile:
-    """An unnamed file, in stripes over an unnamed file in each directory.
+    """An unnamed file, in stripes over an unnamed file in each directory. spare: may be set to False later.
 
     Attributes: fds: of these files, for direct I/O where the file system has it. direct: whether all are.
     """
 
-    def __init__(self, scratch: Scratch, before: ScratchFile | None = None) -> None:
-        self._scratch, self.directories = scratch, scratch.directories
+    def __init__(self, scratch: Scratch, *, spare: bool, before: ScratchFile | None = None) -> None:
+        self._scratch, self.spare, self.directories = scratch, spare, scratch.directories
         self.nbytes: int = 0 if before is None else before.nbytes
         self.fds: list[int] = [] if before is None else before.fds
         self.direct: bool = before is None or before.direct
@@ -178,7 +197,18 @@ class ScratchFile:
         return self.directories[offset // _STRIPE % len(self.fds)]
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least this long, with its blocks. Raises ScratchFull."""
+        """Make the file at least this long, with its blocks. Raises ScratchFull.
+
+        If there is no room, spare files are closed, unless this is one.
+        """
+        try:
+            self._reserve(nbytes)
+        except ScratchFull:
+            if self.spare or not self._scratch.reclaim():
+                raise
+            self._reserve(nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
         before = self.nbytes
         if nbytes <= before:
             return
@@ -201,21 +231,21 @@ class ScratchFile:
 
     def close(self, *, keep: bool = False) -> None:
         """Give the space back, soon; or, if the file is long, keep it for another one. Idempotent."""
-        closed = self.taken_over()
+        closed = self.taken_over(spare=True)
         if closed is not None and keep and self.nbytes >= _LONG_BYTES:
             self._scratch.keep(closed)
         elif closed is not None:
             self._scratch.give_back(closed)
         self.nbytes = 0
 
-    def taken_over(self) -> ScratchFile | None:
+    def taken_over(self, *, spare: bool) -> ScratchFile | None:
         """Another one of the same fds. None if this one is closed, or another process's, which closes it."""
         if os.getpid() != self._pid:
             self._finalizer()
             return None
         if self._finalizer.detach() is None:
             return None
-        return ScratchFile(self._scratch, before=self)
+        return ScratchFile(self._scratch, spare=spare, before=self)
 
     def free(self) -> None:
         """Give the space back now."""

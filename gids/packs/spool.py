@@ -114,7 +114,7 @@ class Spool:
 
     reads_of: returns what a minibatch reads. A minibatch that comes back from scratch must read the same.
     on_device: its tensors are on a device. Then only minibatches with objects of new types are compared,
-    because the host would wait for training each time. counters: get
+    because the host would wait for training each time. spare: as of Scratch.open(). counters: get
     "bytes_read" and "bytes_written".
     """
 
@@ -125,9 +125,10 @@ class Spool:
         reads_of: Callable[[Any], Reads],
         *,
         on_device: bool = False,
+        spare: bool = False,
         counters: Counter[str] | None = None,
     ) -> None:
-        self.file: ScratchFile = scratch.open()
+        self.file: ScratchFile = scratch.open(spare=spare)
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.table_count = table_count
         self._reads_of, self._on_device = reads_of, on_device

@@ -185,15 +185,15 @@ class Superbatch:
         """Whether begin() would not wait for a sweep."""
         return self._sweep is None or bool(self._sweep.ended)
 
-    def prepare(self) -> None:
-        """Start the sweep to scratch.
+    def prepare(self, *, spare: bool = False) -> None:
+        """Start the sweep to scratch. spare: as of Scratch.open().
 
         Raises ScratchFull, or OSError for files that cannot be opened.
         """
         machine = self._machine
         paths: list[AnyFile] = [shard for t in machine.tables for shard in t.shards]
         packed = align_up(self._resident_nbytes + sum(pack.nbytes for pack in self._packs), ALIGNMENT)
-        self.file = self._scratch.open(packed)
+        self.file = self._scratch.open(packed, spare=spare)
         self._opened.callback(self.file.close, keep=True)
         self.file.reserve(packed)
         files = range(len(paths), len(paths) + len(self.file.fds))

@@ -237,17 +237,20 @@ def weights_of(store: gids.FeatureStore) -> dict[Any, np.ndarray]:
     return {r: rng.random(store.num_edges(r), np.float32) for r in store.relations}
 
 
-def test_what_is_prepared_leaves_scratch_to_another_loader(
-    path: Path, expected: list[list[Minibatch]]
+@pytest.mark.few(1)
+@pytest.mark.parametrize("scratch_bytes", [3 << 19, 2 << 20])
+def test_an_epoch_takes_the_scratch_of_what_is_prepared_for_another_one(
+    path: Path, expected: list[list[Minibatch]], scratch_bytes: int
 ) -> None:
     with (
-        open_source(path, "pack", MEMORY, scratch_bytes=2 << 20) as source,
+        open_source(path, "pack", MEMORY, scratch_bytes=scratch_bytes) as source,
         open_loader(source) as loader,
         open_loader(source, batch_size=80, shuffle=False) as valid,
     ):
         for epoch in expected:
             assert_all_same(epoch, loader)
             assert len(list(valid)) == len(valid)
+        assert (loader._learned.why_random, valid._learned.why_random) == ("", "")
         counted = [each.stats()["packs"]["minibatches"] for each in (loader, valid, source)]
         trained, validated = sum(map(len, expected)), len(expected) * len(valid)
         assert counted == [trained, validated, trained + validated]

@@ -235,7 +235,7 @@ def test_a_long_file_is_kept_for_one_of_about_its_length(tmp_path: Path) -> None
     first = inode(file)
     file.close(keep=True)
     file.close(keep=True)
-    assert (whole.taken_bytes, whole.free_bytes) == (0, 100 * BLOCK)
+    assert (whole.taken_bytes, whole.free_bytes()) == (0, 100 * BLOCK)
     assert len(scratch_files(tmp_path)) == 1
     short = whole.open(19 * BLOCK)
     assert inode(short) != first
