@@ -391,11 +391,12 @@ class Dgl(Kind):
         import dgl.dataloading as dgl  # isort: skip
 
         s, chosen = self.s, tables or self.s.tables
+        name = "" if s.typed and s.sampler == "disjoint" else s.sampler  # ShaDow takes one type
         inner = {
             "labor": lambda: dgl.LaborSampler([3, 4]),
             "all": lambda: dgl.MultiLayerFullNeighborSampler(1),
             "disjoint": lambda: dgl.ShaDowKHopSampler([2, 2]),
-        }.get(s.sampler, lambda: dgl.NeighborSampler([3, 4]))()
+        }.get(name, lambda: dgl.NeighborSampler([3, 4]))()
 
         class User(dgl.Sampler):  # type: ignore[misc]
             calls = 0
