@@ -127,6 +127,7 @@ def test_a_crash_or_a_hang_costs_its_test_only(check, test_files):
         "import os\nimport pytest\npytestmark = pytest.mark.gpu\n"
         "def test_a(): assert os.environ['PYTEST_XDIST_WORKER_COUNT'] == '1'\n"
     )
+    check.limits_s["tests"] = 300.0
     gpu_check.run_tests(check)
     steps = {s.name: (s.result, s.note) for s in check.steps}
     assert steps.pop("tests") == ("passed", "4 failed, 6 passed")
