@@ -84,8 +84,9 @@ class EpochLoader(Closing, ABC):
         batch_size = whole_number("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be 1 or more")
-        if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed={seed!r} must be a whole number from 0 to 2^64 - 1")
+        seed = whole_number("seed", seed)
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed={seed} must be from 0 to 2^64 - 1")
         if isinstance(sampler, str | bytes) or not (
             isinstance(sampler, Sequence) or hasattr(sampler, "sample")
         ):
@@ -97,7 +98,7 @@ class EpochLoader(Closing, ABC):
             else sampler
         )
         self._fanouts = sampler if isinstance(sampler, Sequence) else None
-        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
+        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
         self.epoch = 0
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # its position, if it is the next epoch
@@ -245,8 +246,8 @@ class EpochLoader(Closing, ABC):
         if self._last_stats is not None:
             raise ValueError(f"this {type(self).__name__} is closed: make a new one")
         epoch = whole_number("loader.epoch", self.epoch)
-        if epoch < 0:
-            raise ValueError(f"loader.epoch={epoch} must be 0 or more")
+        if not 0 <= epoch < 1 << 63:
+            raise ValueError(f"loader.epoch={epoch} must be from 0 to 2^63 - 1")
         self.epoch = epoch + 1
         resume, self._resume = self._resume, None
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -154,7 +155,6 @@ class FeatureLoader(Closing):
         self._learned = Learned()
         self._open_learned = weakref.ref(self._learned)  # of the stream that has the window, or had it last
         self._packs = PackReads(self.tables, options, dtype, self._engine, self.source.lender, packs_on)
-        self._lock = self.source.lender.lock
         self._windowed: weakref.ref[EpochStream[Any]] | None = None
         self._windowed_pid = 0
         self._streams: weakref.WeakSet[EpochStream[Any]] = weakref.WeakSet()  # the open ones, perhaps others
@@ -353,6 +353,10 @@ class FeatureLoader(Closing):
         with self._lock:  # another thread may iterate over them
             self._streams.add(stream)
         return stream
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self.source.lender.lock
 
     def _through(self, epoch: EpochInput[Any]) -> ThroughReader:
         return ThroughReader(partial(self._cache_for, epoch))

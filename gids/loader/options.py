@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, ParamSpec, SupportsIndex, TypeVar, get_args
 
+import torch
+
 from gids import _core
 from gids.cache import POLICIES
 from gids.io.disks import MOST_DEPTH
@@ -195,7 +197,8 @@ Tuning.__init__ = explain_names("gids.Tuning")(Tuning.__init__)  # type: ignore[
 
 
 def whole_number(name: str, value: object) -> int:
-    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+    is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool
+    if is_bool or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name}={value!r}: give a whole number")
     return operator.index(value)
 

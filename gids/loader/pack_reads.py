@@ -133,18 +133,19 @@ class PackReads:
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose; empty while packs have no memory. Those of outputs are peaks."""
-        if self.machine is None:
+        machine, through = self.machine, self._through  # another thread may release them
+        if machine is None:
             return {}
-        second = {} if self._through is None else {"second stream": self._through.memory()["outputs"]}
-        return {**self.machine.plan.purposes, "outputs": self.machine.rows.peak_output_bytes, **second}
+        second = {} if through is None else {"second stream": through.memory()["outputs"]}
+        return {**machine.plan.purposes, "outputs": machine.rows.peak_output_bytes, **second}
 
     def read_through(self, ids: Ids) -> Gathered:
         """Rows by random reads, for a second stream while packs have the memory of the cache. Blocks.
 
         Raises as FeatureCache.read_through().
         """
-        if self._through is None:
-            self._through = FeatureCache(
+        if (through := self._through) is None:
+            through = self._through = FeatureCache(
                 self.engine,
                 self.tables,
                 lines={t.name: 0 for t in self.tables},
@@ -154,8 +155,8 @@ class PackReads:
                 output_dtype=self.dtype,
             )
         if self.device is None:
-            return self._through.read_through(ids)
-        features, error = self._through.read_through(self.device.ids_on_host(ids))
+            return through.read_through(ids)
+        features, error = through.read_through(self.device.ids_on_host(ids))
         there = self.device.device.torch_device
         return {name: rows.to(there) for name, rows in features.items()}, error
 

@@ -182,12 +182,14 @@ class PackSwitch(Generic[T]):
 
     def _go_on_with(self, prepared: NextEpoch) -> None:
         """Begin with what the epoch before prepared."""
-        self._loader.free_cache(self._epoch)
         self._ahead, self._size = prepared.sampled, prepared.sampled.most
         self._next = superbatch = prepared.take()
         self.opened += prepared.opened
+        with self._loader.source.lender.lock:
+            self._loader.free_cache(self._epoch)
+            if superbatch is not None:
+                self._packs.machine = prepared.machine
         if superbatch is not None:
-            self._packs.machine = prepared.machine
             self._chooser.chosen(superbatch.layout, prepared.sampled)
 
     def _waits_long(self, stream: EpochStream[T], waits: list[float]) -> bool:
@@ -263,7 +265,9 @@ class PackSwitch(Generic[T]):
                 packs.seconds["cut"] += time.perf_counter() - begun
             if layout is None:
                 return None
-            packs.machine = self._chooser.new_machine(sampled)
+            with self._loader.source.lender.lock:
+                self._loader.free_cache(self._epoch)  # another stream may have built one meanwhile
+                packs.machine = self._chooser.new_machine(sampled)
         except MemoryBudgetError as error:  # others have the memory
             if packs.options.reads != "auto":
                 raise

@@ -374,7 +374,7 @@ def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
     assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
     with open_loader(one_type) as loader:
         loader.epoch = -1
-        with pytest.raises(ValueError, match=r"loader\.epoch=-1 must be 0 or more"):
+        with pytest.raises(ValueError, match=r"loader\.epoch=-1 must be from 0"):
             iter(loader)
         loader.epoch = np.int64(1)
         assert type(loader.state_dict()["epoch"]) is int  # torch.load reads plain numbers only
@@ -644,6 +644,8 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"seed": -1}, ValueError, "seed=-1"),
         ({"batch_size": 0}, ValueError, "batch_size=0"),
         ({"batch_size": 1.5}, TypeError, "batch_size=1.5: give a whole number"),
+        ({"batch_size": torch.tensor(True)}, TypeError, r"batch_size=tensor\(True\): give a whole number"),
+        ({"seed": True}, TypeError, "seed=True: give a whole number"),
         ({"seeds": torch.tensor([3, -1])}, IndexError, "run from -1 to 3; ids run from 0 to 1999"),
         ({"seeds": torch.arange(4.0)}, TypeError, "give int64"),
         ({"seeds": [0.5]}, TypeError, "give int64"),

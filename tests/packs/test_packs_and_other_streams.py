@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,51 @@ def test_validation_in_mid_epoch(
         before = other.stats()["packs"]["minibatches"]
         assert_all_same(next(passes), other)  # now with packs of its own
         assert other.stats()["packs"]["minibatches"] == before + len(other)
+
+
+def test_a_cache_that_another_stream_builds_while_packs_are_made_is_freed(path: Path) -> None:
+    with open_source(path, "pack", 16 << 20) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        rows = source.store.table("paper.feat").read_rows(range(PAPERS))
+        ids = [torch.arange(i, PAPERS, 90) for i in range(60)]
+        inner = loader.attach([{"paper.feat": i} for i in ids], lambda m: m)
+
+        def minibatches() -> Iterator[Ids]:
+            for number, of_one in enumerate(ids):
+                if number == 20:
+                    assert same_bits(next(inner)[1]["paper.feat"], rows[ids[0]])
+                yield {"paper.feat": of_one}
+
+        outer = loader.attach(minibatches(), lambda m: m, count=len(ids))
+        for minibatch, features in outer:
+            assert same_bits(features["paper.feat"], rows[minibatch["paper.feat"]])
+            assert loader._packs.machine is None or loader._placement.cache is None
+        assert loader.stats()["packs"]["minibatches"] == len(ids)
+
+
+def test_a_child_that_is_forked_while_a_thread_has_the_lock_has_its_own(path: Path) -> None:
+    with open_source(path, "random") as source, open_loader(source) as loader:
+        next(iter(loader))
+        locked, forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with source.lender.lock:
+                locked.set()
+                forked.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        locked.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
+            child = os.fork()
+        if not child:
+            signal.alarm(10)
+            loader.stats()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        forked.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("batch_size", [40, PAPERS])
