@@ -245,7 +245,7 @@ def test_torch_works_on_no_stream_inside_its_batch() -> None:
         words = device.zeros(4, torch.int64)
         with device.batch(stream):
             device.fill(stream, words, 1)
-            with pytest.raises(RuntimeError, match="torch works on a stream inside a batch"):
+            with pytest.raises(RuntimeError, match="torch works on a stream before what a batch holds"):
                 words.add_(1)
             with pytest.raises(AssertionError, match="torch works on a stream inside a batch"):
                 device.zeros(4, torch.int64)
