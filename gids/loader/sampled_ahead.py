@@ -21,14 +21,7 @@ from gids.errors import StorageError
 from gids.loader.epoch_stream import Failed, IdsOf, Sampled, forgetting
 from gids.loader.memory import rows_read
 from gids.loader.readers import Ids
-from gids.packs import (
-    WRITING,
-    NotSpoolable,
-    Reads,
-    Rows,
-    Spool,
-    rows_of,
-)
+from gids.packs import WRITING, NotSpoolable, Reads, Rows, Spool, rows_of
 
 if TYPE_CHECKING:
     from gids.loader.observer import Observers
@@ -98,7 +91,6 @@ class SampledAhead(Generic[T]):
         self._new, self._new_s = 0, 0.0  # minibatches that the source sampled, and the time of it
         self.most = MOST_MINIBATCHES
         self.base, self.room_for_two, self._goes_on = base, True, goes_on
-        self._pid = os.getpid()
         self._counter = ThreadPoolExecutor(1, "gids-count")
         self._writing: deque[tuple[T, Future[None], Future[None]]] = deque()  # being written and counted
         reads_of = WeakMethod(self._reads_of)

@@ -1,7 +1,7 @@
 """A timeline of a loader's stages and requests, for chrome://tracing and https://ui.perfetto.dev.
 
-Called by users. It reads the engine's counters where the loader's stages begin and end,
-and keeps the first events only.
+Called by users. It reads the engine's counters where the loader's stages begin and end, and keeps the first
+events only.
 """
 
 from __future__ import annotations
