@@ -316,6 +316,10 @@ def _memory_of(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
 
 
+_merging = threading.Lock()
+
+
 def merge(clock: Clock, other: Clock) -> None:
-    for stream, number in other.items():
-        clock[stream] = max(clock.get(stream, 0), number)
+    with _merging:  # two threads that wait at once would undo what the other one has seen
+        for stream, number in other.items():
+            clock[stream] = max(clock.get(stream, 0), number)

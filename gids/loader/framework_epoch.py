@@ -7,6 +7,7 @@ Headroom measures that. DGL and GraphBolt alone hold few minibatches.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -49,8 +50,17 @@ _DESCRIPTORS = 16
 
 
 def prefetch_factor(workers: int, factor: int) -> int:
-    """Minibatches that each worker may have ready: as many as asked for, or fewer for want of descriptors."""
+    """Minibatches that each worker may have ready: as many as asked for, or fewer for want of descriptors.
+
+    Raises OSError where a worker could not make one while another waits: PyTorch would wait for ever.
+    """
     free = _free_descriptors()
+    if free < 2 * _DESCRIPTORS:
+        raise OSError(
+            errno.EMFILE,
+            f"{free} free file descriptors are too few for worker processes: raise `ulimit -n`, or set "
+            "num_workers=0",
+        )
     most = max(1, (free // _DESCRIPTORS - 2) // workers)
     if factor > most:
         log.warning(

@@ -190,11 +190,10 @@ def printed_with_few(tmp_path_factory):
 def test_an_epoch_with_few_file_descriptors_never_hangs(printed_with_few, soft, hard):
     """The soft limit is raised to the hard one. A window that exhausts it is lowered."""
     printed, errors = ((printed_with_few / f"{soft}-{hard}.{end}").read_text() for end in ("out", "err"))
-    whole = printed == f"whole {hard}\n"
-    if hard >= 128:
-        assert whole, errors
+    if hard == 40:
+        assert "free file descriptors are too few for worker processes: raise `ulimit -n`" in errors
     else:
-        assert whole or "ulimit -n" in errors or "open files" in errors
+        assert printed == f"whole {hard}\n", errors
     if hard == 400:
         assert "window lowered from 22 to" in errors
         assert "file descriptors" in errors
