@@ -215,8 +215,9 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
 @pytest.mark.parametrize("how", ["window", "read through"])
 @pytest.mark.parametrize("planned", [1, 3])
 def test_outputs_stay_few_when_the_consumer_never_synchronizes(
-    table: RawTable, planned: int, how: str
+    table: RawTable, planned: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(late_device, "PATIENCE_S", 0.002)
     device, rows, trained = LateDevice(planned, lazy=1.0), 250, []
     training = device.new_stream()
     training.slow = True

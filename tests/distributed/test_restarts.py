@@ -14,7 +14,7 @@ from forks import run_ranks
 from gids.write.partition import partition
 
 PROGRAM = Path(__file__).with_name("restart_program.py")
-RANKS, KILLS = 2, 2
+RANKS, KILLS = 2, 1
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
 TORCHRUN += [f"--max-restarts={KILLS}", f"--nproc-per-node={RANKS}"]
 

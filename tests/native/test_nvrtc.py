@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +33,7 @@ REGISTERS = {
 }
 """The kernels gids_… by the most registers that they may use. A multiprocessor has 65,536 registers and room
 for 2,048 threads: with 32 registers all fit, with 64 half of them."""
-MEASURED = (90, 100)
+MEASURED = 90
 MOST_SHARED = 4096
 """Bytes of shared memory of a block. 8 blocks on a multiprocessor have less than its 100 KB."""
 TRIALS = Path(__file__).parents[1] / "cuda" / "kernels.cu"
@@ -130,19 +127,9 @@ def stated_registers() -> dict[str, int]:
     return {f"gids_{kernel}": most for most, kernels in REGISTERS.items() for kernel in kernels.split()}
 
 
-@pytest.fixture(scope="module")
-def usages(nvrtc: Nvrtc, program: str) -> Iterator[dict[int, Future[dict[str, Usage]]]]:
-    """By architecture, compiled at the same time."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield {arch: pool.submit(nvrtc.usage, program, arch) for arch in MEASURED}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", MEASURED)
-def test_kernels_use_the_registers_that_are_stated_and_spill_none(
-    usages: dict[int, Future[dict[str, Usage]]], arch: int
-) -> None:
-    used, stated = usages[arch].result(), stated_registers()
+def test_kernels_use_the_registers_that_are_stated_and_spill_none(nvrtc: Nvrtc, program: str) -> None:
+    used, stated = nvrtc.usage(program, MEASURED), stated_registers()
     print(used)
     assert used.keys() == stated.keys()
     for kernel, usage in used.items():

@@ -144,7 +144,7 @@ def test_a_homogeneous_graph_and_converted_features(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_rows_are_those_of_the_table_whatever_runs_late(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -218,7 +218,7 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_minibatches_that_are_sampled_on_the_device(
     path: Path,
     expected: list[Minibatch],
