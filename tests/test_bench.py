@@ -49,7 +49,6 @@ def run(monkeypatch, capfd):
         ("training.py", ["samplers"], "Labor, κ = 256, nested, pages read in the last epoch"),
         ("convert.py", ["features"], "peak memory of converting"),
         ("convert.py", ["edges", "--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
-        ("epoch.py", [], "rows/s, gids over stock DGL"),
         ("epoch.py", ["--hetero"], "papers and authors: rows/s, gids over stock, MADV_RANDOM"),
         ("device_queue.py", [], "random pages, queue over engine"),
         ("io.py", [], "random reads, threads"),
