@@ -176,9 +176,9 @@ class _NodeSampling(EpochSampling):
         if self._cooperative:
             seeds = minibatch.seeds
         labelled = minibatch.input_nodes if self._of_inputs else seeds
-        if isinstance(labelled, dict):
+        if labels and isinstance(labelled, dict):
             values_of = {t: labels[t][on_host(ids)] for t, ids in labelled.items() if t in labels}
-            minibatch.labels = {t: on.to_device(rows) for t, rows in values_of.items()} or None
+            minibatch.labels = {t: on.to_device(rows) for t, rows in values_of.items()}
         elif labels:
             minibatch.labels = on.to_device(next(iter(labels.values()))[on_host(labelled)])
         return minibatch

@@ -120,7 +120,8 @@ class Minibatch:
     go on from one node type to the next, in the order of the topology. Then pairs (batch, node) are unique,
     nodes are not. times: of a temporal one, int64[n], the time of each seed. Otherwise None.
 
-    Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, or None.
+    Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, None if
+    the loader has none.
     """
 
     seeds: PerType

@@ -15,7 +15,7 @@ import torture_run  # noqa: E402
 from torture_data import TortureData  # noqa: E402
 
 USUAL = [4, 9, 33]
-MORE = [0, 7, 12, 30]
+MORE = [0, 7, 12, 30, 9738]
 
 
 @pytest.fixture(scope="module")
