@@ -69,7 +69,6 @@ class Shown:
 
 LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
 STAGES = ("sample ms", "exchange ms", "read ms", "train ms", "ms", "pages read")
-PREDICTED = ("pages, predicted", "pages", "ms, predicted", "ms")
 TABLES = {
     "windows": Shown(
         *("windows", "time and hits", ("cache", "policy", "window", "hits %", "ms")),
@@ -78,10 +77,9 @@ TABLES = {
     "layers of dense": Shown("labor", "dense: ", LAYERS),
     "layers of sparse": Shown("labor", "sparse: ", LAYERS),
     "stages": Shown(
-        *("ranks", "milliseconds and counts", ("way", "ranks", "copies", "sampler", "kappa", *STAGES)),
-        only={"bulk": (4,), "sampler": ("neighbor", "labor")},
+        *("ranks", "milliseconds and counts", ("way", "ranks", "copies", "sampler", *STAGES)),
+        only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
     ),
-    "predictions": Shown("ranks", "a minibatch as", ("way", "ranks", "copies", "sampler", *PREDICTED)),
 }
 
 
