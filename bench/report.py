@@ -47,7 +47,9 @@ SECTIONS = {
 LEFT_OUT = {
     "packs-held": "(reads|writes) of the held disk|the same over DGL.*",
     "epochs-big": ".*wait for the first minibatch.*",
+    "epochs-big-half": ".*wait for.*",
     "cache-planning": "10[⁵⁶] lines",
+    "cache-gather": "bfloat16|int8 per row",
     "page-size": "32 seeds.*",
     "dependent": "κ = (16|64|∞)",
     "dependent-training": ".*factor 2",
@@ -59,14 +61,15 @@ LEFT_OUT = {
     "convert-orders": "converting cold.*|16 classes.*",
     "cooperation": "busiest.*|clustered",
     "cooperation-caches": "LRU of 3 %.*",
-    "placement": "the published condition",
+    "distributed": "bytes.*",
+    "placement": "the published condition|each rank.*",
     "graphbolt": "over it with.*",
     "gpu-planning": ".*host time",
     "gpu-bus": ".*512 blocks.*",
     "gpu-gather": ".*(read \\+ written|index_select)",
     "gpu-queue": "random pages.*",
     "gpu-extents": ".*1024 KiB.*|[^,]*,[^,]*",
-    "gpu-sampling": "neighbor sampling 10,5,5, .*(memory|small|Loader)",
+    "gpu-sampling": "neighbor sampling (10,5,5, .*memory|.*(small|Loader))",
     "gpu-overlap": "reads.*",
     "gpu-packs": "packs, .*",
     "gpu-training": ".*(not waited for|transfer copy)",
@@ -139,9 +142,11 @@ def of_papers(section: str) -> Iterator[str]:
         yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{command_of(run)}`."
         return
     rows = []
+    above = ""
     for row in WORKS[section]:
         command, ours = _ours(row) if row.run else (row.command, "-")
-        rows.append((row.item, f"`{command}`" if command else "", row.paper, ours, row.differs))
+        rows.append((row.item, f"`{command}`" if command != above else "", row.paper, ours, row.differs))
+        above = command
     yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
     for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):
         exists = name.startswith("papers-") and (RESULTS / f"{name}.json").exists()
