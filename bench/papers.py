@@ -68,7 +68,7 @@ class Shown:
 
 
 LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
-STAGES = ("sample ms", "exchange ms", "read ms", "train ms", "ms", "pages read")
+STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
 TABLES = {
     "windows": Shown(
         *("windows", "time and hits", ("cache", "policy", "window", "hits %", "ms")),
