@@ -72,7 +72,10 @@ STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
 TABLES = {
     "windows": Shown(
         *("windows", "time and hits", ("cache", "policy", "window", "hits %", "ms")),
-        only={"cache": ("2 minibatches", "5 minibatches")},
+        only={
+            "cache": ("2 minibatches", "5 minibatches"),
+            "policy": ("random", "pinned", "window-pin", "lookahead"),
+        },
     ),
     "layers of dense": Shown("labor", "dense: ", LAYERS),
     "layers of sparse": Shown("labor", "sparse: ", LAYERS),
