@@ -46,6 +46,7 @@ SECTIONS = {
 """The names of the results in each section of docs/performance.md."""
 LEFT_OUT = {
     "packs-held": "(reads|writes) of the held disk|the same over DGL.*",
+    "packs-4k": ".*faster run by packs",
     "epochs-big": ".*wait for the first minibatch.*",
     "epochs-big-half": ".*wait for.*",
     "rows-mapped": "the same, torch.*",
@@ -56,26 +57,27 @@ LEFT_OUT = {
     "dependent-training": ".*factor 2",
     "sampling": "input nodes.*|LABOR-0, 1 thread",
     "sampling-bulk": "sampling of an epoch.*",
-    "sampling-temporal": ".*last.*",
+    "sampling-temporal": ".*last.*|.disjoint.*",
     "convert": "the same without.*",
     "convert-edges": "10⁹ edges.*|.gids generate.*",
     "convert-orders": "converting cold.*|16 classes.*",
     "cooperation": "busiest.*|clustered",
     "cooperation-caches": "LRU of 3 %.*",
-    "distributed": "bytes.*",
-    "placement": "the published condition|each rank.*",
+    "distributed": "bytes.*|.*64 ranks.*",
+    "cooperation-replicas": "the published.*",
+    "placement": "the published condition|each rank.*|random.*|hottest rows.*",
     "graphbolt": "over it with.*|rows of 512 B",
     "gpu-planning": ".*(host time|CPU.*)",
     "gpu-bus": ".*512 blocks.*",
     "gpu-gather": ".*(read \\+ written|index_select)",
-    "gpu-queue": "random pages.*",
+    "gpu-queue": "random pages.*|.*wait warp.*",
     "gpu-extents": ".*1024 KiB.*|[^,]*,[^,]*",
     "gpu-sampling": "neighbor sampling (10,5,5, .*memory|.*(small|Loader))",
-    "gpu-overlap": "reads.*",
+    "gpu-overlap": "reads.*|.*transfer copy.*",
     "gpu-packs": "packs, .*",
     "gpu-training": ".*(not waited for|transfer copy)",
 }
-"""Figures (by regular expression) that only the results have."""
+"""Figures (by regular expression) that only the results, or docs/papers.md, have."""
 
 
 def read(name: str) -> dict[str, Any]:
