@@ -13,8 +13,8 @@ import argparse
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -56,14 +56,34 @@ WORKS = {
 }
 """By the section of docs/papers.md."""
 
+
+@dataclass(frozen=True)
+class Shown:
+    """The part of a result's table that docs/papers.md shows: only rows with these values."""
+
+    run: str
+    title: str  # how it begins
+    columns: Sequence[str]
+    only: Mapping[str, Sequence[object]] = field(default_factory=dict)
+
+
+LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
+STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
 TABLES = {
-    "windows": ("windows", "time and hits"),
-    "layers of dense": ("labor", "dense: "),
-    "layers of sparse": ("labor", "sparse: "),
-    "stages": ("ranks", "milliseconds and counts"),
-    "predictions": ("ranks", "a minibatch as"),
+    "windows": Shown(
+        *("windows", "time and hits", ("cache", "policy", "window", "hits %", "ms")),
+        only={
+            "cache": ("2 minibatches", "5 minibatches"),
+            "policy": ("random", "pinned", "window-pin", "lookahead"),
+        },
+    ),
+    "layers of dense": Shown("labor", "dense: ", LAYERS),
+    "layers of sparse": Shown("labor", "sparse: ", LAYERS),
+    "stages": Shown(
+        *("ranks", "milliseconds and counts", ("way", "ranks", "copies", "sampler", *STAGES)),
+        only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
+    ),
 }
-"""Whole tables of the page: the run, and how the title begins."""
 
 
 PLOTS = {

@@ -5,7 +5,7 @@ docs/performance-conditions.md, between the lines that mark these tables.
     python bench/report.py --check    # exit with 1 if a page would change
 
 A result is what a benchmark writes with --json: its command and its figures; "conditions" is added by hand.
-Whole tables of some benchmarks are in the results only.
+Some tables, rows and columns are in the results only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers import PLOTS, TABLES, WORKS, Row, command_of, result_of
+from papers import PLOTS, TABLES, WORKS, Row, Shown, command_of, result_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
@@ -42,9 +42,42 @@ SECTIONS = {
         *("gpu-gather", "gpu-planning", "gpu-queue", "gpu-extents", "gpu-bus", "gpu-sampling"),
         *("gpu-overlap", "gpu-packs", "gpu-training"),
     ],
-    "Claims of the paper": ["paper"],
 }
 """The names of the results in each section of docs/performance.md."""
+LEFT_OUT = {
+    "packs-held": "(reads|writes) of the held disk|the same over DGL.*",
+    "packs-4k": ".*faster run by packs",
+    "epochs-big": ".*wait for the first minibatch.*",
+    "epochs-big-half": ".*wait for.*",
+    "rows-mapped": "the same, torch.*",
+    "cache-planning": "10[⁵⁶] lines|.*10⁴ lines",
+    "cache-gather": "bfloat16|int8 per row",
+    "page-size": "32 seeds.*",
+    "dependent": "κ = (16|64|∞)",
+    "dependent-training": ".*factor 2",
+    "sampling": "input nodes.*|LABOR-0, 1 thread",
+    "sampling-bulk": "sampling of an epoch.*",
+    "sampling-temporal": ".*last.*|.disjoint.*",
+    "convert": "the same without.*",
+    "convert-edges": "10⁹ edges.*|.gids generate.*",
+    "convert-orders": "converting cold.*|16 classes.*",
+    "cooperation": "busiest.*|clustered",
+    "cooperation-caches": "LRU of 3 %.*",
+    "distributed": "bytes.*|.*64 ranks.*",
+    "cooperation-replicas": "the published.*",
+    "placement": "the published condition|each rank.*|random.*|hottest rows.*",
+    "graphbolt": "over it with.*|rows of 512 B",
+    "gpu-planning": ".*(host time|CPU.*)",
+    "gpu-bus": ".*512 blocks.*",
+    "gpu-gather": ".*(read \\+ written|index_select)",
+    "gpu-queue": "random pages.*|.*wait warp.*",
+    "gpu-extents": ".*1024 KiB.*|[^,]*,[^,]*",
+    "gpu-sampling": "neighbor sampling (10,5,5, .*memory|.*(small|Loader))",
+    "gpu-overlap": "reads.*|.*transfer copy.*",
+    "gpu-packs": "packs, .*",
+    "gpu-training": ".*(not waited for|transfer copy)",
+}
+"""Figures (by regular expression) that only the results, or docs/papers.md, have."""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -82,15 +115,16 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def figures(section: str) -> Iterator[str]:
-    """The lines of a section's table: a row for each figure."""
+    """The lines of a section's table: a row for each figure. The first one of a result names the command."""
     rows = []
     for name in SECTIONS[section]:
         result = read(name)
-        command = f"`{result['command']}`" if result["command"] else ""
+        command = f" (`{result['command']}`)" if result["command"] else ""
         for figure in result["figures"]:
-            rows.append((figure["name"], command, target(figure), measured(figure)))
-            command = ""
-    yield from markdown(("measurement", "command", "target", "measured"), rows)
+            if not re.fullmatch(LEFT_OUT.get(name, ""), figure["name"]):
+                rows.append((figure["name"] + command, target(figure), measured(figure)))
+                command = ""
+    yield from markdown(("measurement", "target", "measured"), rows)
 
 
 def conditions(section: str) -> Iterator[str]:
@@ -101,9 +135,9 @@ def conditions(section: str) -> Iterator[str]:
 
 
 def of_papers(section: str) -> Iterator[str]:
-    """The lines of a section of docs/papers.md: a row for each item of a paper, or a whole table."""
+    """The lines of a section of docs/papers.md: a row for each item of a paper, or a table."""
     if section in TABLES:
-        yield from whole_table(*TABLES[section])
+        yield from part_of_table(TABLES[section])
         return
     if section in PLOTS:
         run, title = PLOTS[section]
@@ -111,9 +145,11 @@ def of_papers(section: str) -> Iterator[str]:
         yield f"![{title}](papers-{run}.png)" if there else f"Not drawn yet: `{command_of(run)}`."
         return
     rows = []
+    above = ""
     for row in WORKS[section]:
         command, ours = _ours(row) if row.run else (row.command, "-")
-        rows.append((row.item, f"`{command}`" if command else "", row.paper, ours, row.differs))
+        rows.append((row.item, f"`{command}`" if command != above else "", row.paper, ours, row.differs))
+        above = command
     yield from markdown(("in the paper", "command", "paper", "gids", "what differs"), rows)
     for name in dict.fromkeys(result_of(row.run) for row in WORKS[section] if row.run):
         exists = name.startswith("papers-") and (RESULTS / f"{name}.json").exists()
@@ -139,15 +175,16 @@ def _ours(row: Row) -> tuple[str, str]:
     return command, "; ".join(ours) or ("below" if not row.figures else "not measured yet")
 
 
-def whole_table(run: str, title: str) -> Iterator[str]:
-    path = RESULTS / f"{result_of(run)}.json"
-    tables = read(path.stem)["tables"] if path.exists() else []
-    for table in tables:
-        if table["title"].startswith(title) and not table["title"].endswith("curves"):
+def part_of_table(shown: Shown) -> Iterator[str]:
+    path = RESULTS / f"{result_of(shown.run)}.json"
+    for table in read(path.stem)["tables"] if path.exists() else []:
+        if table["title"].startswith(shown.title) and not table["title"].endswith("curves"):
+            rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+            rows = [row for row in rows if all(row[name] in values for name, values in shown.only.items())]
             yield from (f"{table['title'][0].upper()}{table['title'][1:]}:", "")
-            yield from markdown(table["columns"], table["rows"])
+            yield from markdown(shown.columns, ([row[name] for name in shown.columns] for row in rows))
             return
-    yield f"Not measured yet: `{command_of(run)}`."
+    yield f"Not measured yet: `{command_of(shown.run)}`."
 
 
 PAGES: dict[str, Callable[[str], Iterator[str]]] = {

@@ -19,9 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
-For everyone who looks for a name of gids. `python tools/api_page.py` writes this page from the code: each
-name, and each method of a class, with its signature and the first sentence of its docstring. `help(name)`
-shows the rest. Other names are private, and so are methods that no page and no example names.
+`python tools/api_page.py` writes this page from the code: names and methods with the first sentence of their
+docstrings. `help(name)` shows the rest. Names and methods that are not here are private.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.Assign | ast.AnnAssign

@@ -224,8 +224,11 @@ def with_results(page: str, title: str, results: dict[str, AgainstGids], missing
     for data, plugin in results.items():
         for test, _ in plugin.failures:
             runs.setdefault(test, []).append(data)
+    tests: dict[str, list[str]] = {}
+    for test, where in runs.items():
+        tests.setdefault(" and ".join(where), []).append(f"`{test}`")
     counts = [f"* data {data}: {plugin.counts}" for data, plugin in results.items()]
-    failed = [f"* failed {' and '.join(where)}: `{test}`" for test, where in runs.items()]
+    failed = [f"* failed {where}: {', '.join(names)}" for where, names in tests.items()]
     without = f", without {' and '.join(f'`{name}`' for name in missing)}" if missing else ""
     installed = f"With PyG {torch_geometric.__version__} installed{without}:"
     body = "\n".join(["", f"### {title}", "", installed, "", *counts, *failed, "", ""])
