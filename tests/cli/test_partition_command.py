@@ -2,12 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from children import interrupted
 from commands import gids
 from datasets import write_dataset
 
@@ -63,26 +60,17 @@ def test_errors_have_one_line(dataset, tmp_path, capsys, refused):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_ctrl_c_says_how_to_resume(dataset, tmp_path):
-    program = (
-        "import signal, sys, threading\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background processes ignore SIGINT
-        "from gids.cli import main\n"
-        "from gids.write.partition.divide import Division\n"
-        "def wait(*_, **__):\n"
-        "    print('go', flush=True)\n"
-        "    threading.Event().wait(60)\n"
-        "Division._write_rows = wait\n"
-        f"sys.exit(main(['partition', {str(dataset)!r}, {str(tmp_path / 'parts')!r}, '--parts', '2']))"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    status, _, errors = interrupted(child)
-    assert status == 130, errors
-    assert f"run the same command again to resume from {tmp_path / 'parts.partial'}" in errors
-    gids("partition", dataset, tmp_path / "parts", "--parts", "2", "--quiet")
+def test_ctrl_c_says_how_to_resume(dataset, tmp_path, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    command = ["partition", str(dataset), str(tmp_path / "parts"), "--parts", "2", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.write.partition.divide.Division._write_rows", interrupt)
+        assert main(command) == 130
+    said = capsys.readouterr().err
+    assert f"run the same command again to resume from {tmp_path / 'parts.partial'}" in said
+    gids(*command)
     assert [p.name for p in tmp_path.iterdir()] == ["parts"]
 
 

@@ -59,20 +59,13 @@ def test_a_flipped_bit_in_any_file_is_found(dataset, capsys):
     assert len(files) == 1 + 2 * 3 + 3 + 5  # manifest; two tables' shards and checksums; graph; nodes
     for path in files:
         size = path.stat().st_size
-        for at in {0, size - 1, *(rng.randrange(size) for _ in range(4))}:
-            with open(path, "r+b") as file:
-                file.seek(at)
-                (byte,) = file.read(1)
-                for bit in (0, 7, rng.randrange(8)):
-                    file.seek(at)
-                    file.write(bytes([byte ^ 1 << bit]))
-                    file.flush()
-                    status, output = run(dataset), capsys.readouterr().out
-                    file.seek(at)
-                    file.write(bytes([byte]))
-                    file.flush()
-                    assert status == 1, f"bit {bit} of byte {at} of {path}"
-                    assert path.name in output
+        data = path.read_bytes()
+        for at in {0, size - 1, rng.randrange(size)}:
+            bit = rng.randrange(8)
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            assert run(dataset) == 1, f"bit {bit} of byte {at} of {path}"
+            assert path.name in capsys.readouterr().out
+        path.write_bytes(data)
     assert run(dataset) == 0
 
 

@@ -77,6 +77,7 @@ def test_several_graphs_are_refused(tmp_path, dgl, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     save(dgl, tmp_path / "g.bin")
     truncate(tmp_path / "g.bin")

@@ -99,7 +99,7 @@ def test_bad_file_prints_one_line(tmp_path, capsys, changes, message):
     assert message in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     facebook(tmp_path / "x.mat")
     truncate(tmp_path / "x.mat")

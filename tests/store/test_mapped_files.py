@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
@@ -27,50 +25,54 @@ def test_readers_of_a_file_that_ends_early_raise_storage_error(tmp_path: Path) -
 
 
 FOREIGN = """
-import faulthandler, mmap, os, sys, tempfile
-order, guarded = sys.argv[1:]
-if order == "before":
-    faulthandler.enable()
-from gids import _core
-own, foreign = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-for file in own, foreign:
-    file.truncate(8192)
-mapped, _ = _core.map_file(own.fileno(), 8192, "own")
-if order == "after":
-    faulthandler.enable()
-foreign_map = mmap.mmap(foreign.fileno(), 8192, prot=mmap.PROT_READ)
-for file in own, foreign:
-    file.truncate(0)
-try:
-    with _core.MapGuard():
+import faulthandler, mmap, os, signal, sys, tempfile
+from gids import _core  # it sets its handler when it first maps a file
+
+def run(order, how):
+    if order == "before":
+        faulthandler.enable()
+    own, foreign = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    for file in own, foreign:
+        file.truncate(8192)
+    mapped, _ = _core.map_file(own.fileno(), 8192, "own")
+    if order == "after":
+        faulthandler.enable()
+    foreign_map = mmap.mmap(foreign.fileno(), 8192, prot=mmap.PROT_READ)
+    for file in own, foreign:
+        file.truncate(0)
+    try:
+        with _core.MapGuard():
+            bytes(mapped)
+    except OSError as error:
+        print(error.errno, flush=True)
+    if how == "guarded":
+        with _core.MapGuard():
+            foreign_map[0]
+    elif how == "no guard":
         bytes(mapped)
-except OSError as error:
-    print(error.errno, flush=True)
-if guarded == "guarded":
-    with _core.MapGuard():
-        foreign_map[0]
-elif guarded == "no guard":
-    bytes(mapped)
-else:
-    os.kill(os.getpid(), 7)
-print("lives")
+    else:
+        os.kill(os.getpid(), signal.SIGBUS)
+    print("lives", flush=True)
+
+for case in sys.argv[1:]:
+    if not (child := os.fork()):
+        for number in (1, 2):
+            os.dup2(os.open(f"{case} {number}", os.O_WRONLY | os.O_CREAT), number)
+        run(*case.split(", "))
+        os._exit(0)
+    print(os.WTERMSIG(os.waitpid(child, 0)[1]))
 """
 
 
-def test_other_bus_errors_go_to_the_handler_before() -> None:
+def test_other_bus_errors_go_to_the_handler_before(tmp_path: Path) -> None:
     """faulthandler prints once and the process ends, whether it was enabled before gids or after it."""
-    cases = [(order, how) for order in ("before", "after") for how in ("guarded", "no guard", "sent")]
-    with ExitStack() as running:
-        processes = [
-            running.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-c", FOREIGN, *case], stdout=PIPE, stderr=PIPE, text=True
-                )
-            )
-            for case in [*cases, ("never", "guarded")]
-        ]
-        for case, process in zip([*cases, ("never", "guarded")], processes, strict=True):
-            printed, errors = process.communicate(timeout=100)
-            assert process.returncode == -signal.SIGBUS, case
-            assert printed.endswith("61\n"), case  # ENODATA, and nothing after it
-            assert errors.count("Fatal Python error: Bus error") == (case[0] != "never"), case
+    cases = [f"{order}, {how}" for order in ("before", "after") for how in ("guarded", "no guard", "sent")]
+    cases.append("never, guarded")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FOREIGN, *cases], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [str(int(signal.SIGBUS))] * len(cases), done.stderr
+    for case in cases:
+        printed, errors = [(tmp_path / f"{case} {number}").read_text() for number in (1, 2)]
+        assert printed == "61\n", case  # ENODATA, and nothing after it
+        assert errors.count("Fatal Python error: Bus error") == (not case.startswith("never")), case
