@@ -11,10 +11,13 @@ import errno
 import logging
 import os
 import resource
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import Queue
 from typing import Any, Generic, TypeVar
 
 from gids.cuda import on_host
@@ -52,7 +55,7 @@ _DESCRIPTORS = 16
 def prefetch_factor(workers: int, factor: int) -> int:
     """Minibatches that each worker may have ready: as many as asked for, or fewer for want of descriptors.
 
-    Raises OSError where a worker could not make one while another waits: PyTorch would wait for ever.
+    Raises OSError where a worker could not make one while another waits.
     """
     free = _free_descriptors()
     if free < 2 * _DESCRIPTORS:
@@ -72,6 +75,25 @@ def prefetch_factor(workers: int, factor: int) -> int:
             free,
         )
     return min(factor, most)
+
+
+def worker_init(init: Callable[[int], object] | None) -> Callable[[int], None]:
+    """A worker_init_fn that calls `init`, and ends a worker that cannot send a minibatch.
+
+    PyTorch raises RuntimeError when a worker ends. For a minibatch that is not sent it would wait for ever.
+    """
+    return partial(_init_worker, init)
+
+
+def _init_worker(init: Callable[[int], object] | None, worker: int) -> None:
+    Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
+    if init is not None:
+        init(worker)
+
+
+def _exit_worker(error: Exception, _: object) -> None:
+    traceback.print_exception(error)
+    os._exit(1)  # this is not the worker's main thread
 
 
 _FEW = 4
