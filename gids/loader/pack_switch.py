@@ -442,11 +442,15 @@ class PackSwitch(Generic[T]):
         if coming is None or not coming.open:
             return
         ahead, left = coming.sampled, superbatch.end - superbatch.next
-        if not ahead.full:
-            expected = min(ahead.most, self._chooser.expected_count(self._epoch.count))
-            ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
-        elif not coming.begun and len(ahead.spool):
-            self._chooser.make_next(coming, superbatch.layout.resident)
+        try:
+            if not ahead.full:
+                expected = min(ahead.most, self._chooser.expected_count(self._epoch.count))
+                ahead.sample(-(-2 * max(1, expected - len(ahead.spool)) // max(1, left)))
+            elif not coming.begun and len(ahead.spool):
+                self._chooser.make_next(coming, superbatch.layout.resident)
+        except Exception:
+            if coming.open:  # else another thread, which iterates the same loader, dropped it meanwhile
+                raise
 
     def _finish_superbatch(self) -> Superbatch:
         superbatch, self._superbatch = self._superbatch, None

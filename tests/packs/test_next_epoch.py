@@ -32,6 +32,7 @@ from packs_example import open_loader as open_large_loader
 import gids
 from gids.errors import StorageError
 from gids.loader import pack_reads
+from gids.loader.sampled_ahead import SampledAhead
 from gids.packs import DiskRates, Superbatch, Work
 from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor
 
@@ -440,3 +441,23 @@ def test_memory_that_is_too_small_for_two_epochs(path: Path, expected: list[list
         for epoch in expected:
             assert_all_same(epoch, loader)
         assert loader._learned.next_epoch is None
+
+
+def test_another_thread_may_drop_it_while_it_is_sampled(
+    loader: gids.NodeLoader, expected: list[list[Minibatch]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second iterator of the same loader."""
+    note, dropped = SampledAhead._note, []
+
+    def note_and_drop(ahead: SampledAhead[Minibatch], ids: Any) -> None:
+        note(ahead, ids)
+        coming = loader._learned.next_epoch
+        if coming is not None and coming.sampled is ahead and not dropped:
+            thread = threading.Thread(target=lambda: next(iter(loader)))
+            thread.start()
+            thread.join()
+            dropped.append(not coming.open)
+
+    monkeypatch.setattr(SampledAhead, "_note", note_and_drop)
+    assert_all_same(expected[2], loader)
+    assert dropped == [True]
