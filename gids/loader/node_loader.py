@@ -173,13 +173,15 @@ class _NodeSampling(EpochSampling):
 
     def _label(self, seeds: PerType, minibatch: Minibatch) -> Minibatch:
         labels, on = self._labels, self.epoch.stream
+        if not labels:
+            return minibatch
         if self._cooperative:
             seeds = minibatch.seeds
         labelled = minibatch.input_nodes if self._of_inputs else seeds
-        if labels and isinstance(labelled, dict):
+        if isinstance(labelled, dict):
             values_of = {t: labels[t][on_host(ids)] for t, ids in labelled.items() if t in labels}
             minibatch.labels = {t: on.to_device(rows) for t, rows in values_of.items()}
-        elif labels:
+        else:
             minibatch.labels = on.to_device(next(iter(labels.values()))[on_host(labelled)])
         return minibatch
 
