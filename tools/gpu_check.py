@@ -326,6 +326,8 @@ def run_tests(check: Check) -> None:
     if failed:
         ended = check.run("tests", pytest_command(failed, 1))
         results = results_of(ended.output)
+    if lost := [test for test in failed if test not in results]:  # the next test ended the process too early
+        results |= results_of(check.run("tests", pytest_command(lost, 1)).output)
     for test in failed:
         passed = results.get(test) == "PASSED"
         note = "passed alone" if passed else reason(ended.output, test)
