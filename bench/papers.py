@@ -71,7 +71,9 @@ LAYERS = ("sampler", "nodes 3", "edges 3", "minibatches/s", "accuracy")
 STAGES = ("sample ms", "exchange ms", "read ms", "ms", "pages read")
 TABLES = {
     "windows": Shown(
-        *("windows", "time and hits", ("cache", "policy", "window", "hits %", "ms")),
+        "windows",
+        "time and hits",
+        ("cache", "policy", "window", "hits %", "ms"),
         only={
             "cache": ("2 minibatches", "5 minibatches"),
             "policy": ("random", "pinned", "window-pin", "lookahead"),
@@ -80,7 +82,9 @@ TABLES = {
     "layers of dense": Shown("labor", "dense: ", LAYERS),
     "layers of sparse": Shown("labor", "sparse: ", LAYERS),
     "stages": Shown(
-        *("ranks", "milliseconds and counts", ("way", "ranks", "copies", "sampler", *STAGES)),
+        "ranks",
+        "milliseconds and counts",
+        ("way", "ranks", "copies", "sampler", *STAGES),
         only={"bulk": (4,), "sampler": ("neighbor", "labor"), "kappa": ("1", 1)},
     ),
 }

@@ -23,7 +23,7 @@ from gids.closing import Closing
 from gids.dgl.columns import SampledMinibatch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
-from gids.loader.framework_epoch import FrameworkEpoch, prefetch_factor, raise_descriptor_limit, worker_init
+from gids.loader.framework_epoch import FrameworkEpoch, init_worker, prefetch_factor, raise_descriptor_limit
 from gids.loader.learned import Learned
 from gids.loader.options import check_names
 from gids.loader.source import Dataset, Source, as_source
@@ -152,7 +152,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         )
         if self.num_workers > 0:
             raise_descriptor_limit()
-            self.worker_init_fn: Any = worker_init(self.worker_init_fn)
+            self.worker_init_fn: Any = partial(init_worker, self.worker_init_fn)
         self.feature_loader = source.feature_loader(
             self,
             self.served_tables.tables,

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.queues import Queue
 from typing import Any, Generic, TypeVar
 
@@ -77,15 +76,11 @@ def prefetch_factor(workers: int, factor: int) -> int:
     return min(factor, most)
 
 
-def worker_init(init: Callable[[int], object] | None) -> Callable[[int], None]:
-    """A worker_init_fn that calls `init`, and ends a worker that cannot send a minibatch.
+def init_worker(init: Callable[[int], object] | None, worker: int) -> None:
+    """Call `init`, a worker_init_fn. Then a minibatch that this worker cannot send ends the worker.
 
     PyTorch raises RuntimeError when a worker ends. For a minibatch that is not sent it would wait for ever.
     """
-    return partial(_init_worker, init)
-
-
-def _init_worker(init: Callable[[int], object] | None, worker: int) -> None:
     Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
     if init is not None:
         init(worker)
