@@ -141,6 +141,12 @@ def test_a_crash_or_a_hang_costs_its_test_only(check, test_files):
     assert check.status == 1
 
 
+def test_a_result_whose_line_is_broken_is_in_the_summary():
+    output = "[gw1] [ 75%] Timeout!\n PASSED tests/a.py::b \n[gw1] [100%] FAILED tests/a.py::c \n"
+    output += "PASSED tests/a.py::b\nFAILED tests/a.py::c - ValueError\n"
+    assert gpu_check.results_of(output) == {"tests/a.py::b": "PASSED", "tests/a.py::c": "FAILED"}
+
+
 @pytest.mark.slow
 def test_tests_that_take_too_long_are_killed(check, test_files, monkeypatch):
     monkeypatch.setattr(gpu_check, "TEST_S", 3600)

@@ -81,6 +81,7 @@ NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has 
 RESULT = re.compile(  # in one process, and in several
     r"^(tests/.*?) ([A-Z]+) +\[ *\d+%\]$|^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/.*?) *$", re.MULTILINE
 )
+SUMMARY = re.compile(r"^(PASSED|FAILED|ERROR) (tests/.*?::.*?)(?: - .*)?$", re.MULTILINE)
 NO_MODULE = re.compile(r"No module named '(?!gids|tests)(\w+)")
 GPU = "from gids import cuda; print('GPU', cuda.open_device().name)"
 SYSTEM = "import sys; from gids.cli import main; sys.exit(main(['info', '--system', '--json', sys.argv[1]]))"
@@ -290,8 +291,8 @@ def look_at_machine(check: Check) -> None:
 
 def pytest_command(tests: Iterable[str], workers: int = 0) -> list[str]:
     """The pytest command. workers: processes, 0 for none but pytest's own."""
-    command = [*PYTHON, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
-    command += ["-o", "addopts=", f"--timeout={TEST_S}", "--timeout-method=thread"]
+    command = [*PYTHON, "-m", "pytest", "-m", "gpu", "-v", "-rfEp", "--tb=short"]
+    command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--timeout={TEST_S}", "--timeout-method=thread"]
     if workers:  # pytest-benchmark refuses them
         command += ["-p", "no:benchmark", f"-n{workers}", "--dist=worksteal"]
     return [*command, *tests]
@@ -326,8 +327,6 @@ def run_tests(check: Check) -> None:
     if failed:
         ended = check.run("tests", pytest_command(failed, 1))
         results = results_of(ended.output)
-    if lost := [test for test in failed if test not in results]:  # the next test ended the process too early
-        results |= results_of(check.run("tests", pytest_command(lost, 1)).output)
     for test in failed:
         passed = results.get(test) == "PASSED"
         note = "passed alone" if passed else reason(ended.output, test)
@@ -335,8 +334,12 @@ def run_tests(check: Check) -> None:
 
 
 def results_of(output: str) -> dict[str, str]:
-    """PASSED, FAILED, … by test."""
-    return {one or other: how or how_other for one, how, how_other, other in RESULT.findall(output)}
+    """PASSED, FAILED, … by test.
+
+    What a process prints when it ends can break the line of a test, but not a line of the summary.
+    """
+    results = {one or other: how or how_other for one, how, how_other, other in RESULT.findall(output)}
+    return results | {test: how for how, test in SUMMARY.findall(output)}
 
 
 def counted(results: Mapping[str, str]) -> str:
