@@ -23,7 +23,7 @@ from gids.closing import Closing
 from gids.dgl.columns import SampledMinibatch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
-from gids.loader.framework_epoch import FrameworkEpoch, init_worker, prefetch_factor, raise_descriptor_limit
+from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
 from gids.loader.learned import Learned
 from gids.loader.options import check_names
 from gids.loader.source import Dataset, Source, as_source
@@ -150,9 +150,6 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             graph_sampler,
             [gids_feats] if isinstance(gids_feats, str) else gids_feats or [],
         )
-        if self.num_workers > 0:
-            raise_descriptor_limit()
-            self.worker_init_fn: Any = partial(init_worker, self.worker_init_fn)
         self.feature_loader = source.feature_loader(
             self,
             self.served_tables.tables,
@@ -214,7 +211,7 @@ def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
         return SampledMinibatch(recursive_apply(batch, stock.restore_parent_storage_columns, graph), tables)
 
     if loader.num_workers:
-        loader.prefetch_factor = prefetch_factor(loader.num_workers, loader.prefetch_factor)
+        guard_workers(loader)
     return map(without_served_columns, torch.utils.data.DataLoader.__iter__(loader))
 
 

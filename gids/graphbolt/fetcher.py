@@ -17,7 +17,7 @@ from torch.utils.data.graph import traverse_dps
 
 from gids.closing import Closing
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
-from gids.loader.framework_epoch import FrameworkEpoch, raise_descriptor_limit
+from gids.loader.framework_epoch import FrameworkEpoch, guard_workers
 from gids.loader.learned import Learned
 from gids.loader.options import explain_names
 from gids.loader.source import Dataset, Source, as_source
@@ -75,16 +75,16 @@ class LookaheadFetcher(Closing, IterDataPipe[Any]):
         self.feature_loader.check_user(self)
         if (left := self._epoch()) is not None:
             left.close()  # or the new epoch would have no window
-        in_workers = _has_workers(traverse_dps(self.datapipe))
-        if in_workers:
-            raise_descriptor_limit()
+        loaders = list(_loaders_with_workers(traverse_dps(self.datapipe)))
+        for loader in loaders:
+            guard_workers(loader)
         epoch = FrameworkEpoch(
             self.feature_loader,
             iter(self.datapipe),
             self._columns.ids,
             self._columns.fill,
             bytes_of=nbytes_of,
-            in_workers=in_workers,
+            in_workers=bool(loaders),
             learned=self._learned,
         )
         self._epoch = weakref.ref(epoch)
@@ -106,9 +106,10 @@ def _has_fetcher(graph: Any) -> bool:
     return any(type(pipe) is gb.FeatureFetcher or _has_fetcher(above) for pipe, above in graph.values())
 
 
-def _has_workers(graph: Any) -> bool:
-    """Whether gb.DataLoader put a loader with workers into the pipe."""
-    return any(
-        getattr(getattr(pipe, "dataloader", None), "num_workers", 0) > 0 or _has_workers(above)
-        for pipe, above in graph.values()
-    )
+def _loaders_with_workers(graph: Any) -> Iterator[Any]:
+    """The loaders with workers that gb.DataLoader put into the pipe."""
+    for pipe, above in graph.values():
+        loader = getattr(pipe, "dataloader", None)
+        if getattr(loader, "num_workers", 0) > 0:
+            yield loader
+        yield from _loaders_with_workers(above)

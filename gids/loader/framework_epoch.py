@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 from typing import Any, Generic, TypeVar
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 
-def raise_descriptor_limit() -> None:
+def _raise_descriptor_limit() -> None:
     """Raise the soft limit of open files to the hard limit, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -51,11 +52,16 @@ _DESCRIPTORS = 16
 """Tensors of a minibatch: each takes a file descriptor."""
 
 
-def prefetch_factor(workers: int, factor: int) -> int:
-    """Minibatches that each worker may have ready: as many as asked for, or fewer for want of descriptors.
+def guard_workers(loader: Any) -> None:
+    """Let a torch DataLoader with workers fail where it would wait for ever. Call it before each epoch.
 
-    Raises OSError where a worker could not make one while another waits.
+    Its workers have fewer minibatches ready for want of descriptors. A worker that cannot send a minibatch
+    ends: then PyTorch raises RuntimeError. Raises OSError where a worker could not make one minibatch while
+    another waits.
     """
+    _raise_descriptor_limit()
+    if getattr(loader.worker_init_fn, "func", None) is not _init_worker:
+        loader.worker_init_fn = partial(_init_worker, loader.worker_init_fn)
     free = _free_descriptors()
     if free < 2 * _DESCRIPTORS:
         raise OSError(
@@ -63,24 +69,21 @@ def prefetch_factor(workers: int, factor: int) -> int:
             f"{free} free file descriptors are too few for worker processes: raise `ulimit -n`, or set "
             "num_workers=0",
         )
-    most = max(1, (free // _DESCRIPTORS - 2) // workers)
-    if factor > most:
+    most = max(1, (free // _DESCRIPTORS - 2) // loader.num_workers)
+    if loader.prefetch_factor > most:
         log.warning(
             "prefetch_factor lowered from %d to %d for %d workers: there are %d free file descriptors; raise "
             "`ulimit -n`",
-            factor,
+            loader.prefetch_factor,
             most,
-            workers,
+            loader.num_workers,
             free,
         )
-    return min(factor, most)
+        loader.prefetch_factor = most
 
 
-def init_worker(init: Callable[[int], object] | None, worker: int) -> None:
-    """Call `init`, a worker_init_fn. Then a minibatch that this worker cannot send ends the worker.
-
-    PyTorch raises RuntimeError when a worker ends. For a minibatch that is not sent it would wait for ever.
-    """
+def _init_worker(init: Callable[[int], object] | None, worker: int) -> None:
+    """Call `init`, a worker_init_fn. Then a minibatch that this worker cannot send ends the worker."""
     Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
     if init is not None:
         init(worker)

@@ -163,6 +163,19 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
         assert_complete(dataset, list(loader))
 
 
+def unsendable(minibatch: Any) -> Any:
+    minibatch.labels = lambda: None  # cannot be pickled
+    return minibatch
+
+
+def test_a_minibatch_that_a_worker_cannot_send_ends_the_epoch(gb: Any, graph: Any, dataset: Dataset) -> None:
+    """GraphBolt alone waits for it for ever."""
+    pipe = sampled(gb, graph, dataset).transform(unsendable)
+    pipe = pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys)
+    with pytest.raises(RuntimeError, match=r"worker \(pid.*exited unexpectedly"):
+        next(iter(gb.DataLoader(pipe, num_workers=1)))
+
+
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = fetched(gb, graph, dataset)
     loader = gb.DataLoader(pipe)
