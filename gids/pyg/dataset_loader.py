@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NegativeSampling
 
+from gids.cache.output_dtype import out_dtype_of
 from gids.cuda import on_host
 from gids.loader import SampledEpoch
 from gids.loader.epoch_loader import EpochLoader
@@ -194,7 +195,7 @@ class DatasetLoader(EpochLoader):
             else:
                 ids = minibatch.edge_ids_of(table.type)
             rows = table.read_rows(on_host(ids))
-            minibatch.features[name] = rows if self._dtype is None else rows.to(self._dtype)
+            minibatch.features[name] = rows.to(out_dtype_of(table, self._dtype))
         _add_labels(minibatch, self._labels, lambda values: values)
         data = self._data.make(minibatch)
         data = data if self._torch_device.type == "cpu" else data.to(self._torch_device)

@@ -208,6 +208,17 @@ def test_tables_of_several_datasets(several_path: Path, tmp_path: Path) -> None:
         open_loader(several_path, [3], "paper", tables=["paper.feat", tables["text"]])
 
 
+def test_a_call_converts_the_tables_that_an_epoch_converts(one_path: Path, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "numbers.gids") as writer:
+        writer.write_table("node", "paper", "number", torch.arange(PAPERS) + (1 << 40))
+    tables = {"x": "paper.feat", "number": gids.FeatureStore(tmp_path / "numbers.gids").table("number")}
+    with open_loader(one_path, [-1], tables=tables, dtype=torch.float16) as loader:
+        called, iterated = loader(range(32)), next(iter(loader))
+        assert called.number.tolist() == (called.n_id + (1 << 40)).tolist()
+        assert called.x.dtype == torch.float16
+        assert torch.equal(called.x, iterated.x)
+
+
 def test_a_table_gets_no_name_that_minibatches_have_already(one_path: Path, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "x.gids") as writer:
         writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
