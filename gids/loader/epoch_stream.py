@@ -237,6 +237,11 @@ class EpochStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         return not self._returned and not self._held
 
     @property
+    def closed(self) -> bool:
+        """Whether it gives no more minibatches."""
+        return self._closed
+
+    @property
     def open(self) -> bool:
         """Whether it began, and may give more minibatches."""
         return not self._closed and (self.has_window or self._returned > 0)

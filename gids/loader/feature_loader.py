@@ -278,10 +278,13 @@ class FeatureLoader(Closing):
             raise ValueError(f"this {type(user).__name__} is closed: make a new one")
 
     def leave(self, user: object) -> None:
-        """Called by a loader that shares this one, when it is closed. The last one closes this."""
+        """Called by a loader that shares this one, when it is closed. The last one closes this, unless the
+        iterator of a loader that was dropped is in use."""
         self.users.discard(user)
         self._packs.free_kept()
-        if not self.users:
+        with self._lock:
+            in_use = self.users or any(not stream.closed for stream in self._streams)
+        if not in_use:
             self.close()
 
     def attach(

@@ -182,6 +182,12 @@ def test_the_shared_cache_ends_with_its_last_loader(opened: gids.Source) -> None
     assert shared.closed
 
 
+def test_the_iterator_of_a_dropped_loader_goes_on_when_other_loaders_close(opened: gids.Source) -> None:
+    """``for minibatch in NodeLoader(…)``, with a validation inside."""
+    closed = [node_loader(opened).close() for _ in node_loader(opened)]
+    assert len(closed) == len(node_loader(opened)) > 1
+
+
 def test_loaders_of_other_tables_take_turns_with_the_memory(opened: gids.Source, source: Ids) -> None:
     with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
         assert papers.feature_loader is not authors.feature_loader
