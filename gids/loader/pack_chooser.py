@@ -156,13 +156,10 @@ class PackChooser:
         assert self._packs.machine is not None
         if not self._has_room(sampled):
             return None
-        layout = self._work(sampled, self._packs.machine.plan).choose(resident)
-        if layout is not None:
-            self.chosen(layout, sampled)
-        return layout
+        return self._work(sampled, self._packs.machine.plan).choose(resident)
 
     def chosen(self, layout: Layout, sampled: SampledAhead[Any]) -> None:
-        """Note the layout of choose_again(), or of a next epoch."""
+        """Note the layout of choose_again(), or of a next epoch, once packs are made of it."""
         self._record(layout, sampled, {"pack": layout.predicted_s})
 
     def make_next(self, coming: NextEpoch, resident: Resident) -> None:

@@ -23,7 +23,7 @@ from gids.loader.pack_reads import PackReads
 from gids.loader.readers import Gathered, Reader
 from gids.loader.row_source import EpochInput
 from gids.loader.sampled_ahead import SampledAhead
-from gids.packs import Layout, Reads, Superbatch
+from gids.packs import Layout, Reads, ScratchFull, Superbatch
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
@@ -334,12 +334,17 @@ class PackSwitch(Generic[T]):
         return sampled
 
     def _make(self, layout: Layout, first_pack: int = 0, *, fill_resident: bool) -> Superbatch | None:
-        """A superbatch whose sweep has started; None if scratch or a file does not allow it."""
-        packs, sampled = self._packs, self._ahead if self._superbatch is not None else self._sampled
+        """A superbatch whose sweep has started; None if scratch or a file does not allow it.
+
+        If scratch has no room for it beside the one that is trained, that is tried again afterwards.
+        """
+        packs, beside = self._packs, self._superbatch is not None
+        sampled = self._ahead if beside else self._sampled
         assert packs.machine is not None
         assert packs.scratch is not None
         assert sampled is not None
-        sampled.forget_counts()
+        if not beside:
+            sampled.forget_counts()
         begun, superbatch = time.perf_counter(), None
         try:
             superbatch = Superbatch(
@@ -357,8 +362,10 @@ class PackSwitch(Generic[T]):
         except OSError as error:
             if superbatch is not None:
                 self._drop(superbatch)
-            self._give_up(error)
+            if not (beside and isinstance(error, ScratchFull)):
+                self._give_up(error)
             return None
+        sampled.forget_counts()
         return superbatch
 
     def _train(self, stream: EpochStream[T], superbatch: Superbatch | None, first: int) -> None:
@@ -419,6 +426,8 @@ class PackSwitch(Generic[T]):
             layout = self._chooser.choose_again(ahead, superbatch.layout.resident)
             if layout is not None:
                 self._next = self._make(layout, fill_resident=False)
+            if layout is not None and self._next is not None:
+                self._chooser.chosen(layout, ahead)
         coming = self._next
         if coming is not None and not coming.begun and superbatch.in_last_pack and coming.ready:
             try:

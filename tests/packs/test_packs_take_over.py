@@ -171,6 +171,18 @@ def test_small_scratch(path: Path, expected: list[Minibatch], scratch_bytes: int
     read(path, expected, epochs=2, scratch_bytes=scratch_bytes)
 
 
+def test_scratch_with_room_for_one_superbatch(
+    path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packs of the next one are made once the present one is trained."""
+    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", 2)
+    with open_source(path, "pack", scratch_bytes=1_000_000) as source, open_loader(source) as loader:
+        assert_all_same(expected, loader)
+        packs = loader.stats()["packs"]
+        assert packs["minibatches"] == COUNT
+        assert [choice["returned"] for choice in packs["choices"]] == [2] * (COUNT // 2) + [1]
+
+
 @pytest.mark.few(4)
 @pytest.mark.usefixtures("_packs_pay")
 @pytest.mark.parametrize("stop", [0, 2, 6, 8, 14, 20])
