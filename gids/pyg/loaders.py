@@ -181,7 +181,7 @@ def LinkNeighborLoader(
     if negatives is not None and edge_label is not None:
         if negatives.is_triplet():
             raise ValueError("edge_label= and triplet negatives exclude each other: leave edge_label out")
-        if edge_label.min() == 0:
+        if len(edge_label) and edge_label.min() == 0:
             edge_label = edge_label + 1  # 0 is the label of negatives
     opened = Opened("LinkNeighborLoader", data)
     store, input_id = opened.source.store, options.get("input_id")

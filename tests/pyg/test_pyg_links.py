@@ -109,6 +109,11 @@ def test_negatives_have_pygs_form_and_depend_on_the_step_alone(
                 assert torch.equal(pairs_of(next(iter(loader)), relation), pairs_of(batch, relation))
 
 
+def test_no_seed_edges_have_no_labels(one_path: Path) -> None:
+    options: dict[str, Any] = {"edge_label": torch.empty(0), "neg_sampling": "binary"}
+    assert not list(gids.pyg.LinkNeighborLoader(one_path, [2], torch.ones(2, 0).long(), **options))
+
+
 def test_a_state_of_other_negatives_is_refused_with_any_sampler(one_path: Path) -> None:
     sampler = gids.pyg.NeighborSampler(one_path, [2])
     for options in ({"num_neighbors": [2]}, {"num_neighbors": None, "neighbor_sampler": sampler}):
