@@ -366,22 +366,27 @@ class FeatureLoader(Closing):
 
     def _begin(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
         """Give a stream the window, if no other stream needs it. Called before each minibatch without it."""
-        self._wait_for_dropped()
-        with self._lock:
-            other = None if self._windowed is None else self._windowed()
-            gets_window = other is None or (stream.fresh and other.set_aside())
-            self.take_turn(epoch.learned)  # what is dropped below was prepared for this loader
-            if gets_window:
-                self._give_window(epoch, stream)
-            elif not stream.warned:
-                stream.warned = True
-                mine = self._open_learned() is epoch.learned
-                log.warning(
-                    "another iterator of %s is open, so this one reads through the cache without "
-                    "lookahead: end the loop of the other, or close() it",
-                    "this loader" if mine else "another loader of this source",
-                )
-                epoch.learned.drop_next()  # it may have begun to sample these minibatches
+        while True:
+            closed = self._wait_for_dropped()
+            with self._lock:
+                windowed = self._windowed
+                other = None if windowed is None else windowed()
+                if closed and windowed is not None and other is None:  # it was dropped since then
+                    continue
+                gets_window = other is None or (stream.fresh and other.set_aside())
+                self.take_turn(epoch.learned)  # what is dropped below was prepared for this loader
+                if gets_window:
+                    self._give_window(epoch, stream)
+                elif not stream.warned:
+                    stream.warned = True
+                    mine = self._open_learned() is epoch.learned
+                    log.warning(
+                        "another iterator of %s is open, so this one reads through the cache without "
+                        "lookahead: end the loop of the other, or close() it",
+                        "this loader" if mine else "another loader of this source",
+                    )
+                    epoch.learned.drop_next()  # it may have begun to sample these minibatches
+                return
 
     def _give_window(self, epoch: EpochInput[T], stream: EpochStream[T]) -> None:
         self._open_learned = weakref.ref(epoch.learned)
@@ -422,13 +427,17 @@ class FeatureLoader(Closing):
         placement = self._placement
         return CacheReader(partial(self._cache_for, epoch), lambda: placement.window, placement.planned_now)
 
-    def _wait_for_dropped(self) -> None:
-        """Wait until the stream that had the window, and was dropped in another thread, is closed there."""
+    def _wait_for_dropped(self) -> bool:
+        """Wait until the stream that had the window, and was dropped in another thread, is closed there.
+
+        False if that takes too long, or if a forked child has no such thread.
+        """
         end = time.monotonic() + _DROPPED_S
-        while self._windowed is not None and self._windowed() is None and time.monotonic() < end:
-            if self._windowed_pid != os.getpid():  # a forked child has no such thread
-                return
+        while (windowed := self._windowed) is not None and windowed() is None:
+            if self._windowed_pid != os.getpid() or time.monotonic() > end:
+                return False
             time.sleep(0.0005)
+        return True
 
     def stats(self) -> dict[str, Any]:
         """Counters since construction, of all loaders that share this one. After close(), as they were then.

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from loader_example import TABLES, minibatches
+from loader_example import TABLES, Ids, check, ids_of, minibatches
 
 import gids
 from gids.errors import StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
-from gids.loader.readers import Reader
+from gids.loader.readers import CacheReader, Reader
 from gids.sampler import Neighbor
 
 
@@ -424,3 +424,38 @@ def test_an_iterator_may_be_dropped_in_another_thread_while_the_next_one_begins(
         for minibatch in train:
             check_rows(train, minibatch)
         thread.join()
+
+
+def test_an_iterator_that_is_dropped_just_before_the_next_one_begins_is_waited_for(
+    path: Path, source: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end forgets all that entered the cache."""
+    closing, go_on, close = threading.Event(), threading.Event(), CacheReader.close
+
+    def close_slowly(reader: CacheReader) -> None:
+        closing.set()
+        go_on.wait(20)
+        close(reader)
+
+    with gids.open(path, memory="16MB", window=4) as opened, gids.FeatureLoader(opened, TABLES) as loader:
+        held = [loader.attach(minibatches(6), ids_of)]
+        next(held[0])
+        thread, wait = threading.Thread(target=held.clear), loader._wait_for_dropped
+
+        def wait_and_drop() -> bool:
+            if not held:
+                go_on.set()
+                return wait()
+            closed = wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(CacheReader, "close", close_slowly)
+                thread.start()
+                closing.wait(20)
+            return closed
+
+        monkeypatch.setattr(loader, "_wait_for_dropped", wait_and_drop)
+        for number, (minibatch, features) in enumerate(loader.attach(minibatches(6, 1), ids_of)):
+            check(source, minibatch, features)
+            if number == 2:  # others are being read
+                go_on.set()
+                thread.join(20)
