@@ -280,12 +280,15 @@ class FeatureLoader(Closing):
     def leave(self, user: object) -> None:
         """Called by a loader that shares this one, when it is closed. The last one closes this, unless the
         iterator of a loader that was dropped is in use."""
-        self.users.discard(user)
         self._packs.free_kept()
         with self._lock:
-            in_use = self.users or any(not stream.closed for stream in self._streams)
-        if not in_use:
-            self.close()
+            self.users.discard(user)
+            if self.users or any(not stream.closed for stream in self._streams):
+                return
+            shared = self.source.lender.shared  # another thread may make a loader meanwhile
+            for key in [key for key, loader in shared.items() if loader is self]:
+                del shared[key]
+        self.close()
 
     def attach(
         self,

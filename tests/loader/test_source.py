@@ -182,6 +182,21 @@ def test_the_shared_cache_ends_with_its_last_loader(opened: gids.Source) -> None
     assert shared.closed
 
 
+def test_a_loader_that_another_thread_makes_while_the_last_one_closes_has_a_cache_of_its_own(
+    opened: gids.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, made = gids.FeatureLoader.close, list[gids.NodeLoader]()
+
+    def make_and_close(loader: gids.FeatureLoader) -> None:
+        monkeypatch.undo()
+        made.append(node_loader(opened))
+        close(loader)
+
+    monkeypatch.setattr(gids.FeatureLoader, "close", make_and_close)
+    node_loader(opened).close()
+    assert len(list(made[0])) == len(made[0])
+
+
 def test_the_iterator_of_a_dropped_loader_goes_on_when_other_loaders_close(opened: gids.Source) -> None:
     """``for minibatch in NodeLoader(…)``, with a validation inside."""
     closed = [node_loader(opened).close() for _ in node_loader(opened)]
