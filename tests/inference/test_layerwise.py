@@ -191,6 +191,12 @@ def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> N
     assert (one_type / "manifest.json").read_bytes() == before
 
 
+def test_a_source_that_is_closed_meanwhile_raises(one_type: Path) -> None:
+    source = gids.open(one_type, memory=9 << 20)
+    with pytest.raises(ValueError, match="the source was closed before layer 1 was complete"):
+        layerwise(failing(0), source, layer_count=2, progress=lambda i, *_: source.close() if i else None)
+
+
 def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
     return torch.zeros(block.num_dst, 3 if int(block.num_dst) % 2 else 4)
 
