@@ -275,7 +275,7 @@ class EpochLoader(Closing, ABC):
                     following=following,
                 )
             )
-        begun = SampledEpoch(stream, self._stream, progress, seeds)
+        begun = SampledEpoch(stream, self._stream, progress, seeds, sampling.epoch.sampler)
         self._epochs.add(begun)
         return begun
 
@@ -445,7 +445,6 @@ class EpochLoader(Closing, ABC):
             self._hash_seeds(digest.update)
             self._seeds_digest = digest.hexdigest()
         graphs = [[*g.relation, g.num_src, g.num_dst, g.num_edges] for g in self._topology.graphs]
-        kind = type(self.sampler)
         return {
             "topology": graphs,
             "topology_crc": self.store.topology_crc,
@@ -454,7 +453,7 @@ class EpochLoader(Closing, ABC):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seeds": f"{self._seed_count} ({self._seeds_digest})",
-            "sampler": kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(self.sampler),
+            "sampler": _name_of(self.sampler),
         }
 
     def _compared(self) -> dict[str, Any]:
@@ -488,10 +487,11 @@ class SampledEpoch(Iterator[Minibatch]):
         sampled_on: SampleStream,
         progress: _Progress,
         seeds: EpochSeeds,
+        sampler: Sampler,
     ) -> None:
         self._begun = False
         self.order = torch.from_numpy(seeds.order)
-        self._seeds = seeds
+        self._seeds, self._sampler = seeds, sampler
         self._stream = stream
         self._sampled_on = sampled_on
         self._progress = progress
@@ -501,7 +501,8 @@ class SampledEpoch(Iterator[Minibatch]):
         if not self._begun:
             self._begun = True
             try:
-                ranks.begin_epoch(self._progress.epoch, self._progress.step)
+                at = self._progress
+                ranks.begin_epoch(at.epoch, at.step, lambda: _name_of(self._sampler))
             except BaseException:
                 self.close()
                 raise
@@ -563,6 +564,12 @@ class _SamplerBytes:
         # A sampler holds least once it has sampled its first minibatch.
         self._least_bytes = min(self._least_bytes or minibatches_bytes, minibatches_bytes)
         return self._sampler.scratch_bytes(1 + waiting) + self._least_bytes
+
+
+def _name_of(sampler: Sampler) -> str:
+    """All that its minibatches depend on; its class, if it does not say that."""
+    kind = type(sampler)
+    return kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(sampler)
 
 
 def _brief(state: object) -> str:

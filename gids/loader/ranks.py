@@ -87,15 +87,16 @@ class Ranks:
             check_said(group.gather(arguments, f"{place} with other arguments"))
         return self._machine([offer for _, offer in said], group.timeout_s)
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Check that all ranks begin this epoch at this step, and took equally many minibatches before.
+    def begin_epoch(self, epoch: int, step: int, name_sampler: Callable[[], str]) -> None:
+        """Check that all ranks begin this epoch at this step, by the same sampler, and took equally many
+        minibatches before.
 
         Called for the first minibatch. Waits for all ranks; does nothing if the user gave the rank. Raises
         RankError, on every rank, if they differ, or if one does not come.
         """
         taken, self.taken = self.taken, 0
         if self._group is not None:
-            what = f"begins after {taken} minibatches of this loader"
+            what = f"begins after {taken} minibatches of this loader, by {name_sampler()}"
             self._group.meet(place_of(self.loader, epoch, step, what))
 
     def _machine(self, offers: Sequence[Any], timeout_s: float) -> StoreGroup:

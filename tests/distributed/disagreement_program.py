@@ -93,12 +93,14 @@ def begin_elsewhere(
     arguments: Mapping[str, Any],
     odd: list[int],
 ) -> str:
-    """The error where only these ranks load a state of this epoch and step."""
+    """The error where only these ranks load a state of this epoch and step; {}: set another sampler."""
 
     def load() -> None:
         loader = gids.NodeLoader(source, **ARGUMENTS | dict(arguments))
-        if dist.get_rank() in odd:
+        if dist.get_rank() in odd and state:
             loader.load_state_dict(loader.state_dict() | dict(state))
+        elif dist.get_rank() in odd:
+            loader.sampler = gids.sampler.Neighbor([2, 2])
         for _ in loader:
             pass
 

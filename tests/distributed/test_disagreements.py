@@ -130,6 +130,15 @@ def test_a_state_that_one_rank_loads_is_an_error_on_all(
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"alone": True}])
+def test_a_sampler_that_one_rank_sets_is_an_error_on_all(
+    parts: Path, whole: Path, ranks: RankPool, options: dict[str, Any]
+) -> None:
+    dataset = whole if options else parts
+    told = ranks.run(3, program.begin_elsewhere, dataset, {}, options, {}, [1])
+    check_places(told, "rank 1: loader 0, epoch 0", "by Neighbor([2, 2])")
+
+
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_state_that_one_column_loads_is_an_error_on_all(whole: Path, ranks: RankPool, column: int) -> None:
     state, odd = {"epoch": 3}, [column, column + 2]
