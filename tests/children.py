@@ -48,15 +48,15 @@ def killed(work: Callable[[], object], target: Any, name: str, *, after: bool = 
         setattr(target, name, die)
         work()
 
-    assert os.WTERMSIG(_status(work_until_then)) == signal.SIGKILL
+    assert os.WTERMSIG(status(work_until_then)) == signal.SIGKILL
 
 
 def ended(work: Callable[[], object]) -> None:
     """Run work() in a fork of this process, which ends then."""
-    assert _status(work) == 0
+    assert status(work) == 0
 
 
-def _status(work: Callable[[], object]) -> int:
+def status(work: Callable[[], object]) -> int:
     """The status of a fork of this process that runs work()."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads

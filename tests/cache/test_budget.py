@@ -163,7 +163,6 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough(on: st
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
         share(on=on, memory_bytes=100_000)
     found = re.search(rf"Give {option}=([\d_]+) or more", str(caught.value))
-    assert found is not None
     enough = int(found[1])
     assert total(share(on=on, memory_bytes=enough)) <= enough
     with pytest.raises(MemoryBudgetError):

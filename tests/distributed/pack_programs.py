@@ -39,7 +39,6 @@ def small_packs(
 
     def less(*args: Any) -> PackPlan | None:
         plan = share(*args)
-        assert plan is not None
         assert plan.purposes["packs"] > pack_bytes
         return replace(plan, purposes={**plan.purposes, "packs": pack_bytes})
 
@@ -239,7 +238,6 @@ def sweep_long(dataset: Path, arguments: Mapping[str, Any], seconds: float, time
     with small_packs() as patch:
         if dist.get_rank() == 1:
             ready = Superbatch.ready.fget
-            assert ready is not None
             end = time.monotonic() + seconds
             patch.setattr(Superbatch, "ready", property(lambda self: ready(self) and time.monotonic() > end))
         begun, first = time.monotonic(), []

@@ -111,7 +111,6 @@ class Processes:
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self._processes[rank].pid
-        assert pid is not None
         os.kill(pid, number)
 
     def shared_memory(self) -> set[str]:

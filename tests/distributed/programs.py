@@ -22,7 +22,6 @@ from open_options import tuned
 
 import gids.distributed
 from gids.distributed.group import Group
-from gids.distributed.placed import PlacedOwners
 from gids.distributed.sampling import GroupSampling, whole_graphs
 from gids.loader.observer import Observer
 from gids.loader.ranks import Ranks
@@ -298,7 +297,6 @@ def read_with_placed_pages(dataset: Path, cache: str) -> tuple[int, int, int]:
                 for minibatch in loader:
                     assert same_bits(minibatch.features[table.name], table.read_rows(minibatch.input_nodes))
         owners = source.owners_of(table)
-        assert isinstance(owners, PlacedOwners)
         of_pages = torch.from_numpy(owners.held)[torch.arange(table_rows) // table.rows_per_page]
         cached = features.cached_rows(table.name)
         read = of_pages & wanted
@@ -336,7 +334,6 @@ def cooperate_near(dataset: Path, masks: list[torch.Tensor]) -> None:
             for m in loader:
                 mine = sampler.of_rank(rank, size)
                 alone = mine.sample(source.graphs()[0], m.seeds, epoch=m.epoch, step=m.step).blocks[-1]
-                assert isinstance(alone, Block)
                 assert torch.equal(m.blocks[-1].edge_ids, alone.edge_ids)
                 assert same_bits(m.blocks[-1].weights, alone.weights)
 

@@ -73,7 +73,6 @@ def heterogeneous(directory: Path) -> Dataset:
     }
     with DatasetWriter(directory / "several.gids") as writer:
         for (domain, type_name, name), rows in source.items():
-            assert type_name is not None
             writer.write_table(
                 domain, type_name if domain == "node" else tuple(type_name.split(":")), name, rows
             )

@@ -175,7 +175,6 @@ def test_features_of_edges_need_none_of_nodes(tmp_path: Path, rows: Rows) -> Non
 
     graph = store.graph()
     dst = torch.arange(1500).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
-    assert graph.edge_ids is not None
     total = torch.zeros(1500, 4).index_add_(0, dst, edges[torch.from_numpy(np.array(graph.edge_ids))])
     result = layerwise([layer], gids.open(store, memory=MEMORY), tables=[], edge_tables=["_N._E._N.w"])
     close(result.values, total + torch.arange(1500)[:, None])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice, EmulatedStream
-from engines import URING
 from late_device import WITHOUT_MEMORY, LateDevice, LateEvent
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 from open_options import feature_loader, node_loader
@@ -53,45 +52,6 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(path: Path, table: str) -> torch.Tensor:
     with gids.open(path) as source:
         return source.store.table(table).read_rows(range(source.store.table(table).row_count))
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("window", [0, 2, 16, 21])
-@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "static"])
-def test_features_equal_the_source_over_epochs(
-    on: Device, path: Path, source: Ids, window: int, policy: str
-) -> None:
-    options: dict[str, Any] = {"window": window, "policy": policy, "staging": 1 << 20}
-    with feature_loader(path, list(source), device="cuda", device_memory=1 << 23, **options) as loader:
-        for epoch in range(2):
-            batches = minibatches(9, epoch, on.torch_device, most=200)
-            for minibatch, features in loader.attach(batches, ids_of):
-                check(source, minibatch, features)
-        stats = loader.stats()
-    assert stats["pages"] == stats["hits"] + stats["misses"] > 0
-    assert stats["misses"] == stats["loads"] + stats["bypasses"]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("engine", [URING, "threads"])
-@pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
-@pytest.mark.parametrize("wait", ["stream", "warp"])
-def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
-    on: Device, path: Path, source: Ids, engine: str, cache_bytes: int | None, wait: Any
-) -> None:
-    with feature_loader(
-        path,
-        list(source),
-        device="cuda",
-        device_memory=1 << 25,
-        cache=cache_bytes,
-        engine=engine,
-        wait=wait,
-        staging=1 << 18,
-    ) as loader:
-        for minibatch, features in loader.attach(minibatches(6, most=150), ids_of):  # ids on the CPU
-            check(source, minibatch, features)
-        assert cache_bytes != 0 or loader.stats()["loads"] == 0
 
 
 @pytest.mark.parametrize("at", ["read_through", "_positions"])

@@ -299,7 +299,6 @@ def test_iterators_that_are_new_or_at_their_end_do_not_hold_the_window(
     untouched, by_length = iter(val), iter(val)
     for _ in range(len(val)):  # never asked for one more
         check_rows(val, next(by_length))
-    assert train.feature_loader is not None
     assert not train.feature_loader.has_open_epoch
     list(train)
     assert "another iterator" not in caplog.text
@@ -311,7 +310,6 @@ def test_the_iterator_that_began_last_has_the_window_and_gives_it_back(
     two_loaders: tuple[gids.NodeLoader, gids.NodeLoader], caplog: pytest.LogCaptureFixture
 ) -> None:
     train, val = two_loaders
-    assert train.feature_loader is not None
     outer, seen = iter(train), Entered()
     with train.feature_loader.observe(seen):
         check_rows(train, next(outer))
@@ -388,7 +386,6 @@ def test_an_error_that_ends_an_epoch_closes_its_iterator(path: Path) -> None:
         epoch = iter(loader)
         with pytest.raises(RuntimeError, match="no neighbors"):
             list(epoch)
-        assert loader.feature_loader is not None
         assert not loader.feature_loader.has_open_epoch
         assert list(epoch) == []
 

@@ -113,7 +113,6 @@ def test_features_equal_the_source_on_a_device(
                 for other, rows in through:
                     check(source, other, rows)
         order = store.table(PAPERS).order
-        assert order is not None
         assert loader.stats()["memory"]["row orders"] == order.nbytes
         wrong = torch.tensor([5, ROWS + 2, -1])
         with pytest.raises(IndexError, match=f"id {ROWS + 2} at position 1 is out of range"):
@@ -179,7 +178,6 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
         assert [trace.pages(i).tolist() for i in range(6)] == pages_by_minibatch(store, batches)
     with RowTrace(tmp_path / "rows.trace") as trace:
         found = trace.minibatches(PAPERS, ROWS)
-        assert found is not None
         assert [rows.tolist() for rows in found()] == [
             list(dict.fromkeys(m[PAPERS].tolist())) for m in batches
         ]
@@ -196,7 +194,6 @@ def test_which_rows_are_held_goes_by_ids(path: Path, store: FeatureStore) -> Non
         assert not loader.cached_rows(PAPERS).any()
         with loader.attach([{PAPERS: ids}], ids_of) as stream:
             next(stream)
-        assert table.order is not None
         pages = set((np.asarray(table.order)[ids] // table.rows_per_page).tolist())
         expected = [place // table.rows_per_page in pages for place in np.asarray(table.order).tolist()]
         assert loader.cached_rows(PAPERS).tolist() == expected

@@ -11,8 +11,7 @@ import torch
 from open_options import edge_loader
 
 import gids
-from gids.loader import EdgeMinibatch
-from gids.sampler import Block, Labor, Minibatch, Neighbor, TimedSeeds
+from gids.sampler import Labor, Minibatch, Neighbor, TimedSeeds
 from gids.write import DatasetWriter, edge_list
 
 NODES, ITEMS, EDGES = 200, 90, 3000
@@ -64,8 +63,6 @@ def open_edges(path: Path, edges: Any = None, **options: Any) -> gids.EdgeLoader
 def assert_never_later(minibatch: Minibatch) -> int:
     """Returns the number of edges that have times."""
     times = minibatch.times
-    assert times is not None
-    assert minibatch.batch is not None
     if isinstance(times, dict):  # trees are numbered type after type
         of_trees = torch.cat([times[t] for t in ("user", "item") if t in times])
     else:
@@ -73,7 +70,6 @@ def assert_never_later(minibatch: Minibatch) -> int:
     found = 0
     for layer in minibatch.blocks:
         for block in layer.values() if isinstance(layer, dict) else [layer]:
-            assert isinstance(block, Block)
             batch = minibatch.batch
             src, dst = (batch[t] if isinstance(batch, dict) else batch for t in block.relation[::2])
             sources, destinations = block.coo()
@@ -124,16 +120,12 @@ def test_minibatches_do_not_depend_on_window_threads_or_packs(one: Path, tmp_pat
 def test_edges_have_their_own_times_by_default(one: Path) -> None:
     with open_edges(one, negatives=2) as loader:
         graph = loader.store.graph()
-        assert graph.edge_times is not None
         assert "temporal='edges'" in repr(loader.sampler)
         ends = np.repeat(np.arange(NODES), np.diff(graph.indptr))
         for step, minibatch in enumerate(epoch := iter(loader)):
-            assert isinstance(minibatch, EdgeMinibatch)
             assert_never_later(minibatch)
             positions = epoch.positions(step).numpy()
             seeds, times = minibatch.seeds, minibatch.times
-            assert isinstance(seeds, torch.Tensor)
-            assert isinstance(times, torch.Tensor)
             keys = list(zip(seeds.tolist(), times.tolist(), strict=True))
             assert keys == sorted(set(keys))  # each once, ascending
             src, dst = minibatch.pairs
@@ -168,8 +160,6 @@ def test_edges_between_types_have_times(several: Path) -> None:
         timed = 0
         for minibatch in loader:
             timed += assert_never_later(minibatch)
-            assert isinstance(minibatch.seeds, dict)
-            assert isinstance(minibatch.times, dict)
             assert {t: len(ids) for t, ids in minibatch.seeds.items()} == {
                 t: len(of) for t, of in minibatch.times.items()
             }

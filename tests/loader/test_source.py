@@ -171,7 +171,6 @@ def test_loaders_with_the_same_tables_share_one_cache(opened: gids.Source) -> No
 def test_the_shared_cache_ends_with_its_last_loader(opened: gids.Source) -> None:
     train, val = node_loader(opened), node_loader(opened)
     shared = train.feature_loader
-    assert shared is not None
     epoch = iter(train)
     next(epoch)
     train.close()
@@ -263,7 +262,6 @@ def test_an_error_says_how_much_memory_is_enough_beside_idle_loaders(path: Path,
         read(memory)
     if reads == "random":
         advised = re.search(r"Give memory=([\d_]+) or more", str(caught.value))
-        assert advised is not None
         read(int(advised[1]))
 
 
@@ -347,7 +345,6 @@ def test_names_of_one_device_share_its_cache_and_memory(
         names: list[Any] = ["cuda", "cuda:0", torch.device("cuda", 0), "cuda:1"]
         loaders = [node_loader(opened, device=name).feature_loader for name in names]
         assert loaders[0] is loaders[1] is loaders[2] is not loaders[3]
-        assert loaders[0] is not None
         assert loaders[0].device == torch.device("cuda:0")
         other = gids.FeatureLoader(opened, ["paper.feat"], device="cuda")
         again = gids.FeatureLoader(opened, ["paper.feat"], device="cuda:0")
@@ -406,7 +403,6 @@ def test_a_closed_source_is_refused_and_its_loaders_are_closed(path: Path) -> No
         next(epoch)
         source.close()
         source.close()
-        assert loader.feature_loader is not None
         assert loader.feature_loader.closed
         assert list(epoch) == []
         with pytest.raises(ValueError, match="closed"):
@@ -489,7 +485,6 @@ def test_loaders_that_share_a_cache_count_their_own_minibatches(opened: gids.Sou
     assert val.stats()["pages"] == validated
     assert val.stats()["tables"]["paper.feat"]["steps"] == 2 * len(val)
     assert train.stats()["pages"] >= 2 * first  # what was planned as it was set aside was planned again
-    assert train.feature_loader is not None
     total, own = train.feature_loader.stats(), (train.stats(), val.stats())
     for key in ("pages", "hits", "misses", "coalesced", "loads", "bypasses", "evictions", "pages_read"):
         assert total[key] == sum(stats[key] for stats in own), key

@@ -188,7 +188,6 @@ def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) ->
     tables = ["paper.row", "paper.cites.paper.weight"]
     with node_loader(path, torch.arange(200), [3, 4], tables=tables, batch_size=50, memory=1 << 28) as loader:
         for minibatch in loader:
-            assert isinstance(minibatch.input_nodes, torch.Tensor)
             assert torch.equal(minibatch.features[tables[0]], expected[tables[0]][minibatch.input_nodes])
             edges = torch.cat([block.edge_ids for block in minibatch.blocks])  # type: ignore[union-attr]
             assert torch.equal(minibatch.features[tables[1]], weights(edges))

@@ -135,7 +135,6 @@ def cut_small(
 
     def less(*args: Any) -> memory.PackPlan | None:
         plan = share(*args)
-        assert plan is not None
         purposes = dict(plan.purposes)
         if pack_bytes is not None:
             assert purposes["packs"] > pack_bytes

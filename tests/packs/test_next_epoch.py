@@ -75,7 +75,6 @@ def was_prepared(loader: gids.NodeLoader) -> bool:
     """Whether the next epoch begins with packs that are made."""
     coming = loader._learned.next_epoch
     next(iter(loader))
-    assert loader.feature_loader is not None
     return coming is not None and coming.machine is loader.feature_loader._packs.machine
 
 
@@ -375,7 +374,6 @@ def test_a_source_that_is_dropped_with_its_loader_leaves_nothing(path: Path, tmp
     list(loader), list(loader)
     coming = loader._learned.next_epoch
     assert coming is not None
-    assert coming._making is not None
     futures.wait([coming._making])  # its thread has the loader
     assert scratch_files(tmp_path)
     del source, loader, coming
@@ -415,9 +413,7 @@ def test_what_is_made_for_an_epoch_that_nobody_reads_counts(
     source, coming = loader.source, loader._learned.next_epoch
     other = open_loader(source, seed=4)
     assert coming is not None
-    assert coming._making is not None
     superbatch = coming._making.result()
-    assert superbatch is not None
     while not superbatch.ready:
         time.sleep(0.001)
     written = superbatch.file.nbytes

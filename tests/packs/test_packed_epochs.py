@@ -24,7 +24,7 @@ from packs_example import (
 import gids
 from gids import _core
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_reads, pack_switch, sampled_ahead
+from gids.loader import pack_reads, pack_switch
 from gids.packs import DiskRates, Spool
 from gids.sampler import Minibatch
 
@@ -84,19 +84,6 @@ def test_packs_are_where_direct_reads_need_no_copy(
         list(loader)
     assert len(reads) > 2
     assert all(n % 4096 == 0 for one in reads for n in one)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(seed)
-    monkeypatch.setattr(pack_switch, "EARLY", int(rng.integers(1, 4)))
-    monkeypatch.setattr(sampled_ahead, "MOST_MINIBATCHES", int(rng.integers(3, 9)))
-    memory = int(rng.integers(9 << 20, 14 << 20))
-    with open_source(path, "random", 64 << 20) as random, open_source(path, "pack", memory) as other:
-        loaders = [open_loader(source, batch_size=20) for source in (random, other)]
-        assert_all_same(*loaders)
-        assert loaders[1].stats()["packs"]["superbatches"] > 6
 
 
 @pytest.mark.few(3)

@@ -21,7 +21,6 @@ from test_packs_on_a_bad_disk import needs, place
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
-from gids.loader import pack_switch
 from gids.sampler import Minibatch
 
 Ids = dict[str, torch.Tensor]
@@ -178,7 +177,6 @@ def test_a_stream_that_the_garbage_collector_ends_counts_for_its_own_loader(
                 collecting.start()
                 collecting.join(30)
                 assert not collecting.is_alive()
-        assert loader._features is not None
         with loader._features.feature_loader.observe(Collecting()):
             next(iter(loader))
         assert loader.stats()["pages"] > own["pages"]
@@ -253,27 +251,3 @@ def test_a_loader_that_is_closed_in_mid_epoch(path: Path) -> None:
         assert list(epoch) == []
         with pytest.raises(ValueError, match="closed"):
             iter(loader)
-
-
-@pytest.mark.parametrize("bad", [0, 1, 8, 19])
-@pytest.mark.parametrize("size", [3, 100])
-def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
-    path: Path, bad: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_small(monkeypatch, minibatches=size)
-    monkeypatch.setattr(pack_switch, "EARLY", 2)
-
-    def sampled() -> object:
-        for i in range(20):
-            if i == bad:
-                raise RuntimeError("no graph")
-            yield {"paper.feat": torch.arange(i, i + 50)}
-
-    with open_source(path, "pack") as source:
-        loader = gids.FeatureLoader(source, ["paper.feat"])
-        stream = loader.attach(sampled(), lambda ids: ids)  # type: ignore[arg-type]
-        for i in range(bad):
-            assert next(stream)[0]["paper.feat"][0] == i
-        with pytest.raises(RuntimeError, match="no graph"):
-            next(stream)
-        assert list(stream) == []

@@ -594,7 +594,6 @@ def test_a_row_in_no_pack_raises(on: Device, path: Path, monkeypatch: pytest.Mon
         stream = loader.attach(batches, lambda ids: ids, count=10)
         next(stream)
         [rows] = found
-        assert isinstance(rows, device_rows.DeviceRows)
         sets = (rows._resident[0], rows._halves[0][0])
         wanted = Wanted(loader.tables[0], np.array([3000], np.uint32), ((sets[0], 0), (sets[1], 0)))
         rows.gather([[wanted]])

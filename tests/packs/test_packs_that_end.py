@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
+import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from children import interrupted
+from children import ended, status
 from full_disk import fail_at
 from open_options import tuned
 from packs_example import (
@@ -33,8 +34,6 @@ from gids.packs import Superbatch, memory, spool
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
-PROGRAM = Path(__file__).with_name("ending_program.py")
-
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,41 +42,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", torch.ones(100_000, 128))
     return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", [{"pack_bytes": 350_000}, {"minibatches": 7, "packs": 1}], ids=str)
-def test_an_epoch_that_is_left_at_any_minibatch(
-    path: Path, tmp_path: Path, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_small(monkeypatch, **{"pack_bytes": 2_000_000, **cut})
-    with open_source(path, "pack", scratch=tmp_path) as source:
-        loader = open_loader(source)
-        for stop in (0, 1, 6, 21):
-            for end in ("close", "drop", "fail"):
-                epoch = iter(loader)
-                for _ in range(stop):
-                    next(epoch)
-                if end == "close":
-                    epoch.close()
-                elif end == "drop":
-                    del epoch
-                    gc.collect()
-                else:
-
-                    def train(epoch: Any) -> None:
-                        for _ in epoch:
-                            raise RuntimeError("the model failed")
-
-                    if stop < len(loader):
-                        with pytest.raises(RuntimeError, match="the model failed"):
-                            train(epoch)
-                    del epoch
-                    gc.collect()
-                loader._learned.drop_next()  # a whole epoch makes the next one known
-                wait_until_all_has_ended(tmp_path)
-        assert len(list(loader)) == len(loader)
-    wait_until_all_has_ended(tmp_path)
 
 
 def test_closing_the_source_ends_all(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,55 +55,86 @@ def test_closing_the_source_ends_all(path: Path, tmp_path: Path, monkeypatch: py
     wait_until_all_has_ended(tmp_path)
 
 
+def sweep_long(patch: pytest.MonkeyPatch) -> None:
+    share = memory.PackBudget.share
+    patch.setattr(memory.PackBudget, "share", lambda *args: replace(share(*args), piece_bytes=4096))
+
+
+def call_when_it_sweeps(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call this, in place of what follows, once reads and writes of a long sweep are under way."""
+
+    def begin(*_: Any, **__: Any) -> None:
+        end = time.monotonic() + 10
+        while not {"gids-sweep", "gids-write"} <= set(background_threads()):
+            assert time.monotonic() < end
+        call()
+
+    sweep_long(patch)
+    patch.setattr(Superbatch, "begin", begin)
+
+
+def open_large(large: Path, scratch: Path) -> gids.Source:
+    return open_source(large, "pack", 64 << 20, scratch=scratch)
+
+
+def read_large(source: gids.Source) -> Any:
+    batches = [{"paper.feat": torch.randint(100_000, (4000,))} for _ in range(20)]
+    return gids.FeatureLoader(source, ["paper.feat"]).attach(batches, lambda ids: ids, count=20)
+
+
 def test_an_error_in_mid_sweep_ends_it_while_its_traceback_is_there(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    share = memory.PackBudget.share
-    monkeypatch.setattr(memory.PackBudget, "share", lambda *args: replace(share(*args), piece_bytes=4096))
-
-    def fail_when_it_sweeps(*_: Any, **__: Any) -> None:
-        wanted = {"gids-sweep", "gids-write"}
-        end = time.monotonic() + 10
-        while not wanted <= set(background_threads()):
-            assert time.monotonic() < end
+    def fail() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Superbatch, "begin", fail_when_it_sweeps)
-    with open_source(large, "pack", 64 << 20, scratch=tmp_path) as source:
-        loader = gids.FeatureLoader(source, ["paper.feat"])
-        batches = [{"paper.feat": torch.randint(100_000, (4000,))} for _ in range(20)]
-        stream = loader.attach(batches, lambda ids: ids, count=20)
+    call_when_it_sweeps(monkeypatch, fail)
+    with open_large(large, tmp_path) as source:
         with pytest.raises(KeyboardInterrupt) as caught:
-            next(stream)
+            next(read_large(source))
         wait_until_all_has_ended(tmp_path)
         assert caught.value.__traceback__ is not None
 
 
-def child(large: Path, scratch: Path, when: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), str(large), str(scratch), when]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["sweeping", "training"])
-def test_ctrl_c(large: Path, tmp_path: Path, when: str) -> None:
-    status, output, errors = interrupted(child(large, tmp_path, when))
-    assert status == 0, errors
-    assert output.splitlines()[-1] == "ended"
+def test_ctrl_c(large: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def interrupt() -> None:
+        while not ("gids-sweep" in background_threads() if when == "sweeping" else len(steps) > 3):
+            time.sleep(1e-3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        torch.set_num_threads(1)  # OpenMP's threads are the parent's
+        if when == "sweeping":
+            sweep_long(monkeypatch)
+        threading.Thread(target=interrupt, daemon=True).start()
+        with open_large(large, tmp_path) as source:
+            try:
+                while True:
+                    steps.extend(len(ids) for ids, _ in read_large(source))
+            except KeyboardInterrupt:  # whose traceback keeps the frames of the loader
+                wait_until_all_has_ended(tmp_path)
+
+    ended(work)
 
 
-@pytest.mark.slow
-def test_a_killed_process_leaves_no_file(large: Path, tmp_path: Path) -> None:
-    process = child(large, tmp_path, "sweeping")
-    with process:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "go\n":
-            pass
-        descriptors = Path(f"/proc/{process.pid}/fd")
-        assert any(str(fd.readlink()).startswith(str(tmp_path)) for fd in descriptors.iterdir())
-        process.kill()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == -9, errors
+def test_a_killed_process_leaves_no_file(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        assert scratch_files(tmp_path)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        torch.set_num_threads(1)  # OpenMP's threads are the parent's
+        call_when_it_sweeps(monkeypatch, die)
+        with open_large(large, tmp_path) as source:
+            next(read_large(source))
+
+    assert os.WTERMSIG(status(work)) == signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
 

@@ -93,7 +93,6 @@ def test_a_dataset_that_cannot_be_written_is_read_at_random(
 
 def test_files_stay_within_the_limit_together(tmp_path: Path) -> None:
     whole = find_scratch([str(tmp_path)], 100_000, ())
-    assert whole is not None
     one, other = whole.open(), whole.open()
     one.reserve(40_960)
     other.reserve(40_960)
@@ -122,7 +121,6 @@ def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
 
 def test_half_of_the_free_space_without_a_limit(tmp_path: Path) -> None:
     found = find_scratch([str(tmp_path)], None, ())
-    assert found is not None
     of = os.statvfs(tmp_path)
     free = of.f_bavail * of.f_frsize
     assert 0.3 * free < found.limit_bytes < 0.7 * free
@@ -325,7 +323,6 @@ def test_no_file_is_kept_for_a_loader_that_is_closed(
         with open_loader(source) as loader:
             list(loader)
             whole = loader.feature_loader._packs.scratch  # type: ignore[union-attr]
-            assert whole is not None
             assert whole._kept is not None
         whole.wait_for_space()
         assert whole._kept is None
@@ -391,7 +388,6 @@ def test_options_of_scratch_hold_for_each_loader(path: Path, tmp_path: Path) -> 
         other = source.with_options(scratch=str(tmp_path / "other"), scratch_bytes=1 << 20)
         for taken, directory, limit in ((source, tmp_path, 1 << 30), (other, tmp_path / "other", 1 << 20)):
             space = gids.FeatureLoader(taken, ["paper.feat"])._packs.scratch
-            assert space is not None
             assert (space.directories, space.limit_bytes) == ((directory,), limit)
 
 
@@ -515,7 +511,6 @@ def test_each_directory_takes_as_much(several: list[Path], monkeypatch: pytest.M
             lambda p: SimpleNamespace(f_frsize=1, f_bavail=free[names.index(str(p))]),
         )
         made = find_scratch(names, None, (), ranks=2)
-        assert made is not None
         return made.limit_bytes
 
     assert limit("abc", 400, 800, 1200) == 3 * 100

@@ -63,7 +63,6 @@ def test_the_memory_of_the_sampler_counts(one_path: Path) -> None:
         epoch = iter(loader)
         next(epoch)
         plan = loader.feature_loader._placement.plan  # type: ignore[union-attr]
-        assert plan is not None
         assert plan.purposes["sampler"] >= loader.stats()["memory"]["sampler"] > 0
         list(epoch)
         assert loader.stats()["memory"]["sampler"] == 0  # freed once all is sampled

@@ -5,7 +5,6 @@ minibatch. Seeds are fixed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from sampling_graphs import citations, mixed_degrees
 from scipy import stats
 
 from gids import _core
-from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor, Sampler
+from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor, Sampler
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import Graphs
 from gids.store import Graph
@@ -130,7 +129,6 @@ def edges_of(minibatch: Minibatch) -> Edges:
     found: Edges = set()
     for layer, blocks in enumerate(minibatch.blocks):
         for block in blocks.values() if isinstance(blocks, dict) else [blocks]:
-            assert isinstance(block, Block)
             nodes = minibatch.input_nodes
             ids = nodes[block.relation[2]] if isinstance(nodes, dict) else nodes
             weights = torch.ones(block.num_edges) if block.weights is None else block.weights
@@ -190,81 +188,3 @@ def test_impossible_nesting_is_refused() -> None:
     for times in (1, -1):
         with pytest.raises(ValueError, match="use importance_sampling=0"):
             Labor([3], importance_sampling=times, batch_dependency=4, nested=True)
-
-
-def lru_miss_rate(
-    sampler: Sampler, graph: Graph, seeds: Sequence[torch.Tensor], *, lines: int, warm: int = 10
-) -> float:
-    """Miss rate of an LRU cache with one page per node, after the first `warm` minibatches."""
-    planner = _core.Planner(graph.num_src, lines, policy="lru")
-    missed = nodes = 0
-    for step, ids in enumerate(seeds):
-        minibatch = sampler.sample(graph, ids, seed=2, step=step)
-        planner.enter(step, minibatch.input_nodes.numpy())  # type: ignore[union-attr]
-        hits, loads, bypasses = planner.plan(step)
-        planner.retire(step)
-        if step >= warm:
-            missed, nodes = missed + loads + bypasses, nodes + hits + loads + bypasses
-    return missed / nodes
-
-
-def fresh_seeds(graph: Graph, size: int, steps: int) -> list[torch.Tensor]:
-    """The seeds of one epoch, without repeats."""
-    order = torch.from_numpy(np.random.default_rng(1).permutation(graph.num_dst))
-    return list(order[: steps * size].split(size))
-
-
-def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
-    """The claim of "Cooperative Minibatching" (there 64 % to 16 % on Reddit, of degree 490): degree 300,
-    fanout 10, a cache of one and a half minibatches; the seeds are an epoch's, never the same.
-    """
-    graph = dense(20_000, 300)
-    seeds = fresh_seeds(graph, 16, 60)
-    samplers = [Labor([10, 10, 10], batch_dependency=kappa, threads=1) for kappa in (1, 4, 16, 64, 256)]
-    lines = 3 * len(samplers[0].sample(graph, seeds[0]).input_nodes) // 2
-    rates = [lru_miss_rate(sampler, graph, seeds, lines=lines) for sampler in samplers]
-    assert (np.diff(rates) < 0).all()
-    assert rates[0] > 0.6
-    assert rates[-1] < rates[0] / 4
-
-
-def test_neighbor_gains_if_destinations_repeat() -> None:
-    """Numbers belong to a destination's edges, so draws of other seeds do not help."""
-    graph = dense(20_000, 300)
-    fresh = fresh_seeds(graph, 16, 60)
-    rates = {}
-    for name, seeds in (("fresh", fresh), ("same", fresh[:1] * len(fresh))):
-        for kappa in (1, 64):
-            sampler = Neighbor([10, 10], batch_dependency=kappa, threads=1)
-            rates[name, kappa] = lru_miss_rate(sampler, graph, seeds, lines=2700)
-    assert rates["fresh", 64] > 0.9 * rates["fresh", 1]
-    assert rates["same", 64] < 0.1 * rates["same", 1]
-
-
-@pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
-def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str) -> None:
-    """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching").
-
-    Seeds are drawn anew for every minibatch, and the means of so few differ from the expectations: a
-    rise counts only where it is beyond three standard errors.
-    """
-    sampler: Sampler = Neighbor([8, 8])
-    if kind != "neighbor":
-        sampler = Labor([8, 8], importance_sampling=0 if kind == "labor-0" else -1)
-    graph, steps = dense(), 12
-    seeds = np.array([8, 16, 32, 64, 128, 256, 512])
-    rng = np.random.default_rng(5)
-    sizes = np.empty((steps, len(seeds)))
-    for i, n in enumerate(seeds):
-        for step in range(steps):
-            drawn = torch.from_numpy(rng.permutation(graph.num_dst)[:n])
-            minibatch = sampler.sample(graph, drawn, seed=9, step=step)
-            sizes[step, i] = len(minibatch.input_nodes)
-    means, errors = sizes.mean(0), sizes.std(0, ddof=1) / np.sqrt(steps)
-    per_seed, of_these = means / seeds, errors / seeds
-    assert (np.diff(per_seed) < 3 * np.hypot(of_these[1:], of_these[:-1])).all()
-    assert per_seed[-1] < 0.7 * per_seed[0]
-    slopes = np.diff(means) / np.diff(seeds)
-    of_slopes = np.hypot(errors[1:], errors[:-1]) / np.diff(seeds)
-    assert (np.diff(slopes) < 3 * np.hypot(of_slopes[1:], of_slopes[:-1])).all()
-    assert slopes[-1] < 0.5 * slopes[0]

@@ -49,7 +49,6 @@ def test_sums_are_estimated_without_bias(kind: str) -> None:
     for step in range(steps):  # so far apart that none depends on another
         minibatch = SAMPLERS[kind].sample([GRAPH], {"b": torch.arange(nodes)}, seed=3, step=step * 17)
         [block] = minibatch.blocks[0].values()  # type: ignore[union-attr]
-        assert block.weights is not None
         values = block.weights.numpy() * x[GRAPH.indices[block.positions.numpy()]]
         estimates[step] = np.bincount(np.repeat(np.arange(nodes), block.indptr.diff()), values, nodes)
     spread = estimates.std(0, ddof=1) / np.sqrt(steps)

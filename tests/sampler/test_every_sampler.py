@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,14 @@ from every_sampler import (
     make,
     spoiled,
 )
-from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 
-import gids
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Labor, Ladies, LocalityBias, Minibatch, Neighbor
+from gids.sampler import Labor, Ladies, LocalityBias, Neighbor
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
-from gids.write import DatasetWriter
 
 PATH = [("author", "writes", "paper"), ("paper", "written by", "author")]
 
@@ -148,42 +144,6 @@ def test_a_device_samples_in_bulk_one_after_the_other(device: Device) -> None:
             assert_same(one, other)
         with pytest.raises(IndexError, match=f"step 6: seed {NODES} is not a '_N' node"):
             sampler.sample_bulk(pinned, [steps[0], torch.tensor([NODES])], first_step=5)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("samplers") / "one.gids"
-    with DatasetWriter(path) as writer:
-        writer.write_table("node", "paper", "feat", torch.arange(NODES * 16.0).reshape(NODES, 16))
-        writer.write_graph(("paper", "cites", "paper"), GRAPH.indptr, GRAPH.indices, num_src=NODES)
-    return path
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "kind", ["dependent", "replaced", "labor, nested", "locality", "labor-*", "ladies", "walks"]
-)
-def test_minibatches_of_a_loader_do_not_depend_on_the_window_or_earlier_minibatches(
-    dataset: Path, kind: str
-) -> None:
-    def epochs(window: int, first: int, count: int) -> list[Minibatch]:
-        found = []
-        options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}
-        sampler = make(kind, [200, 100] if kind == "ladies" else [3, 4])
-        with gids.NodeLoader(
-            gids.open(dataset, **tuned(options)), torch.arange(NODES), sampler, batch_size=200, shuffle=True
-        ) as loader:
-            loader.epoch = first
-            for minibatch in itertools.chain(*(loader for _ in range(count))):
-                rows = minibatch.features["paper.feat"][:, 0].long() // 16
-                assert torch.equal(rows, minibatch.input_nodes)  # type: ignore[arg-type]
-                found.append(minibatch)
-        return found
-
-    both = epochs(8, 0, 2)
-    for other in (epochs(0, 0, 2), epochs(3, 1, 1)):
-        for one, again in zip(both[-len(other) :], other, strict=True):
-            assert_same(one, again)
 
 
 # --- what is refused ---

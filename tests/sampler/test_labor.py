@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from datasets import make_graph
@@ -16,7 +15,7 @@ from sampling_graphs import citations, mixed_degrees
 from sampling_model import sample
 from scipy import stats
 
-from gids.sampler import Block, Labor, Minibatch, Neighbor, Sampler
+from gids.sampler import Block, Labor, Minibatch, Sampler
 from gids.store import Graph
 
 
@@ -162,35 +161,7 @@ def test_edges_are_taken_with_the_probabilities_of_the_derivation(example: int) 
         p = np.array(expected)
         shares = frequencies(block.positions.numpy(), sources, copies)
         assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / copies) + 1e-4).all(), (rounds, shares)
-        assert block.weights is not None
         per_copy = np.ones(graph.indptr[len(sources)])
         per_copy[-len(p) :] = 1 / p
         expected_weights = per_copy[block.positions % len(per_copy)]
         np.testing.assert_allclose(block.weights, expected_weights, rtol=1e-3 if rounds < 0 else 1e-6)
-
-
-def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> npt.NDArray[np.float64]:
-    """The number of known nodes after each layer."""
-    order = torch.from_numpy(np.random.default_rng(0).permutation(graph.num_dst)[:seeds])
-    sizes = []
-    for step in range(steps):
-        blocks = sampler.sample(graph, order, seed=9, step=step).blocks
-        sizes.append([block.num_src for block in reversed(blocks)])  # type: ignore[union-attr]
-    return np.mean(sizes, 0)
-
-
-def test_labor_samples_fewer_nodes_with_more_rounds_of_importance_sampling() -> None:
-    graph = make_graph(np.full(3000, 60), seed=8)
-    fanouts = [10, 10]
-    neighbor = mean_nodes(Neighbor(fanouts), graph, 200)
-    for fixed_count in (False, True):
-        kinds = [
-            mean_nodes(Labor(fanouts, importance_sampling=i, fixed_count=fixed_count), graph, 200)
-            for i in (0, 1, -1)
-        ]
-        sizes = np.array([neighbor, *kinds])
-        print(sizes)
-        assert (np.diff(sizes, axis=0) <= 0.002 * sizes[1:]).all()  # in both layers
-        assert sizes[1, 1] < 0.95 * sizes[0, 1]
-    together = mean_nodes(Labor(fanouts, layer_dependency=True), graph, 200)
-    assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]

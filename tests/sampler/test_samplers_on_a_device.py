@@ -366,7 +366,6 @@ def test_loaders_on_a_device_have_the_minibatches_of_the_cpu(
             for minibatch in runs[-1]:
                 assert {tensor.device for tensor in minibatch.tensors()} == {where}
                 nodes = minibatch.input_nodes
-                assert isinstance(nodes, torch.Tensor)
                 assert torch.equal(minibatch.features["_N.feat"].cpu(), feat.read_rows(nodes.tolist()))
     assert len(runs[0]) == 5
     for on_host, on_device in zip(*runs, strict=True):
