@@ -75,9 +75,7 @@ LONGEST = [
     "bench_command/test_epoch.py",
     "dgl/test_dgl_processes.py",
     "cache/test_device_order.py",
-    "loader/test_torchrun.py",
     "packs/test_packs_memory.py",
-    "packs/test_packs_that_end.py",
     "pyg/test_pyg_stores.py",
     "test_gpu_check.py",
 ]

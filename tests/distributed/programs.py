@@ -451,6 +451,30 @@ def count_epoch(
         return {name: value / len(loader) for name, value in counts.items()}
 
 
+def share_seeds(dataset: Path, seeds: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What each step gives this rank, which loaders of gids.open() find out by themselves."""
+    from gids import pyg
+
+    def steps(loader: Any, look: Callable[[Any], Any]) -> list[Any]:
+        found = []
+        with loader:
+            for minibatch in loader:
+                found.append(look(minibatch))
+                dist.all_reduce(torch.zeros(1))  # as gradients: unequal steps would hang
+        return found
+
+    if dist.get_rank() == 0:  # the others make none
+        with gids.NodeLoader(dataset, seeds, [3, 4], rank=0, world_size=1, **options) as alone:
+            assert sum(len(minibatch.seeds) for minibatch in alone) == len(seeds)
+    edges = gids.EdgeLoader(dataset, torch.stack([seeds, seeds]), [3, 4], **options)
+    of_pyg = pyg.NeighborLoader(dataset, [4, 3], seeds, **options)
+    return {
+        "nodes": steps(gids.NodeLoader(dataset, seeds, [3, 4], **options), lambda m: m.seeds.tolist()),
+        "pairs": steps(edges, lambda m: m.seeds[m.pairs].tolist()),
+        "pyg": steps(of_pyg, lambda data: (data.input_id, data.n_id[: data.batch_size])),
+    }
+
+
 def call_by_itself(dataset: Path) -> None:
     from gids import pyg
 

@@ -77,7 +77,7 @@ def mean(told: list[dict[str, float]]) -> dict[str, float]:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 def test_counts_of_processes(
     dataset: Path, curves: dict[str, Curves], ranks: RankPool, tmp_path: Path, size: int, sampler: str
 ) -> None:

@@ -25,9 +25,17 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("turn", [1, 2, 3])
-@pytest.mark.parametrize("method", ["prepare", "begin"])
-@pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}])
+@pytest.mark.parametrize(
+    ("method", "turn", "cut"),
+    [
+        ("prepare", 1, {"minibatches": 5}),
+        ("begin", 2, {"minibatches": 5}),
+        ("begin", 1, {"packs": 2}),
+        ("prepare", 3, {"packs": 2}),
+        ("prepare", 2, {"minibatches": 7, "packs": 1}),
+        ("begin", 3, {"minibatches": 7, "packs": 1}),
+    ],
+)
 def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     path: Path,
     expected: list[Minibatch],
@@ -65,14 +73,13 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}], ids=str)
 @pytest.mark.parametrize(
-    ("of", "method", "turns"),
+    ("of", "method", "turns", "cut"),
     [
-        (Spool, "rows", (1, 9, 30, 60)),
-        (Spool, "begin_put", (1, 2, 7, 15)),
-        (Spool, "_write", (1, 2, 7, 15)),  # in the background, while other minibatches are sampled
-        (Scratch, "open", (2, 3, 4, 5, 6)),
+        (Spool, "rows", (1, 9, 60), {"minibatches": 5}),
+        (Spool, "begin_put", (1, 7, 15), {"minibatches": 7, "packs": 1}),
+        (Spool, "_write", (1, 7, 15), {"packs": 2}),  # in the background, while other minibatches are sampled
+        (Scratch, "open", (2, 4, 6), {"minibatches": 5}),
     ],
 )
 def test_scratch_that_fails_in_other_places(

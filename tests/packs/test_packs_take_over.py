@@ -164,9 +164,8 @@ def test_scratch_that_fails_loses_no_minibatch(
     assert "scratch fails" in caplog.text
 
 
-@pytest.mark.few(3)
 @pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("scratch_bytes", [100_000, 1_000_000, 4_000_000])
+@pytest.mark.parametrize("scratch_bytes", [100_000, 1_000_000])
 def test_small_scratch(path: Path, expected: list[Minibatch], scratch_bytes: int) -> None:
     read(path, expected, epochs=2, scratch_bytes=scratch_bytes)
 
@@ -185,7 +184,7 @@ def test_scratch_with_room_for_one_superbatch(
 
 @pytest.mark.few(4)
 @pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("stop", [0, 2, 6, 8, 14, 20])
+@pytest.mark.parametrize("stop", [0, 2, 6, 8, 20])
 def test_a_break_ends_all(
     path: Path, expected: list[Minibatch], tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,9 +221,8 @@ def test_a_second_stream_before_and_after_packs_take_over(
         assert 0 < train.stats()["packs"]["minibatches"] < COUNT
 
 
-@pytest.mark.few(4)
 @pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("failing", [0, 4, 6, 10])
+@pytest.mark.parametrize("failing", [0, 4, 10])
 def test_the_error_of_a_minibatch_comes_when_it_is_due(
     path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,9 +239,8 @@ def test_the_error_of_a_minibatch_comes_when_it_is_due(
             next(stream)
 
 
-@pytest.mark.few(3)
 @pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("first", [0, 3, 11])
+@pytest.mark.parametrize("first", [0, 3])
 def test_a_superbatch_that_scratch_has_no_room_for_in_one_go(
     path: Path, expected: list[Minibatch], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,10 +287,8 @@ def test_the_rows_of_a_run_are_recorded_however_they_are_read(path: Path, tmp_pa
         gids.trace.record(open_loader(source), tmp_path / "pages").__enter__()
 
 
-@pytest.mark.few(6)
 @pytest.mark.usefixtures("_packs_pay")
-@pytest.mark.parametrize("steps", [0, 1])
-@pytest.mark.parametrize("at", [0, 2, 3, 8])
+@pytest.mark.parametrize(("at", "steps"), [(0, 0), (2, 1), (3, 0), (8, 1)])
 def test_a_stream_that_another_one_set_aside_loses_no_minibatch(
     path: Path, expected: list[Minibatch], at: int, steps: int
 ) -> None:
