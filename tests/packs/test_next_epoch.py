@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import os
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import ended
 from datasets import same_bits
 from packs_example import (
     PAPERS,
@@ -271,17 +271,14 @@ def test_a_child_that_is_forked_while_packs_are_made_does_not_wait_for_them(
     with open_source(path, "pack", MEMORY) as source, open_loader(source) as loader:
         list(loader), list(loader)
         assert loader._learned.next_epoch is not None
-        child = os.fork()
-        if not child:
+
+        def use() -> None:
             signal.alarm(30)
             torch.set_num_threads(1)  # OpenMP's threads are the parent's
-            try:
-                for features, minibatch in zip(copies, loader, strict=True):
-                    assert all(same_bits(features[name], rows) for name, rows in minibatch.features.items())
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+            for features, minibatch in zip(copies, loader, strict=True):
+                assert all(same_bits(features[name], rows) for name, rows in minibatch.features.items())
+
+        ended(use)
         may_end.set()
         check(loader, expected)
 

@@ -8,16 +8,16 @@ import os
 import shutil
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from children import ended
 from datasets import same_bits
 from packs_example import PAPERS, assert_all_same, assert_same, cut_small, open_loader, open_source
-from test_packs_on_a_bad_disk import needs, place
+from test_packs_on_a_bad_disk import check_error, flip_bit, needs, place
 
 import gids
 from gids.errors import MemoryBudgetError, StorageError
@@ -85,14 +85,12 @@ def test_a_child_that_is_forked_while_a_thread_has_the_lock_has_its_own(path: Pa
         thread = threading.Thread(target=hold)
         thread.start()
         locked.wait()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
-            child = os.fork()
-        if not child:
+
+        def use() -> None:
             signal.alarm(10)
             loader.stats()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+
+        ended(use)
         forked.set()
         thread.join()
 
@@ -188,27 +186,22 @@ def test_a_forked_child_is_refused(path: Path, expected: list[Minibatch]) -> Non
     with open_source(path, "pack") as source:
         epoch = iter(open_loader(source))
         assert_same(next(epoch), expected[0])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
-            child = os.fork()
-        if not child:
+
+        def use() -> None:
             signal.alarm(60)
-            try:
+            with pytest.raises(RuntimeError, match="before a fork"):
                 next(epoch)
-            except RuntimeError as error:
-                os._exit(0 if "before a fork" in str(error) else 2)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        ended(use)
         assert_all_same(expected[1:], epoch)
 
 
 @pytest.mark.parametrize("damage", ["checksum", "truncated"])
 def test_a_second_stream_sees_damage_too(path: Path, rows: Ids, tmp_path: Path, damage: str) -> None:
     copy = shutil.copytree(path, tmp_path / "copy.gids")
-    rng = np.random.default_rng(1)
+    rng, name = np.random.default_rng(1), "paper.text"
     with open_source(copy, "pack", check_crc=damage == "checksum") as source:
-        table = source.store.table("paper.text")
-        name, shards = table.name, len(table.shard_paths)
+        table = source.store.table(name)
         bad = table.page_count - 4
         shard, offset = place(source.store, name, bad)
         loader = gids.FeatureLoader(source, [name])
@@ -218,12 +211,10 @@ def test_a_second_stream_sees_damage_too(path: Path, rows: Ids, tmp_path: Path, 
         if damage == "truncated":
             os.truncate(shard, offset)
         else:
-            with open(shard, "r+b") as file:
-                byte = os.pread(file.fileno(), 1, offset + 1)[0]
-                os.pwrite(file.fileno(), bytes([byte ^ 4]), offset + 1)
+            flip_bit(Path(shard), offset + 1)
         batches = [{name: torch.from_numpy(rng.integers(0, PAPERS, rng.integers(0, 150)))} for _ in range(40)]
         stream = loader.attach(batches, lambda ids: ids, count=len(batches))
-        pages = {bad} if damage == "checksum" else set(range(bad, table.page_count, shards))
+        pages = [bad] if damage == "checksum" else range(bad, table.page_count, len(table.shard_paths))
         lost = {(name, page) for page in pages}
         code, failed = errno.EBADMSG if damage == "checksum" else errno.ENODATA, 0
         for batch in batches:
@@ -231,10 +222,7 @@ def test_a_second_stream_sees_damage_too(path: Path, rows: Ids, tmp_path: Path, 
                 failed += 1
                 with pytest.raises(StorageError) as caught:
                     next(stream)
-                error = caught.value
-                assert error.errno == code
-                page_at = (error.offset or 0) // table.page_bytes * table.page_bytes
-                assert (error.filename, page_at) in [place(source.store, *page) for page in needed & lost]
+                check_error(source.store, caught.value, needed, lost, code)
             else:
                 _, features = next(stream)
                 assert same_bits(features[name], rows[name][batch[name]])
