@@ -74,7 +74,7 @@ def random_minibatches(rng: np.random.Generator, tables: dict[str, int]) -> list
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("seed", [14, *range(5), 45])
+@pytest.mark.parametrize("seed", [0, 1, 14, 45, 2])
 def test_rows_are_those_of_the_table(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     counts = {"paper": int(rng.integers(300, 2500)), "author": int(rng.integers(1, 300)), "one": 1}

@@ -38,7 +38,7 @@ def _early(self: Any, sampled: Any, count: int | None) -> bool:
     return False
 
 
-OPTIONS = {"batch_size": 16}
+OPTIONS = {"batch_size": 32}
 
 
 def validation(source: gids.Source) -> gids.NodeLoader:
@@ -63,7 +63,7 @@ def test_training_is_read_by_packs_whatever_validation_is(
     monkeypatch.setattr(costs, "_known", {})
     with open_source(path, "random") as source:
         loader = open_loader(source, **OPTIONS)
-        expected = [list(loader) for _ in range(3)]
+        expected = [list(loader) for _ in range(2)]
     with open_source(path, "auto") as source:
         train, valid = open_loader(source, **OPTIONS), validation(source)
         assert train.feature_loader is valid.feature_loader

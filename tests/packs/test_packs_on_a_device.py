@@ -49,8 +49,7 @@ from gids.write import DatasetWriter
 Ids = dict[str, torch.Tensor]
 CUTS: list[dict[str, Any]] = [
     {"pack_bytes": 900_000},
-    {"pack_bytes": 1_000_000, "minibatches": 5},
-    {"pack_bytes": 900_000, "packs": 2},
+    {"pack_bytes": 1_000_000, "minibatches": 5, "packs": 2},
 ]
 
 
@@ -144,7 +143,7 @@ def test_a_homogeneous_graph_and_converted_features(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_are_those_of_the_table_whatever_runs_late(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, cuda_is: Callable[[Device], None]
 ) -> None:
@@ -218,7 +217,7 @@ def check(features: Ids, asked: Ids, expected: Ids) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_minibatches_that_are_sampled_on_the_device(
     path: Path,
     expected: list[Minibatch],
@@ -242,7 +241,7 @@ def test_a_run_resumes_inside_a_pack(
     on: Device, path: Path, expected: list[Minibatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch, pack_bytes=900_000)
-    for stop, first, second in ((1, "cuda", "cuda"), (7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
+    for stop, first, second in ((7, "cuda", "cpu"), (len(expected) - 1, "cpu", "cuda")):
         with open_source(path) as source:
             loader = open_loader(source, device=first)
             epoch = iter(loader)
@@ -334,7 +333,7 @@ def test_auto_changes_to_packs_at_any_minibatch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "most"), [(0, 22), (2, 7), (8, 22), (20, 7)])
+@pytest.mark.parametrize(("first", "most"), [(2, 7), (8, 22)])
 def test_auto_changes_to_packs_whatever_runs_late(
     path: Path,
     epochs: list[list[Minibatch]],
@@ -434,8 +433,7 @@ def test_scratch_that_cannot_be_read_ends_packs(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("method", ["prepare", "begin"])
-@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize(("method", "turn"), [("prepare", 1), ("begin", 2)])
 def test_a_full_disk_goes_on_by_random_reads(
     path: Path,
     expected: list[Minibatch],
