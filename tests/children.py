@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def go_once(found: Callable[[], bool]) -> None:
     """In a child: print "go", from a thread, once found() is true."""
@@ -62,6 +64,7 @@ def status(work: Callable[[], object]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads
         pid = os.fork()
     if not pid:
+        torch.set_num_threads(1)  # OpenMP's threads are the parent's
         with contextlib.suppress(BaseException):
             work()
             os._exit(0)

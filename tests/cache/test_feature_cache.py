@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
-import subprocess
-import sys
-import textwrap
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from cache_runs import FLOATS, Make, check, make_rows, marked, random_batches, rows_of, run
-from children import interrupted
+from children import ended
 from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
@@ -204,98 +204,68 @@ def test_reading_through_two_tables_at_once_shares_the_workers(tmp_path: Path, m
     assert not wrong
 
 
-def run_script(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """Run a script that forks or takes signals in a separate process."""
-    command = [sys.executable, "-P", "-W", "ignore", "-c", textwrap.dedent(script)]
-    arguments = (Path(__file__).parents[1], *arguments)
-    return subprocess.Popen(
-        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
-    script = """
-        import signal, sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[1])
-        import torch
-        from children import go_once
-        from raw_table import RawTable
-        from gids.cache import FeatureCache
-        from gids.io import open_engine
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
-        pages = 1_000_000
-        path = Path(sys.argv[2])
-        path.touch()
-        with path.open("r+b") as file:
-            file.truncate(512 * pages)
-        table = RawTable("t", torch.zeros(1, 1).expand(pages * 128, 1), 512, 128, [path])
+    pages, path = 1_000_000, tmp_path / "sparse.bin"
+    with path.open("wb") as file:
+        file.truncate(512 * pages)
+    table = RawTable("t", torch.zeros(1, 1).expand(pages * 128, 1), 512, 128, [path])
+
+    def read() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         engine = open_engine([path], "threads", depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
-        cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})
+        cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})  # type: ignore[list-item]
+
+        def interrupt() -> None:
+            while not engine.stats()["reads"]:
+                time.sleep(1e-3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
         ids = torch.arange(pages) * 128
-        go_once(lambda: engine.stats()["reads"] > 0)
-        try:
+        with pytest.raises(KeyboardInterrupt):
             cache.read_through({"t": ids})
-        except KeyboardInterrupt:
-            io = engine.stats()
-            print("interrupted", io["reads"] < pages, io["errors"] == 0, io["in_flight"])
+        io = engine.stats()
+        assert io["reads"] < pages
+        assert io["errors"] == io["in_flight"] == 0
         features, error = cache.read_through({"t": ids[:10]})
-        assert error is None and not features["t"].any()
-    """
-    status, output, errors = interrupted(run_script(script, tmp_path / "sparse.bin"))
-    assert status == 0, errors
-    assert output == "interrupted True True 0\n"
+        assert error is None
+        assert not features["t"].any()
+
+    ended(read)
 
 
-@pytest.mark.slow
-def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
-    script = """
-        import os, sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[1])
-        import torch
-        from raw_table import write_raw_table
-        from gids.cache import FeatureCache
-        from gids.io import open_engine
-        table = write_raw_table(Path(sys.argv[2]), torch.arange(2000.0).view(500, 4).repeat(1, 128))
-        engine = open_engine(table.shard_paths, max_read_bytes=table.page_bytes)
-        cache = FeatureCache(engine, [table], lines={table.name: 100}, heats={}, threads=2)
-        ids = {table.name: torch.arange(80)}
-        for step in range(3):
-            cache.enter(step, ids)
-        cache.plan(0)
-        cache.gather(0)
-        cache.plan(1)
-        if (child := os.fork()) == 0:
-            refused = 0
-            for call in (
-                lambda: cache.enter(3, ids),
-                lambda: cache.plan(2),
-                lambda: cache.gather(1),
-                lambda: cache.retire(0),
-                lambda: cache.read_through(ids),
-                lambda: cache.page_words(table.name),
-                cache.audit,
-            ):
-                try:
-                    call()
-                except RuntimeError as error:
-                    assert "before a fork" in str(error), error
-                    refused += 1
-            cache.stats(), cache.memory(), engine.stats(), engine.note
-            cache.close()
-            del cache
-            sys.exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        features, error = cache.gather(1)
-        assert error is None and torch.equal(features[table.name], table.rows[:80])
-        cache.cancel()
-        cache.audit()
-    """
-    with run_script(script, tmp_path) as process:
-        _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+def test_a_forked_child_is_refused_and_ends(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(500, 512))
+    cache, ids = make(table, 100, threads=2), {table.name: torch.arange(80)}
+    for step in range(3):
+        cache.enter(step, ids)
+    cache.plan(0)
+    cache.gather(0)
+    cache.plan(1)
+
+    def use() -> None:
+        for call in (
+            lambda: cache.enter(3, ids),
+            lambda: cache.plan(2),
+            lambda: cache.gather(1),
+            lambda: cache.retire(0),
+            lambda: cache.read_through(ids),
+            lambda: cache.page_words(table.name),
+            cache.audit,
+        ):
+            with pytest.raises(RuntimeError, match="before a fork"):
+                call()
+        assert cache.stats()
+        assert cache.memory()
+        assert make.engine.stats()
+        cache.close()
+
+    ended(use)
+    features, error = cache.gather(1)
+    assert error is None
+    assert same_bits(features[table.name], table.rows[:80])
+    cache.cancel()
+    cache.audit()
 
 
 def test_a_step_that_cannot_be_submitted_leaves_no_page_loading(tmp_path: Path, make: Make) -> None:

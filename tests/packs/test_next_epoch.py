@@ -274,7 +274,6 @@ def test_a_child_that_is_forked_while_packs_are_made_does_not_wait_for_them(
 
         def use() -> None:
             signal.alarm(30)
-            torch.set_num_threads(1)  # OpenMP's threads are the parent's
             for features, minibatch in zip(copies, loader, strict=True):
                 assert all(same_bits(features[name], rows) for name, rows in minibatch.features.items())
 

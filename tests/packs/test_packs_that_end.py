@@ -107,7 +107,6 @@ def test_ctrl_c(large: Path, tmp_path: Path, when: str, monkeypatch: pytest.Monk
 
     def work() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        torch.set_num_threads(1)  # OpenMP's threads are the parent's
         if when == "sweeping":
             sweep_long(monkeypatch)
         threading.Thread(target=interrupt, daemon=True).start()
@@ -129,7 +128,6 @@ def test_a_killed_process_leaves_no_file(
         os.kill(os.getpid(), signal.SIGKILL)
 
     def work() -> None:
-        torch.set_num_threads(1)  # OpenMP's threads are the parent's
         call_when_it_sweeps(monkeypatch, die)
         with open_large(large, tmp_path) as source:
             next(read_large(source))
