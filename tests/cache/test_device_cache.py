@@ -165,35 +165,6 @@ def test_a_device_that_cannot_wait_for_a_word_polls(
     check(make(table, 60, staging_bytes=64 * 512), [table], batches, 5, 3)
 
 
-def test_both_waits_give_the_same_rows_and_counters(tmp_path: Path, make: Make) -> None:
-    table = write_raw_table(tmp_path, make_rows(400, 50), page_bytes=512)
-    batches = random_batches(np.random.default_rng(9), table, 10, 300)
-    for lines in (15, 400):
-        counters, rows = [], []
-        for wait in ("stream", "warp"):
-            cache = make(table, lines, wait=wait, staging_bytes=64 * 512)
-            rows.append([f[table.name].cpu() for f in run(cache, batches, 4, 2)])
-            stats = cache.stats()[table.name]
-            counters.append(
-                [stats[k] for k in ("steps", "pages", "hits", "misses", "loads", "bypasses", "failures")]
-            )
-        assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
-        # Among equal pages those of the fastest warps stay, so counters agree only if all pages fit.
-        assert lines < 400 or counters[0] == counters[1]
-
-
-def test_ids_in_host_memory_and_on_the_device_are_the_same(
-    tmp_path: Path, device: Device, make: Make
-) -> None:
-    table = write_raw_table(tmp_path, make_rows(400, 50), page_bytes=512)
-    cache = make(table, 15)
-    for batch in random_batches(np.random.default_rng(2), table, 6, 300):
-        there = {name: ids.to(device.torch_device) for name, ids in batch.items()}
-        a, b = run(cache, [batch, there], 1, 2)
-        assert same_bits(a[table.name], b[table.name])
-        assert a[table.name].device == device.torch_device
-
-
 def test_a_hot_page_with_a_wrong_checksum_is_not_preloaded(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(32, 1024))
     pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)

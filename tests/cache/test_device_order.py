@@ -210,8 +210,7 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["window", "read through"])
-@pytest.mark.parametrize("planned", [1, 3])
+@pytest.mark.parametrize(("how", "planned"), [("window", 3), ("read through", 1)])
 def test_outputs_stay_few_when_the_consumer_never_synchronizes(
     table: RawTable, planned: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from gids.cache.device.state import miss_bytes
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.epoch_stream import EpochStream, Sampled
-from gids.loader.readers import CacheReader, ThroughReader
+from gids.loader.readers import CacheReader
 
 Batch = dict[str, torch.Tensor]
 
@@ -84,25 +84,6 @@ def test_minibatches_that_miss_nothing_do_not_use_the_queue(
     assert run([hot]) == 1
     assert run([hot] * 5) <= 1  # the first plan posts as many rounds as the last one needed
     assert run([hot, other, hot, hot]) <= 2
-
-
-def test_a_stream_can_be_closed_early_and_read_through_beside(
-    cache: DeviceFeatureCache, table: RawTable
-) -> None:
-    batches = batches_of(table, 12)
-    stream = windowed(cache, batches, 6, 3)
-    for _ in range(4):
-        next(stream)
-    through = ThroughReader(lambda batch, ids, first: cache)  # type: ignore[arg-type, return-value]
-    beside = EpochStream(Sampled(batches), through, lambda batch: batch)
-    for batch, features in beside:
-        assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
-    _, features = next(stream)
-    assert torch.equal(features[table.name].cpu(), table.rows[batches[4][table.name]])
-    stream.close()
-    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
-    cache.audit()
-    assert len(list(windowed(cache, batches, 6, 3))) == 12
 
 
 def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:

@@ -147,8 +147,10 @@ def outcomes(iterator):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("fails", [(0, 10, 40, 50, 90), tuple(range(0, 100, 10))])
+@pytest.mark.parametrize(
+    ("num_workers", "fails"),
+    [(0, (0, 10, 40, 50, 90)), (2, (0, 10, 40, 50, 90)), (0, tuple(range(0, 100, 10)))],
+)
 def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneous, num_workers, fails):
     sampler = Failing([3], prefetch_node_feats=["feat"])
     sampler.fails = fails
@@ -156,7 +158,7 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
     stock = dgl.dataloading.DataLoader(homogeneous.full, torch.arange(100), sampler, **given)
     expected = outcomes(iter(stock))
     assert sum(isinstance(found, str) for found in expected) == len(fails) + 2
-    for window in (0, 4, 16):
+    for window in (0, 4):
         loader = gids.dgl.DataLoader(
             homogeneous.graph,
             torch.arange(100),

@@ -409,7 +409,7 @@ def test_an_iterator_may_be_dropped_in_another_thread_while_the_next_one_begins(
     two_loaders: tuple[gids.NodeLoader, gids.NodeLoader],
 ) -> None:
     train, _ = two_loaders
-    for _ in range(40):
+    for _ in range(15):
         epoch = iter(train)
         for _ in range(4):
             next(epoch)

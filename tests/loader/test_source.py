@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-import os
 import pickle
 import re
 import threading
@@ -410,17 +408,6 @@ def test_a_closed_source_is_refused_and_its_loaders_are_closed(path: Path) -> No
     for make in (node_loader, lambda s: gids.FeatureLoader(s, TABLES)):
         with pytest.raises(ValueError, match=r"Source\(.*\) is closed: call gids.open\(\) again"):
             make(source)
-
-
-def test_closing_leaves_no_file_open(path: Path) -> None:
-    counts = []
-    for _ in range(3):
-        with gids.open(path, memory=MEMORY) as source, node_loader(source) as loader:
-            list(loader)
-        del source, loader
-        gc.collect()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[0] == counts[1] == counts[2]
 
 
 def test_a_store_that_was_given_stays_open(path: Path) -> None:

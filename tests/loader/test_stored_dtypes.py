@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import read_source
 from emulator import EmulatedDevice
 from model import int8_with_a_scale
 from open_options import feature_loader, node_loader
 
 import gids
-from gids.convert import Options, convert
-from gids.convert.synthetic import GraphSpec, write_graph
 from gids.cuda import Device
 from gids.store import FeatureStore
 from gids.store.dtypes import TABLE_DTYPES
 from gids.store.names import Relation
 from gids.write import DatasetWriter
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from sage import Training
 
 PAPERS, DIM = 1500, 60
 CITES: Relation = ("paper", "cites", "paper")
@@ -191,46 +184,6 @@ def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) ->
             assert torch.equal(minibatch.features[tables[0]], expected[tables[0]][minibatch.input_nodes])
             edges = torch.cat([block.edge_ids for block in minibatch.blocks])  # type: ignore[union-attr]
             assert torch.equal(minibatch.features[tables[1]], weights(edges))
-
-
-def accuracy(path: Path) -> float:
-    """Trained for some epochs; the same minibatches and the same start for every way to store."""
-    store = FeatureStore(path)
-    splits = store.splits["_N"]
-    training = Training([store.table("feat").shape[0], 4], seed=0, rate=0.01)
-    source = gids.open(store, memory="256MiB")
-    options: dict[str, Any] = {"dtype": torch.float32, "seed": 3}
-    with gids.NodeLoader(source, splits["train"], [10], batch_size=100, shuffle=True, **options) as loader:
-        for _ in range(4):
-            for minibatch in loader:
-                training.step(minibatch.blocks, minibatch.features["_N.feat"], minibatch.labels)
-    right = 0
-    with (
-        gids.NodeLoader(source, splits["val"], [10], batch_size=900, **options) as loader,
-        torch.no_grad(),
-    ):
-        for minibatch in loader:
-            out = training.model(minibatch.blocks, minibatch.features["_N.feat"])
-            right += int((out.argmax(1) == minibatch.labels).sum())
-    return right / len(splits["val"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_training_is_as_accurate_as_with_float32(tmp_path: Path) -> None:
-    """On a graph whose rows mislead as often as not: a chance of a quarter, by rows alone five eighths."""
-    spec = GraphSpec(2000, dim=16, classes=4, train_count=900, val_count=900)
-    source = write_graph(tmp_path / "graph", spec)
-    found = {}
-    kinds = {kind: KINDS[kind] for kind in KINDS if kind != "flag"}
-    for kind, (dtype, scale) in {"wide": (torch.float32, None), **kinds}.items():
-        options = Options(dtypes={"": str(dtype).removeprefix("torch.")}, scales={"": scale} if scale else {})
-        files = sorted(source.iterdir())
-        convert(files, lambda scratch: read_source(source, scratch), tmp_path / f"{kind}.gids", options)
-        found[kind] = accuracy(tmp_path / f"{kind}.gids")
-    assert found["wide"] > 0.7, found
-    for kind in kinds:
-        assert abs(found[kind] - found["wide"]) < 0.02, found
 
 
 def documented() -> list[list[list[str]]]:

@@ -52,17 +52,6 @@ def test_a_directory_in_memory_is_refused(path: Path) -> None:
         open_source(path, "pack", scratch="/dev/shm")
 
 
-def test_packs_go_to_the_directory_that_was_given(path: Path, tmp_path: Path) -> None:
-    with open_source(path, "pack", scratch=tmp_path) as source:
-        epoch = iter(open_loader(source))
-        next(epoch)
-        assert len(set(scratch_files(tmp_path))) == 2  # sampled minibatches, and packs
-        assert not scratch_files(path)
-        epoch.close()
-        assert not scratch_files(tmp_path)
-        assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("way", ["pack", "auto"])
 def test_a_dataset_that_cannot_be_written_is_read_at_random(
     path: Path,
@@ -117,13 +106,6 @@ def test_a_file_that_is_dropped_gives_its_space_back(tmp_path: Path) -> None:
     del file
     assert whole.taken_bytes == 0
     assert not scratch_files(tmp_path)
-
-
-def test_half_of_the_free_space_without_a_limit(tmp_path: Path) -> None:
-    found = find_scratch([str(tmp_path)], None, ())
-    of = os.statvfs(tmp_path)
-    free = of.f_bavail * of.f_frsize
-    assert 0.3 * free < found.limit_bytes < 0.7 * free
 
 
 @pytest.mark.parametrize("reads", ["packs", "sweep", "", None, 3, ["pack"]])

@@ -61,7 +61,7 @@ def test_draws_with_replacement_follow_the_column_norms() -> None:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("size", [5, 30, 55, 100])
+@pytest.mark.parametrize("size", [5, 55, 100])
 def test_poisson_sources_are_independent(size: int) -> None:
     graph, steps = distinct_graph(40, 60, (0, 12)), 3000
     share = shares(graph)
@@ -84,7 +84,7 @@ def test_poisson_sources_are_independent(size: int) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("size", [1, 5, 30])
+@pytest.mark.parametrize("size", [1, 30])
 def test_distinct_sources_are_successive_draws_with_unbiased_weights(size: int) -> None:
     graph, steps = distinct_graph(40, 60, (0, 12)), 3000
     share, rng = shares(graph), np.random.default_rng(5)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from datasets import make_graph
 from every_sampler import assert_refused, assert_same
-from open_options import tuned
 from sampling_graphs import citations, mixed_degrees
 from scipy import stats
 
@@ -158,34 +157,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
         writer.write_table("edge", graph.relation, "w", torch.zeros(graph.num_edges, 1))
         writer.write_graph(graph.relation, graph.indptr, graph.indices, num_src=NODES)
     return FeatureStore(path)
-
-
-def test_pages_read_fall_as_the_factor_grows(dataset: FeatureStore) -> None:
-    cache_bytes = 200 * 4200
-    held = hottest_nodes(dataset, "paper.feat", cache_bytes)
-    missed, ratios = [], []
-    for factor in (1, 3, 10, 100):
-        sampler = Neighbor([3, 3], locality=LocalityBias(held, factor))
-        options: dict[str, Any] = {"cache": cache_bytes, "policy": "static", "memory": 64 << 20}
-        with gids.NodeLoader(
-            gids.open(dataset, **tuned(options)), torch.arange(2000), sampler, batch_size=100, shuffle=True
-        ) as loader:
-            for _ in loader:
-                pass
-            before = loader.stats()["misses"], loader.stats()["pages"]  # now the cache is full
-            for minibatch in loader:
-                assert torch.equal(
-                    minibatch.features["paper.feat"][:, 0].long() // 256,
-                    minibatch.input_nodes,  # type: ignore[arg-type]
-                )
-            after = loader.stats()["misses"], loader.stats()["pages"]
-            missed.append(after[0] - before[0])
-            ratios.append(1 - missed[-1] / (after[1] - before[1]))
-            cached = loader.feature_loader.cached_rows("paper.feat")
-            assert (cached & held).sum() > 0.95 * held.sum()
-    print(missed, ratios)
-    assert (np.diff(missed) < 0).all()
-    assert (np.diff(ratios) > 0).all()
 
 
 def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore) -> None:

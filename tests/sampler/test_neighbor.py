@@ -151,16 +151,6 @@ def test_a_graph_without_edges(device: Device) -> None:
             )
 
 
-def test_minibatches_belong_to_the_caller(device: Device) -> None:
-    graph = make_graph(mixed_degrees(2000))
-    with PinnedGraph(graph, device) as pinned:
-        for given in (graph, pinned):
-            sampler = Neighbor([3, 4])
-            kept = [sampler.sample(given, torch.arange(40), seed=7, step=step) for step in range(8)]
-            for minibatch in kept:
-                assert_homogeneous(minibatch, graph, torch.arange(40), [3, 4])
-
-
 def test_a_block_has_edges_and_their_ids(device: Device) -> None:
     plain = make_graph(mixed_degrees(100))
     ids = np.random.default_rng(0).permutation(plain.num_edges)

@@ -51,17 +51,6 @@ def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
     assert_equally_likely(which, math.comb(degree, fanout))
 
 
-@pytest.mark.parametrize("other", ["step", "seed", "node"])
-def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) -> None:
-    first = draw(7, 1)[0][:, 0]
-    second = {
-        "step": draw(7, 1, step=1)[0][:, 0],
-        "seed": draw(7, 1, seed=4)[0][:, 0],
-        "node": np.roll(first, 1),
-    }[other]
-    assert_equally_likely(first * 7 + second, 49)
-
-
 # --- with weights, with replacement ---
 
 

@@ -135,11 +135,9 @@ def test_a_device_refuses_importance_sampling(device: Device) -> None:
     ("kind", "fanouts"),
     [
         ("neighbor", [5, 4, 3]),
-        ("replaced", [3, 2]),
         ("neighbor", [-1, 40]),
         ("dependent for an epoch", [4, 4]),
         ("weights", [4, 4]),
-        ("labor", [3, 5]),
         ("labor of fixed count", [3, 5]),
     ],
 )
@@ -156,7 +154,7 @@ def test_minibatches_may_be_finished_in_any_order(device: Device, kind: str, fan
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_minibatches_are_right_on_streams_that_run_out_of_step(seed: int) -> None:
     device, graphs = LateDevice(seed), citations()
     topology = Topology([PinnedGraph(graph, device, topology_on="host") for graph in graphs])
