@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rank_pool import fork_context
 
 _TIMEOUT_S = 300
+_ALL = ("gids.dgl", "gids.pyg", "gids.distributed", "torch._dynamo")
 
 
 class Done(NamedTuple):
@@ -26,10 +27,15 @@ class Done(NamedTuple):
 
 
 class Fork:
-    """Calls function(*arguments). folder: a new one, for what it prints."""
+    """Calls function(*arguments). folder: a new one, for what it prints.
 
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
-        context = fork_context("gids.dgl", "gids.pyg", "gids.distributed", "torch._dynamo")
+    modules: imported once for all forks, if this is the first one.
+    """
+
+    def __init__(
+        self, folder: Path, function: Callable[..., Any], *arguments: Any, modules: tuple[str, ...] = _ALL
+    ) -> None:
+        context = fork_context(*modules)
         folder.mkdir()
         self._folder = folder
         self._process = context.Process(target=_call, args=(folder, function, arguments))
@@ -42,6 +48,24 @@ class Fork:
         self._process.join()
         printed = [(self._folder / name).read_text() for name in ("stdout", "stderr")]
         return Done(self._process.exitcode, *printed)
+
+
+def peak_bytes(folder: Path, function: Callable[..., Any], *arguments: Any) -> int:
+    """What a call adds at most to the memory of a fork."""
+    fork = Fork(folder, _measure, function, arguments, modules=("gids.convert", "forks")).done()
+    assert fork.returncode == 0, fork.stderr
+    return int(fork.stdout.split()[-1])
+
+
+def _measure(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    before = _peak_bytes()
+    function(*arguments)
+    print(_peak_bytes() - before)
+
+
+def _peak_bytes() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
 def _call(folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import re
 import subprocess
@@ -672,46 +671,6 @@ def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
     assert parse_bytes(found[1]) > (1 << 42) > parse_bytes(found[2])
     assert found[3] == str(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
-PEAKS = """
-import json, os, sys
-import gids.cli.convert, torch
-from gids.cli import main
-for words in json.loads(sys.argv[1]):
-    if not (child := os.fork()):
-        os._exit(main(["convert", *words]))
-    _, status, usage = os.wait4(child, 0)
-    assert not status, words
-    print(f"peak {usage.ru_maxrss}")
-"""
-
-
-@pytest.mark.slow
-def test_large_arrays_and_edges_are_never_in_memory(tmp_path):
-    """Each is converted in a fork of one process, which has about 150 MB resident, with torch."""
-    header = np.lib.format.header_data_from_array_1_0(FEAT) | {"shape": (1 << 16, 1024)}
-    with open(tmp_path / "x.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + (1 << 28))  # a hole of 256 MiB
-    np.savez_compressed(tmp_path / "x.npz", feat=np.zeros((1 << 15, 1024), np.float32))  # of 128 MiB
-    edges = RNG.integers(0, 150_000, (2, 2_500_000))  # in memory they would take 160 MB
-    save_arrays(tmp_path / "s", edge_index=edges, num_nodes=np.array(150_000))
-    cases = [
-        ("x.npy", 300e6),
-        ("x.npz", 260e6, "--memory", "32MB"),
-        ("s", 260e6, "--memory", "16MB"),
-        ("s", 260e6, "--memory", "16MB", "--dedup", "--reverse-edges"),
-    ]
-    words = [
-        [str(tmp_path / source), str(tmp_path / f"{number}.gids"), *options]
-        for number, (source, _, *options) in enumerate(cases)
-    ]
-    command = [sys.executable, "-P", "-c", PEAKS, json.dumps(words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    peaks = [int(line.split()[1]) << 10 for line in done.stdout.splitlines() if line.startswith("peak ")]
-    for (source, most, *options), peak in zip(cases, peaks, strict=True):
-        assert peak < most, (source, options)
 
 
 def test_a_quiet_conversion_prints_only_what_is_left_out(tmp_path, capfd, monkeypatch):

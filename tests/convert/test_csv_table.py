@@ -1,8 +1,6 @@
-"""Parsing CSV files with little memory, whatever the number of columns and the length of rows."""
+"""Parsing CSV files, whatever the length of rows. test_memory.py measures the memory."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -10,43 +8,6 @@ pytest.importorskip("pyarrow.csv")
 
 from gids.convert.csv_table import CsvTable
 from gids.errors import FormatError
-
-_PEAK = """
-import os, sys
-from pathlib import Path
-from gids.convert.csv_table import CsvTable
-from gids.convert.arrow_table import import_pyarrow
-
-def peak():
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
-
-import_pyarrow(Path())
-for folder in map(Path, sys.argv[1:]):
-    if not (child := os.fork()):
-        before = peak()
-        table = CsvTable([folder / "nodes.csv"], [], folder / "scratch", 192 << 20)
-        print(table.row_count, peak() - before, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_rows_and_hardly_with_columns(tmp_path):
-    column_counts = (64, 1000)
-    for count in column_counts:  # 70 MB
-        (tmp_path / str(count)).mkdir()
-        row = ",".join(["-0.1234567"] * count)
-        header = ",".join(f"x_{i}" for i in range(count))
-        (tmp_path / str(count) / "nodes.csv").write_text(f"{header}\n" + f"{row}\n" * (6_400_000 // count))
-    command = [sys.executable, "-P", "-c", _PEAK, *map(str, column_counts)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    for count, line in zip(column_counts, done.stdout.splitlines(), strict=True):
-        rows, peak = map(int, line.split())
-        assert rows == 6_400_000 // count
-        assert peak < 250, count  # MiB, with the Arrow file that is mapped
 
 
 def test_rows_that_are_longer_than_a_block_are_read_once(tmp_path):

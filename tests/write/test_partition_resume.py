@@ -1,18 +1,16 @@
-"""A stopped partition resumes with the same bytes, and an error leaves nothing; memory is bounded."""
+"""A stopped partition resumes with the same bytes, and an error leaves nothing."""
 
 import contextlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from datasets import CITES, contents, write_dataset
-from partition_example import open_parts, write_rich_dataset
+from datasets import contents, write_dataset
+from partition_example import write_rich_dataset
 
 from gids import StorageError
 from gids.store import verify
-from gids.write import DatasetWriter, edge_list, heat_writer
+from gids.write import DatasetWriter, heat_writer
 from gids.write.partition import partition
 
 
@@ -102,34 +100,3 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path, monkeypa
     with pytest.raises(StorageError, match="not enough room, and nothing more was written"):
         partition(source, tmp_path / "parts", 2)
     assert [p.name for p in tmp_path.iterdir()] == ["mag.gids"]
-
-
-MEASURED = """
-import resource, sys
-from gids.store import FeatureStore
-from gids.write.partition import partition
-import gids.write.partition.run
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-partition(sys.argv[1], sys.argv[2], 4, method="hash", memory_bytes=8 << 20)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
-"""
-
-
-@pytest.mark.slow
-def test_memory_is_bounded(tmp_path):
-    rng = np.random.default_rng(0)
-    nodes, edges = 100_000, 1_500_000
-    with DatasetWriter(tmp_path / "a.gids") as writer:
-        writer.write_table("node", "paper", "feat", rng.integers(0, 255, (nodes, 1000), np.uint8))
-        ends = rng.integers(0, nodes, (2, edges))
-        writer.write_edges(CITES, edge_list(*ends, num_src=nodes, num_dst=nodes))
-        writer.write_table("edge", CITES, "w", rng.integers(0, 255, (edges, 40), np.uint8))
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", MEASURED, str(tmp_path / "a.gids"), str(tmp_path / "parts")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    # Beside the buffers: memory maps of owners (0.1 MB) and indptr (0.8 MB), threads and their heaps.
-    assert int(done.stdout) < (8 << 20) + 24_000_000
-    assert len(open_parts(tmp_path / "parts")) == 4
