@@ -28,10 +28,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from scenarios import SCENARIOS, make_sources
-from torture import Failed, Torture
+if TYPE_CHECKING:
+    from torture import Torture
 
 LIBRARY = "GIDS_KILL_WRITERS"  # the environment variable that says that the library is preloaded
 Job = Callable[[], None]
@@ -86,16 +86,31 @@ def main() -> int:
             return subprocess.run(
                 [sys.executable, *sys.orig_argv[1:]], env=environment, check=False
             ).returncode
+    return torture_all(args, parser)
+
+
+def torture_all(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Kill and compare. Imports here what the process that compiles the library does not need."""
+    import numpy.random  # noqa: F401 (so that no child imports it)
+    import torch
+    from scenarios import SCENARIOS, make_sources
+    from torture import Failed, Torture, in_child
+
+    from gids import cli
+
     titles = [title for title in SCENARIOS if args.only in title]
     if not titles:
         parser.error(f"--only {args.only!r}: no such command; there are {', '.join(SCENARIOS)}")
     torch.set_num_threads(1)
+    cli._parser()  # so that no child imports every command
     gc.freeze()
     rng = random.Random(args.seed)
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="kill-writers-", dir=args.dir) as folder:
         root = Path(folder)
-        make_sources(root / "sources")
+        status, said = in_child(lambda: make_sources(root / "sources"), log=root / "said")
+        if status:
+            raise SystemExit(f"no sources: {said}")
         tortures = []
         for number, title in enumerate(titles):
             (root / str(number)).mkdir()

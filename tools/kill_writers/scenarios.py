@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,13 +139,10 @@ def _save(folder: Path, **values: np.ndarray) -> None:
 def make_sources(root: Path) -> None:
     for seed in (0, 1):
         _save(root / f"graph{seed}", **_arrays(seed))
-        _run_convert(root / f"graph{seed}", root / f"graph{seed}.gids")
+        words = ["convert", str(root / f"graph{seed}"), str(root / f"graph{seed}.gids")]
+        if main([*words, "--quiet", "--page-bytes", "512"]):
+            raise SystemExit("gids convert failed")
     _save(root / "sorted", **_arrays(2, _SORTED_EDGES))
-
-
-def _run_convert(source: Path, path: Path) -> None:
-    options = ["--quiet", "--page-bytes", "512"]
-    subprocess.run([sys.executable, "-P", "-m", "gids", "convert", source, path, *options], check=True)
 
 
 # Commands.
