@@ -45,17 +45,6 @@ def assert_graph(graph, indptr, indices, edge_ids=None):
         assert np.array_equal(graph.edge_ids, edge_ids)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u1", "i4", "i8", "?", ">f4", ">i8"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_an_npy_of_any_type_and_order(tmp_path, dtype, order):
-    values = np.asarray(RNG.integers(0, 2, (40, 3, 5)).astype(dtype), order=order)
-    np.save(tmp_path / "x.npy", values)
-    store = convert(tmp_path / "x.npy", tmp_path / "x.gids", "--page-bytes", "512")
-    assert list(store.tables) == ["_N.feat"]
-    assert np.array_equal(rows(store), values)
-    assert store.relations == []
-
-
 def test_an_npy_of_one_dimension_or_version_two(tmp_path):
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array(file, FEAT[:, 0], version=(2, 0))
@@ -116,13 +105,6 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, refu
     ):
         assert said in refused("convert", tmp_path / "x.npy", tmp_path / "x.gids", *options)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
-
-
-def test_raw_bfloat16(tmp_path):
-    values = torch.from_numpy(FEAT).to(torch.bfloat16)
-    (tmp_path / "x.bin").write_bytes(values.view(torch.int16).numpy().tobytes())
-    store = convert(tmp_path / "x.bin", tmp_path / "x.gids", "--dtype", "bfloat16", "--shape", "50,7")
-    assert torch.equal(store.read_rows(range(50)), values)
 
 
 def test_features_can_be_cast(tmp_path):
@@ -478,21 +460,6 @@ def test_random_split_and_float64_are_reported(tmp_path, capsys):
     assert "float64: twice" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype", "said"),
-    [
-        (np.array([[200], [255]] * 25, np.uint8), "b=int8", "table '_N.b': 200 is not exact in torch.int8"),
-        (np.full(50, -1), "b=uint8", "table '_N.b': -1 is not exact in torch.uint8"),
-        (np.full(50, 1 << 63, np.uint64), "b=int64", "table '_N.b': 9223372036854775808 is not exact"),
-        (np.full(50, (1 << 64) - 1, np.uint64), "b=float64", "table '_N.b': 18446744073709551615 is not"),
-    ],
-)
-def test_refused_arrays_are_named(tmp_path, refused, values, dtype, said):
-    save_arrays(tmp_path / "s", a=FEAT, b=values)
-    assert said in refused("convert", tmp_path / "s", tmp_path / "x.gids", "--dtype", dtype)
-    assert [p.name for p in tmp_path.iterdir()] == ["s"]
-
-
 def test_floating_labels_below_0_are_no_labels_if_they_are_whole_numbers(tmp_path, capsys):
     labels = np.arange(50, dtype=np.float32) % 4
     labels[:20] = -1
@@ -521,15 +488,6 @@ def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, refuse
     assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in refused(
         "convert", tmp_path / "y.npz", tmp_path / "y.gids", "--quiet"
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype", "cure"),
-    [(1e300, "float32", "float64\n"), (1e300, "float16", "float64\n"), (3.4e38, "bfloat16", "float32 or ")],
-)
-def test_error_for_a_value_that_is_too_large_names_types_that_hold_it(tmp_path, refused, value, dtype, cure):
-    np.save(tmp_path / "x.npy", np.array([[value]]))
-    assert f": use {cure}" in refused("convert", tmp_path / "x.npy", tmp_path / "x.gids", "--dtype", dtype)
 
 
 def test_scipys_sparse_files(tmp_path, refused):

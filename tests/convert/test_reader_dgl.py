@@ -10,6 +10,7 @@ from reader_example import assert_dataset, convert, refused, truncate
 
 from gids import FormatError
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_this_process")]  # a trial: test_reader_matlab.py
 RNG = np.random.default_rng(13)
 EDGES = RNG.integers(0, 40, (2, 200))
 FEAT = RNG.standard_normal((40, 6), np.float32)
@@ -29,7 +30,6 @@ def save(dgl, path):
     dgl.save_graphs(str(path), [graph], {"whole": torch.ones(1)})
 
 
-@pytest.mark.slow
 def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
     """DGLDataset.save writes the graphs, and a pickle, which is not opened."""
     (tmp_path / "cora_v2").mkdir()
@@ -45,8 +45,6 @@ def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
     assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
 def test_heterogeneous_graph(tmp_path, dgl):
     writes = RNG.integers(0, 20, (2, 60))
     relations = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): EDGES}
@@ -68,16 +66,12 @@ def test_heterogeneous_graph(tmp_path, dgl):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
 def test_several_graphs_are_refused(tmp_path, dgl, capsys):
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
     message = refused(capsys, tmp_path / "g.dgl", tmp_path / "g.gids")
     assert "holds 2 graphs; save one graph per file" in message
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
 def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     save(dgl, tmp_path / "g.bin")
     truncate(tmp_path / "g.bin")
@@ -93,7 +87,6 @@ def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     assert "is not a file of dgl.save_graphs" in error
 
 
-@pytest.mark.slow
 def test_error_without_dgl_names_the_file(tmp_path, dgl):
     save(dgl, tmp_path / "g.bin")
     with pytest.raises(FormatError, match="which needs DGL"):
