@@ -1,7 +1,5 @@
 """Edge options (sort, dedup, reverse, self-loops) compared with a simple implementation."""
 
-import random
-
 import numpy as np
 import pytest
 from datasets import save_arrays, sorted_edges
@@ -11,54 +9,12 @@ from gids.convert.edges import as_edges
 from gids.convert.source import InEdges
 from gids.store.rows import as_rows
 from gids.write import DatasetWriter, edge_list
-from gids.write.edge_sort import EdgeSorter
 
 N, E = 60, 900
 RNG = np.random.default_rng(21)
 EDGES = RNG.integers(0, N, (2, E))
 EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 3_000])
-@pytest.mark.parametrize("shape", ["uniform", "one hub", "one pair", "empty"])
-def test_sorting_by_source_gives_the_same_result_with_any_memory(tmp_path, workers, memory_bytes, shape):
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = np.random.default_rng(seed)
-    count, num_src, num_dst = (0 if shape == "empty" else 2500), 70, 300
-    sources, destinations = rng.integers(0, num_src, count), rng.integers(0, num_dst, count)
-    if shape in ("one hub", "one pair"):
-        destinations = np.where(rng.random(count) < 0.9, 123, destinations)
-    if shape == "one pair":
-        sources = np.where(rng.random(count) < 0.9, 42, sources)
-    edges = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
-    for dedup in (False, True):
-        emitted = [(np.empty(0, np.int64),) * 3]
-        options = {"workers": workers, "num_src": num_src, "dedup": dedup}
-        sorter = EdgeSorter(tmp_path, memory_bytes, lambda *arrays, to=emitted: to.append(arrays), **options)
-        sorter.sort(edges.pieces, edges.count, 0, num_dst)
-        degrees, found, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
-        expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
-        assert np.array_equal(np.concatenate([[0], np.cumsum(degrees)]), expected[0])
-        assert np.array_equal(found, expected[1])
-        assert np.array_equal(ids, expected[2])
-    assert list(tmp_path.iterdir()) == [], "scratch files are removed"
-
-
-def test_failing_worker_ends_the_sort(tmp_path):
-    """The error of a damaged source is raised, and no thread is left waiting."""
-
-    def pieces(block_bytes):
-        for number, piece in enumerate(edge_list(*EDGES, num_src=N, num_dst=N).pieces(block_bytes)):
-            if number == 9:
-                raise OSError("gone")
-            yield piece
-
-    sorter = EdgeSorter(tmp_path, 3000, lambda *arrays: None, workers=3)
-    with pytest.raises(OSError, match="gone"):
-        sorter.sort(pieces, E, 0, N)
 
 
 @pytest.mark.parametrize("with_ids", [False, True])

@@ -1,8 +1,11 @@
-"""Edges: sorting in any amount of memory equals a stable argsort; counting; invalid input."""
+"""Edges: sorting in any amount of memory equals the obvious way; counting; invalid input."""
+
+import random
 
 import numpy as np
 import pytest
 import torch
+from datasets import sorted_edges
 
 from gids import FormatError, _core
 from gids.store import FeatureStore, verify
@@ -14,39 +17,56 @@ from gids.write.edges import out_degrees, out_edges
 RELATION = ("a", "to", "b")
 
 
-def model(sources, destinations, num_dst):
-    """(indptr, indices, edge ids) of the edges, the obvious way."""
-    order = np.argsort(destinations, kind="stable")
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=num_dst))])
-    return indptr, sources[order], order
-
-
-def sort(edges, memory_bytes, scratch):
-    emitted = [(np.empty(0, np.int64),) * 3]
-    sorter = EdgeSorter(scratch, memory_bytes, lambda *arrays: emitted.append(arrays))
-    sorter.sort(edges.pieces, edges.count, 0, edges.num_dst)
-    degrees, sources, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
-    return np.concatenate([[0], np.cumsum(degrees)]), sources, ids
-
-
+@pytest.mark.few(8)
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 10_000, 2_000])
-@pytest.mark.parametrize("shape", ["uniform", "power law", "one hub", "empty"])
-def test_sorted_edges_do_not_depend_on_the_memory(tmp_path, memory_bytes, shape):
-    rng = np.random.default_rng(7)
-    count, num_dst = (0 if shape == "empty" else 3000), 500
-    destinations = {
-        "uniform": rng.integers(0, num_dst, count),
-        "power law": np.minimum(rng.zipf(1.3, count) - 1, num_dst - 1),
-        "one hub": np.where(rng.random(count) < 0.95, 123, rng.integers(0, num_dst, count)),
-        "empty": np.empty(0, np.int64),
-    }[shape]
-    sources = rng.integers(0, 70, count)
-    edges = edge_list(sources, destinations, num_src=70, num_dst=num_dst)
-    for found, expected in zip(
-        sort(edges, memory_bytes, tmp_path), model(sources, destinations, num_dst), strict=True
-    ):
-        assert np.array_equal(found, expected)
+@pytest.mark.parametrize("shape", ["uniform", "power law", "one hub", "one pair", "empty"])
+def test_sorted_edges_do_not_depend_on_the_memory(tmp_path, workers, memory_bytes, shape):
+    """By destination, also by source, and without duplicates."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    count, num_src, num_dst = (0 if shape == "empty" else 3000), 70, 500
+    sources, destinations = rng.integers(0, num_src, count), rng.integers(0, num_dst, count)
+    if shape == "power law":
+        destinations = np.minimum(rng.zipf(1.3, count) - 1, num_dst - 1)
+    if shape in ("one hub", "one pair"):
+        destinations = np.where(rng.random(count) < 0.9, 123, destinations)
+    if shape == "one pair":
+        sources = np.where(rng.random(count) < 0.9, 42, sources)
+    edges = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
+    for by_source, dedup in ((False, False), (True, False), (True, True)):
+        emitted = [(np.empty(0, np.int64),) * 3]
+        sorter = EdgeSorter(
+            tmp_path,
+            memory_bytes,
+            lambda *arrays, to=emitted: to.append(arrays),
+            workers=workers,
+            num_src=num_src if by_source else None,
+            dedup=dedup,
+        )
+        sorter.sort(edges.pieces, edges.count, 0, num_dst)
+        degrees, found, ids = (np.concatenate(parts) for parts in zip(*emitted, strict=True))
+        expected = sorted_edges(sources, destinations, num_dst, by_source=by_source, dedup=dedup)
+        assert np.array_equal(np.concatenate([[0], np.cumsum(degrees)]), expected[0])
+        assert np.array_equal(found, expected[1])
+        assert np.array_equal(ids, expected[2])
     assert list(tmp_path.iterdir()) == [], "scratch files are removed"
+
+
+def test_failing_worker_ends_the_sort(tmp_path):
+    """The error of a damaged source is raised, and no thread is left waiting."""
+    edges = edge_list(np.arange(900) % 60, np.arange(900) % 60, num_src=60, num_dst=60)
+
+    def pieces(block_bytes):
+        for number, piece in enumerate(edges.pieces(block_bytes)):
+            if number == 9:
+                raise OSError("gone")
+            yield piece
+
+    sorter = EdgeSorter(tmp_path, 3000, lambda *arrays: None, workers=3)
+    with pytest.raises(OSError, match="gone"):
+        sorter.sort(pieces, edges.count, 0, 60)
 
 
 @pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
