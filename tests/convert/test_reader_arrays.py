@@ -1,0 +1,356 @@
+"""Arrays in .npy and .npz files, in a directory, and in raw binary."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from datasets import save_arrays
+from reader_example import assert_dataset, assert_table, convert, refused
+
+RNG = np.random.default_rng(42)
+FEAT = RNG.standard_normal((50, 7), np.float32)
+EDGES = RNG.integers(0, 50, (2, 300))
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+
+def in_edges(edges):
+    """indptr, indices and edge_ids of a directory of arrays."""
+    order = np.argsort(edges[1], kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(edges[1], minlength=50))])
+    return {"indptr": indptr, "indices": edges[0, order], "edge_ids": order}
+
+
+def test_an_npy_of_one_dimension_or_version_two(tmp_path):
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array(file, FEAT[:, 0], version=(2, 0))
+    store = convert(tmp_path / "x.npy", tmp_path / "x.gids", "--page-bytes", "512")
+    assert_dataset(store, tables={"_N.feat": FEAT[:, 0]}, edges={})
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("paper.emb", "paper.emb"), ("emb", "_N.emb"), ("a.b.emb", "a.b.emb")]
+)
+@pytest.mark.parametrize("shape", [["--shape=50,7"], ["--shape=-1,7"], ["--shape", "-1,7"]])
+def test_raw_binary_and_the_name_of_its_table(tmp_path, name, table, shape):
+    FEAT.tofile(tmp_path / "x.bin")
+    options = ("--dtype", "float32", "--table", name, *shape)
+    assert_table(convert(tmp_path / "x.bin", tmp_path / "x.gids", *options), table, FEAT)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy"])
+def test_tables_are_stored_in_fewer_bits_and_rounding_is_reported(tmp_path, capsys, name):
+    if name == "x.npz":  # a stream, which is read twice for the scales of columns
+        np.savez_compressed(
+            tmp_path / name, feat=FEAT, pos=FEAT[:, :3].astype(np.float64), year=np.arange(50)
+        )
+        options = ["--dtype", "int8", "--scale", "column", "--scale", "_N.pos=row"]
+    else:
+        np.save(tmp_path / name, FEAT.T.copy().T)  # Fortran order
+        options = ["--dtype", "feat=int8", "--scale", "feat=column"]
+    store = convert(tmp_path / name, tmp_path / "x.gids", *options)
+    told = [line for line in capsys.readouterr().err.splitlines() if "stored as" in line]
+    assert re.match(
+        r"_N\.feat: float32 stored as int8 with a scale per column, largest error [\d.]+ \(bound ", told[0]
+    )
+    scales = np.abs(FEAT).max(0) / np.float32(127)
+    assert_table(store, "_N.feat", np.rint(FEAT / scales) * scales)
+    if name == "x.npz":
+        assert told[1].startswith("_N.pos: float64 stored as int8 with a scale per row, ")
+        assert len(told) == 2
+        assert store.table("year").stored_dtype == torch.int8  # whole numbers, as they are
+        assert store.table("year").scale is None
+        assert store.table("year").read_rows(range(50)).tolist() == list(range(50))
+
+
+def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, capsys):
+    values = FEAT * 1e6
+    values[31, 2] = np.nan
+    np.save(tmp_path / "x.npy", values)
+    for options, said in (
+        (
+            ["--dtype", "int8"],
+            "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
+        ),
+        (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
+        (["--dtype", "float16"], "whose largest value is 65504: use bfloat16 or float32"),
+    ):
+        assert said in refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", *options)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_features_can_be_cast(tmp_path):
+    save_arrays(tmp_path / "s", a=FEAT, b=FEAT, year=np.arange(50, dtype=np.uint16))
+    arguments = ("--dtype", "float16", "--dtype", "b=float64,_N.year=int32")
+    store = convert(tmp_path / "s", tmp_path / "s.gids", *arguments)
+    assert {t.key: t.dtype for t in store.tables.values()} == {
+        "a": torch.float16,
+        "b": torch.float64,
+        "year": torch.int32,
+    }
+    assert_table(store, "_N.a", FEAT.astype(np.float16))
+    assert_table(store, "_N.year", np.arange(50, dtype=np.int32))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_sparse_npz(tmp_path, save):
+    """The format of the citation datasets: CSR features and adjacency, labels, texts."""
+    scipy = pytest.importorskip("scipy.sparse")
+    attr = scipy.random_array((50, 30), density=0.1, format="csr", dtype=np.float32, rng=RNG)
+    adj = scipy.csr_array((np.ones(300, np.float32), (EDGES[0], EDGES[1])), (50, 50))
+    adj.sum_duplicates()
+    adj.data[:] = 1
+    parts = {
+        f"{n}_{p}": np.array(getattr(m, p))
+        for n, m in (("attr", attr), ("adj", adj))
+        for p in ("data", "indices", "indptr", "shape")
+    }
+    labels = RNG.integers(-1, 4, 50).astype(np.int8)
+    save(tmp_path / "x.npz", **parts, labels=labels, names=np.array(["a", "b"]))
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
+    split = np.concatenate([ids.numpy() for ids in store.splits["_N"].values()])
+    assert np.array_equal(np.sort(split), np.flatnonzero(labels >= 0))
+    coo = adj.tocoo()
+    assert_dataset(
+        store,
+        tables={"_N.feat": attr.toarray()},  # weights that are all 1 are left out
+        edges={HOMOGENEOUS: (coo.row, coo.col)},
+        labels={"_N": labels},
+        splits=store.splits,
+    )
+
+
+def test_sparse_duplicates_add_up_and_weights_are_kept(tmp_path):
+    np.savez(
+        tmp_path / "x.npz",
+        attr_data=np.array([1.0, 2.0, 4.0]),
+        attr_indices=np.array([1, 1, 0]),
+        attr_indptr=np.array([0, 2, 3]),
+        attr_shape=np.array([2, 2]),
+        adj_data=np.array([0.5, 2.0]),
+        adj_indices=np.array([1, 0]),
+        adj_indptr=np.array([0, 1, 2]),
+        adj_shape=np.array([2, 2]),
+    )
+    tables = {"_N.feat": np.array([[0.0, 3], [4, 0]]), "_N._E._N.weight": np.array([0.5, 2])}
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
+    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: ([0, 1], [1, 0])})
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_dense_npz_with_edges(tmp_path, order):
+    edges = np.asarray(EDGES.astype(np.uint32), order=order)
+    mask = np.arange(50) % 3 == 0
+    weight = RNG.standard_normal(300)
+    np.savez(tmp_path / "x.npz", x=FEAT, edge_index=edges, edge_weight=weight, y=np.arange(50), val_mask=mask)
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--index-dtype", "int32")
+    assert_dataset(
+        store,
+        tables={"_N.x": FEAT, "_N._E._N.weight": weight},
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": np.arange(50)},
+        splits={"_N": {"val": range(0, 50, 3)}},
+    )
+    assert store.graph().indices.dtype == np.int32
+    assert np.array_equal(store.out_degrees(), np.bincount(EDGES[0], minlength=50))
+    store = convert(tmp_path / "x.npz", tmp_path / "y.gids", "--no-edge-ids", "--skip", "edge_weight")
+    assert store.graph().edge_ids is None
+    assert np.array_equal(store.graph().indices, in_edges(EDGES)["indices"])
+
+
+def test_a_directory(tmp_path):
+    source = tmp_path / "s"
+    arrays = {
+        "feat": FEAT,
+        "pos": FEAT.astype(np.float64)[:, :2],
+        **in_edges(EDGES),
+        "labels": np.arange(50) % 3,
+        "train_idx": np.arange(9, dtype=np.int32),
+        "test_idx": np.array([40]),
+    }
+    save_arrays(source, **arrays)
+    FEAT.tofile(source / "raw.bin")
+    (source / "README.txt").write_text("hello")
+    assert_dataset(
+        convert(source, tmp_path / "s.gids", "--dtype", "float32", "--shape=-1,7"),
+        tables={"_N.feat": FEAT, "_N.pos": arrays["pos"], "_N.raw": FEAT},
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": np.arange(50) % 3},
+        splits={"_N": {"train": range(9), "test": [40]}},
+    )
+
+
+def test_a_heterogeneous_directory(tmp_path):
+    """Authors without features write papers; papers cite papers; an odd type name."""
+    writes = np.stack([RNG.integers(0, 80, 99), RNG.integers(0, 50, 99)])
+    weight = RNG.standard_normal((99, 2))
+    arrays = {
+        "nodes/paper/feat": FEAT,
+        "nodes/paper/label": np.arange(50),
+        "nodes/author/num_nodes": np.array(80),
+        "nodes/a%2Fb/feat": FEAT[:5],
+        "edges/author.writes.paper/edge_index": writes,
+        "edges/author.writes.paper/weight": weight,
+        **{f"edges/paper.cites.paper/{name}": values for name, values in in_edges(EDGES).items()},
+    }
+    save_arrays(tmp_path / "s", **arrays)
+    store = convert(tmp_path / "s", tmp_path / "s.gids", "--page-bytes", "512", "--split", "none")
+    assert store.num_nodes("author") == 80
+    assert_dataset(
+        store,
+        tables={"paper.feat": FEAT, "a/b.feat": FEAT[:5], "author.writes.paper.weight": weight},
+        edges={("author", "writes", "paper"): writes, ("paper", "cites", "paper"): EDGES},
+        labels={"paper": np.arange(50)},
+    )
+    assert np.array_equal(store.out_degrees("author"), np.bincount(writes[0], minlength=80))
+
+
+BAD_DIRECTORIES = {
+    "lengths differ": ({"feat": FEAT, "pos": FEAT[:9]}, "'pos' of"),
+    "indptr of others": (
+        {"feat": FEAT, "indptr": np.zeros(9, int), "indices": np.zeros(0, int)},
+        "but there are 8",
+    ),
+    "indices alone": ({"feat": FEAT, "indices": np.zeros(0, int)}, "has indices but lacks indptr"),
+    "two topologies": (
+        {"feat": FEAT, "indptr": np.zeros(51, int), "indices": np.zeros(0, int), "edge_index": EDGES},
+        "both edge_index and indptr",
+    ),
+    "edges of nodes that are not": ({"feat": FEAT, "edge_index": EDGES + 20}, "it must be from 0 to 49"),
+    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "of shape (2, E)"),
+    "edge features of others": (
+        {"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)},
+        "300 edges, but its table 'w' has 3",
+    ),
+    "edges and no nodes": ({"edge_index": EDGES}, "the number of '_N' nodes is unknown"),
+    "two labels": ({"feat": FEAT, "label": np.ones(50), "y": np.ones(50)}, "both 'label' and 'y'"),
+    "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
+    "mask and idx": (
+        {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
+        "is a second val split",
+    ),
+    "only labels": ({"label": np.ones(50)}, "has no features and no graph"),
+    "a strange relation": (
+        {"nodes/a/feat": FEAT, "edges/ab/edge_index": EDGES},
+        "must be SOURCE.RELATION.DESTINATION",
+    ),
+    "an unknown end": (
+        {"nodes/a/feat": FEAT, "edges/a.b.c/edge_index": EDGES},
+        "number of 'c' nodes is unknown",
+    ),
+    "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
+    "a short mask": (
+        {"feat": FEAT, "train_mask": np.ones(45, bool)},
+        "gives 45 '_N' nodes, but there are 50 (from 'feat' of ",
+    ),
+    "a long mask": ({"feat": FEAT, "train_mask": np.ones(55, bool)}, "gives 55 '_N' nodes, but there are 50"),
+    "a mask of numbers": (
+        {"feat": FEAT, "train_mask": np.arange(50) % 3},
+        "is 2 at node 2; a mask must be bool, or 0 and 1",
+    ),
+    "three masks": (
+        {"feat": FEAT, "train_mask": np.ones((50, 3), bool)},
+        "has shape (50, 3): choose one of its 3 splits with --split-column, 0 to 2",
+    ),
+    "few labels": (
+        {"feat": FEAT, "label": np.zeros(49)},
+        "gives 50 '_N' nodes, but there are 49 (from 'label' of ",
+    ),
+    "ids that are a mask": (
+        {"feat": FEAT, "train_idx": np.ones(50, bool)},
+        "is a mask: rename it to train_mask",
+    ),
+    "uint16": ({"a": FEAT, "b": np.ones((50, 1), np.uint16)}, "table '_N.b': tables cannot hold uint16"),
+    "no columns": ({"a": FEAT, "b": np.ones((50, 0))}, "table '_N.b': rows have 0 bytes"),
+}
+BAD_FILES = {
+    "text": (np.array(["a"]), "is of type <U1, not numbers"),
+    "objects": (np.array([{}], dtype=object), "which need unpickling"),
+    "scalar": (np.array(1.0), "is a single number"),
+    "no header": (b"\x93NUMPY\x01\x00\x10\x00not a dictionary", "not a valid .npy file"),
+    "version 9": (b"\x93NUMPY\x09\x00", "version (9, 0)"),
+    "raw": (b"12345678", "for raw binary give --dtype float32 --shape ROWS,DIM"),
+    "broken zip": (b"PK\x03\x04 and no more", "not a valid .npz file"),
+    "nothing": (None, "no such file or directory: "),
+    "empty directory": ({}, "has no features and no graph"),
+}
+BAD = BAD_FILES | BAD_DIRECTORIES
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_invalid_source_prints_one_line_and_leaves_nothing(tmp_path, capsys, content, message):
+    source = tmp_path / "bad.npy"
+    if isinstance(content, dict):
+        source.mkdir()
+        save_arrays(source, **content)
+    elif isinstance(content, bytes):
+        source.write_bytes(content)
+    elif content is not None:
+        np.save(source, content)
+    assert message in refused(capsys, source, tmp_path / "x.gids")
+
+
+def test_a_truncated_file_is_refused(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", FEAT)
+    os.truncate(tmp_path / "x.npy", 500)
+    assert "is truncated: 500 bytes" in refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids")
+
+
+def test_one_of_several_splits(tmp_path, capsys):
+    masks = np.arange(150).reshape(50, 3) % 7 == 0
+    save_arrays(tmp_path / "s", feat=FEAT, train_mask=masks, val_mask=masks[:, :1], label=np.zeros(50))
+    store = convert(tmp_path / "s", tmp_path / "x.gids", "--split-column", "2")
+    assert store.splits["_N"]["train"].tolist() == np.flatnonzero(masks[:, 2]).tolist()
+    assert store.splits["_N"]["val"].tolist() == np.flatnonzero(masks[:, 0]).tolist()
+    assert "at random" not in capsys.readouterr().err
+
+
+def test_floating_labels_below_0_are_no_labels_if_they_are_whole_numbers(tmp_path, capsys):
+    labels = np.arange(50, dtype=np.float32) % 4
+    labels[:20] = -1
+    save_arrays(tmp_path / "s", feat=FEAT, label=labels)
+    store = convert(tmp_path / "s", tmp_path / "x.gids")
+    assert "labels of '_N' are whole numbers with gaps: stored as int64" in capsys.readouterr().err
+    assert store.labels["_N"].tolist() == labels.tolist()
+    split = np.concatenate([ids.numpy() for ids in store.splits["_N"].values()])
+    assert np.array_equal(np.sort(split), np.arange(20, 50))
+    save_arrays(tmp_path / "t", feat=FEAT, label=labels - 0.5)  # a measure, and -1.5 is one of its values
+    split = np.concatenate(
+        [i.numpy() for i in convert(tmp_path / "t", tmp_path / "y.gids").splits["_N"].values()]
+    )
+    assert np.array_equal(np.sort(split), np.arange(50))
+
+
+@pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
+def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys, values):
+    np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
+    assert "cast it, or give --skip feat" in refused(
+        capsys, tmp_path / "x.npz", tmp_path / "x.gids", "--quiet"
+    )
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--skip", "feat", "--quiet")
+    assert (list(store.tables), store.num_edges()) == ([], 300)
+    np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
+    assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in refused(
+        capsys, tmp_path / "y.npz", tmp_path / "y.gids", "--quiet"
+    )
+
+
+def test_scipys_sparse_files(tmp_path, capsys):
+    scipy = pytest.importorskip("scipy.sparse")
+    features = scipy.csr_matrix(np.where(FEAT > 1, FEAT, 0))
+    scipy.save_npz(tmp_path / "x.npz", features)
+    assert_table(convert(tmp_path / "x.npz", tmp_path / "x.gids"), "feat", features.toarray())
+    graph = scipy.csr_matrix((np.ones(3), ([0, 1, 4], [2, 2, 3])), (50, 50))
+    (tmp_path / "s").mkdir()
+    scipy.save_npz(tmp_path / "s/adj.npz", graph)
+    np.save(tmp_path / "s/feat.npy", FEAT)
+    store = convert(tmp_path / "s", tmp_path / "s.gids")
+    assert store.graph().indices.tolist() == [0, 1, 4]
+    assert_table(store, "_N.feat", FEAT)
+    (tmp_path / "s/adj.npz").rename(tmp_path / "s/graph.npz")
+    assert "call it adj.npz (graph) or attr.npz" in refused(capsys, tmp_path / "s", tmp_path / "y.gids")
+    scipy.save_npz(tmp_path / "x.npz", graph.tocoo())
+    assert "in coo form; write it as CSR: save_npz('x.npz', matrix.tocsr())" in refused(
+        capsys, tmp_path / "x.npz", tmp_path / "y.gids"
+    )
