@@ -4,6 +4,7 @@ import pytest
 from reader_example import convert, refused, write_csv
 
 from gids.cli import main
+from gids.convert.readers import READER_BYTES
 
 pytest.importorskip("pyarrow.csv")
 
@@ -92,12 +93,12 @@ def test_a_path_that_does_not_exist_is_no_file(tmp_path, capsys):
     assert f"no such file or directory: {tmp_path}/graph; `gids generate" in error
 
 
-def test_verify_takes_the_memory_for_ids(tmp_path, capsys):
-    source = write_csv(
-        tmp_path / "nodes.csv", id=[f"{i}" + "n" * 1000 for i in range(20_000)], x=range(20_000)
-    )
+def test_verify_takes_the_memory_for_ids(tmp_path, capsys, monkeypatch):
+    source = write_csv(tmp_path / "nodes.csv", id=[f"n{i}" for i in range(99)], x=range(99))
     store = convert(source, tmp_path / "a.gids")
     command = ["verify", str(store.path), "--against", str(source)]
+    monkeypatch.setattr("gids.convert.readers.tables.READER_BYTES", READER_BYTES + 100_000_000)
+    monkeypatch.setattr("gids.convert.readers.tables._MIN_MEMORY_BYTES", 1000)
     assert main([*command, "--memory", "64MB"]) == 2
     assert "need more memory: give --memory" in capsys.readouterr().err
     assert main(command) == 0

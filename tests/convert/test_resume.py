@@ -1,5 +1,7 @@
 """A stopped conversion resumes and gives the same dataset as an undisturbed one."""
 
+import zipfile
+
 import numpy as np
 import pytest
 from datasets import read_source
@@ -55,7 +57,9 @@ def test_interrupted_conversion_resumes(tmp_path, source, is_packed, options):
     if is_packed:
         read = tmp_path / "packed"
         read.mkdir()
-        np.savez_compressed(read / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
+        with zipfile.ZipFile(read / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+            for file in sorted(source.iterdir()):
+                packed.write(file, file.name)
     interrupted(read, tmp_path / "a.gids", **options)
     said = []
     run(read, tmp_path / "a.gids", say=said.append, **options)
