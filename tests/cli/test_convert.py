@@ -4,8 +4,6 @@ import errno
 import io
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -150,12 +148,12 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, capsys, monkeypatch):
     assert "resuming an unfinished conversion" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_closed_output_is_no_error():
-    command = f"{sys.executable} -m gids convert --list | head -1"
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
-    assert "Error" not in done.stderr
+def test_closed_output_is_no_error(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        assert main(["convert", "--list"]) == 0
 
 
 def test_characters_that_the_output_lacks_are_no_error(tmp_path, monkeypatch):

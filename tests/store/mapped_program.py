@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import emulator
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # emulator.py
-
-from emulator import EmulatedDevice
 
 import gids
 from gids.errors import StorageError
@@ -166,7 +162,9 @@ def first_epoch(loader: Any, what: str, most: int | None = None) -> list[Any]:
         return [getattr(minibatch, what) for minibatch in islice(epoch, most)]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, compiled: Path | None) -> None:
+    """compiled: where the emulator keeps what it compiled."""
+    emulator.folder = compiled
     path = write(folder / "a.gids")
     store = FeatureStore(path)
     graph = store.graph()
@@ -175,7 +173,7 @@ def main(folder: Path) -> None:
     check_loaders(path, graph)
 
     def pin() -> list[torch.Tensor]:
-        with PinnedGraph(graph, EmulatedDevice(), topology_on="host") as pinned:
+        with PinnedGraph(graph, emulator.EmulatedDevice(), topology_on="host") as pinned:
             return [Neighbor([3]).sample(pinned, torch.arange(64)).input_nodes.cpu()]
 
     check("pinned", indices, pin)
@@ -184,6 +182,3 @@ def main(folder: Path) -> None:
     positions = np.arange(0, EDGES, 100)
     check("numpy at ids", indices, lambda: graph.indices[positions])
     check("a numpy function", path_of(graph.indptr), lambda: np.diff(graph.indptr))
-
-
-main(Path(sys.argv[1]))
