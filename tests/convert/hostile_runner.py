@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000, help="number of sources to damage")
     parser.add_argument("--first", type=int, default=0, help="number of the first, to repeat it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--listed", type=Path, help="JSON file of sources to convert instead")
+    parser.add_argument("--listed", type=Path, help="JSON file of sources to convert first")
     args = parser.parse_args()
     # Done once, so that no child does it again.
     torch.set_num_threads(1)  # a child would wait for threads that it does not have
@@ -238,7 +238,6 @@ def main() -> None:
     if args.listed:
         for path, arguments in json.loads(args.listed.read_text()):
             print(json.dumps(judge(Path(path), tuple(arguments), Path(path).parent)), flush=True)
-        return
     readers.try_to_read = lambda *_: None
     with tempfile.TemporaryDirectory() as root:
         cases = range(args.first, args.first + args.cases)

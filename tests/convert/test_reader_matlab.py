@@ -92,6 +92,12 @@ def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     facebook(tmp_path / "x.mat")
     truncate(tmp_path / "x.mat")
     assert "is not a valid MATLAB file" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+    io.savemat(tmp_path / "x.mat", {"A": sparse.csc_matrix(np.eye(8))})
+    rows = np.arange(8, dtype="<i4").tobytes()
+    data = (tmp_path / "x.mat").read_bytes().replace(rows, rows[:-4] + np.int32(1 << 30).tobytes())
+    (tmp_path / "x.mat").write_bytes(data)
+    error = refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+    assert "has a damaged matrix 'A': indices must be < 8" in error
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "x.mat").write_bytes(header + bytes(384))
     assert "has MATLAB format 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from datasets import save_arrays
 from reader_example import assert_dataset, assert_graph, convert, refused, truncate
 
 from gids.convert import stream_rows
@@ -103,12 +102,6 @@ def test_several_types_in_several_parts(tmp_path, capsys):
     assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 
 
-def test_single_file_of_nodes(tmp_path):
-    pq.write_table(nodes().select(["feat", "year"]), tmp_path / "x.parquet")
-    store = convert(tmp_path / "x.parquet", tmp_path / "p.gids")
-    assert sorted(store.tables) == ["_N.feat", "_N.year"]
-
-
 def test_single_file_of_edges(tmp_path, capsys):
     for name in ("edges", "x"):
         pq.write_table(edges(), tmp_path / f"{name}.parquet")
@@ -197,8 +190,3 @@ def test_parts_with_different_columns_raise(tmp_path, capsys):
     pq.write_table(nodes(), root / "nodes/a/1.parquet")
     pq.write_table(nodes(year=None), root / "nodes/a/2.parquet")
     assert "has different columns than" in refused(capsys, root, tmp_path / "x.gids")
-
-
-def test_directory_of_arrays_is_not_parquet(tmp_path):
-    save_arrays(tmp_path / "s/nodes/a", feat=FEAT)
-    assert sorted(convert(tmp_path / "s", tmp_path / "s.gids").tables) == ["a.feat"]

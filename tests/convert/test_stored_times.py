@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -167,31 +166,3 @@ def test_a_writer_refuses_wrong_times(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"times of '_N' are float64\[3\]"):
             writer.write_times("_N", np.zeros(3))
         writer.write_edges(relation, edges, times=np.arange(3))
-
-
-def test_manifests_with_wrong_times_are_refused(tmp_path: Path) -> None:
-    from gids.store.manifest import dump_manifest, load_manifest, validate
-
-    torch.save(data_of(time=torch.arange(300) % 5), tmp_path / "g.pt")
-    store = convert(tmp_path / "g.pt", tmp_path / "g.gids")
-    good = load_manifest((store.path / "manifest.json").read_bytes()).to_json()
-    assert load_manifest(dump_manifest(validate(good))).to_json() == good
-
-    def changed(change: Any) -> dict[str, Any]:
-        fields = json.loads(json.dumps(good))
-        change(fields["relations"][0], fields)
-        return fields
-
-    for change, message in (
-        (
-            lambda r, _: r.update(sorted_by="source"),
-            r"relations\[0\].sorted_by is 'source'; it must be 'edges'",
-        ),
-        (lambda r, _: r.pop("sorted_by"), "sorted_by is None; it must be 'edges' with an array time"),
-        (lambda r, _: r.update(sorted_by="nodes"), "sorted_by is 'nodes'"),
-        (lambda r, _: (r["arrays"].pop("time"), r.update(sorted_by="nodes")), "'_N' nodes, which have none"),
-        (lambda r, _: r["arrays"]["time"].update(shape=[299]), "times"),
-        (lambda r, _: r["arrays"]["time"].update(dtype="float32"), "times"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            validate(changed(change))

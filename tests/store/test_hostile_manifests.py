@@ -2,12 +2,15 @@
 
 import re
 
+import numpy as np
 import pytest
+import torch
 from datasets import sign, write_dataset
 
 from gids import FeatureStore, FormatError
 from gids.cli import main
 from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.write import DatasetWriter, edge_list
 from gids.write.partition import partition
 
 
@@ -133,6 +136,40 @@ def test_hostile_manifest_is_refused_with_the_cause(honest, path, value, message
     refused(honest, path, value, message)
 
 
+@pytest.fixture(scope="module")
+def honest_scales(tmp_path_factory):
+    """Tables with a scale, relations with and without times."""
+    path = tmp_path_factory.mktemp("hostile_scales") / "a.gids"
+    edges = edge_list(np.arange(9), np.arange(9), num_src=9, num_dst=9)
+    with DatasetWriter(path) as writer:
+        for scale in ("row", "column"):
+            writer.write_table("node", "n", scale, torch.randn(9, 6), dtype=torch.int8, scale=scale)
+        writer.write_edges(("n", "timed", "n"), edges, times=np.arange(9))
+        writer.write_edges(("n", "plain", "n"), edges)
+    return path
+
+
+HOSTILE_SCALES = [
+    ("tables.0.scale.per", [], "tables[0].scale.per is []; it must be 'row'"),
+    ("tables.1.scale.columns", DELETE, "tables[1].scale is per column; 'column' has"),
+    ("tables.0.scale.columns", IDS, "tables[0].scale is per row; 'column' has columns, 'row' has none"),
+    ("tables.0.dtype", "uint8", "(n.row) is uint8 with a scale; only int8 has one"),
+    ("tables.1.scale.columns.shape", [5], "float32[6] scales of columns"),
+    ("tables.1.scale.columns.dtype", "float64", "expected float32[6]"),
+    ("relations.0.sorted_by", "source", "relations[0].sorted_by is 'source'; it must be 'edges'"),
+    ("relations.0.sorted_by", DELETE, "sorted_by is None; it must be 'edges' with an array time"),
+    ("relations.0.sorted_by", "nodes", "sorted_by is 'nodes'"),
+    ("relations.1.sorted_by", "nodes", "'n' nodes, which have none"),
+    ("relations.0.arrays.time.shape", [8], "times"),
+    ("relations.0.arrays.time.dtype", "float32", "times"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), HOSTILE_SCALES)
+def test_hostile_manifest_of_scales_and_times_is_refused_with_the_cause(honest_scales, path, value, message):
+    refused(honest_scales, path, value, message)
+
+
 @pytest.mark.parametrize("command", ["info", "verify"])
 def test_commands_name_another_version_and_say_what_to_do(dataset, command, capsys):
     manifest = dataset / "manifest.json"
@@ -206,8 +243,9 @@ def test_any_flipped_bit_of_a_manifest_is_found(honest):
                 load_manifest(altered)
 
 
-def test_writer_validates_as_the_reader_does(honest):
-    manifest = load_manifest((honest / "manifest.json").read_bytes())
-    assert dump_manifest(manifest) == (honest / "manifest.json").read_bytes()
+def test_writer_validates_as_the_reader_does(honest, honest_scales):
+    for path in (honest, honest_scales):
+        manifest = load_manifest((path / "manifest.json").read_bytes())
+        assert dump_manifest(manifest) == (path / "manifest.json").read_bytes()
     with pytest.raises(FormatError, match="nodes must be a list"):
         validate(manifest.to_json() | {"nodes": None})
