@@ -16,37 +16,22 @@ ATTR = RNG.standard_normal((E, 3), np.float32)
 MASK = np.arange(N) % 3 == 0
 HOMOGENEOUS = ("_N", "_E", "_N")
 
-# Modules and classes as torch_geometric 2.8 has them, with the fields that it pickles.
-CLASSES = {
-    "torch_geometric.data.data": ["Data", "DataEdgeAttr", "DataTensorAttr"],
-    "torch_geometric.data.hetero_data": ["HeteroData"],
-    "torch_geometric.data.graph_store": ["EdgeAttr"],
-    "torch_geometric.data.feature_store": ["TensorAttr"],
-    "torch_geometric.data.storage": ["BaseStorage", "GlobalStorage", "NodeStorage", "EdgeStorage"],
-    "torch_sparse.tensor": ["SparseTensor"],
-}
+
+@pytest.fixture(scope="module")
+def geometric():
+    return pytest.importorskip("torch_geometric")
 
 
 @pytest.fixture
-def pyg(monkeypatch):
-    """A stand-in for torch_geometric while a file is saved, or the package itself if it is installed."""
-    found = types.SimpleNamespace()
-    for module, names in CLASSES.items():
-        for number in range(1, module.count(".") + 2):
-            parent = ".".join(module.split(".")[:number])
-            if parent not in sys.modules:
-                monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
-        for name in names:
-            made = type(name, (), {"__module__": module})
-            monkeypatch.setattr(sys.modules[module], name, made, raising=False)
-            setattr(found, name, made)
-    return found
-
-
-def filled(kind, **fields):
-    made = kind.__new__(kind)
-    made.__dict__.update(fields)
-    return made
+def pyg(monkeypatch, geometric):
+    """PyG's classes, and that of torch_sparse, which need not be installed."""
+    module = types.ModuleType("torch_sparse.tensor")
+    module.SparseTensor = type("SparseTensor", (), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, "torch_sparse", types.ModuleType("torch_sparse"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return types.SimpleNamespace(
+        Data=geometric.data.Data, HeteroData=geometric.data.HeteroData, SparseTensor=module.SparseTensor
+    )
 
 
 def tensors(**more):
@@ -58,12 +43,6 @@ def tensors(**more):
         "train_mask": torch.from_numpy(MASK),
         **more,
     }
-
-
-def data(pyg, mapping):
-    made = filled(pyg.Data, _edge_attr_cls=pyg.DataEdgeAttr, _tensor_attr_cls=pyg.DataTensorAttr)
-    made._store = filled(pyg.GlobalStorage, _mapping=mapping, _parent=made)
-    return made
 
 
 def assert_homogeneous(store):
@@ -79,10 +58,10 @@ def assert_homogeneous(store):
 @pytest.mark.parametrize("kind", ["data", "dictionary", "in-memory dataset", "older in-memory dataset"])
 def test_homogeneous_graph(tmp_path, pyg, kind):
     saved = {
-        "data": data(pyg, tensors()),
+        "data": pyg.Data.from_dict(tensors()),
         "dictionary": tensors(),
         "in-memory dataset": (tensors(), None, pyg.Data),
-        "older in-memory dataset": (data(pyg, tensors()), None),
+        "older in-memory dataset": (pyg.Data.from_dict(tensors()), None),
     }[kind]
     torch.save(saved, tmp_path / "data.pt")
     assert_homogeneous(convert(tmp_path / "data.pt", tmp_path / "p.gids"))
@@ -98,32 +77,19 @@ def hetero(pyg):
     }
     edges = {r: RNG.integers(0, [[counts[r[0]]], [counts[r[2]]]], (2, n)) for r, n in relations.items()}
     edges["paper", "on", "topic"][1, 0] = 7
-    made = filled(pyg.HeteroData, _edge_attr_cls=pyg.EdgeAttr, _tensor_attr_cls=pyg.TensorAttr)
-
-    def store(kind, key, mapping):
-        return filled(kind, _mapping=mapping, _parent=made, _key=key)
-
-    paper = {"x": torch.from_numpy(X), "y": torch.arange(N), "train_idx": torch.tensor([4, 2])}
-    nodes = {
-        "paper": paper,
-        "author": {"x": torch.from_numpy(X[:40]).half()},
-        "institution": {"num_nodes": 5},
-    }
-    made._global_store = filled(pyg.BaseStorage, _mapping={}, _parent=made)
-    made._node_store_dict = {t: store(pyg.NodeStorage, t, m) for t, m in nodes.items()}
-    made._edge_store_dict = {
-        r: store(pyg.EdgeStorage, r, {"edge_index": torch.from_numpy(e)}) for r, e in edges.items()
-    }
+    made = pyg.HeteroData()
+    made["paper"].update({"x": torch.from_numpy(X), "y": torch.arange(N), "train_idx": torch.tensor([4, 2])})
+    made["author"].x = torch.from_numpy(X[:40]).half()
+    made["institution"].num_nodes = 5
+    for relation, ends in edges.items():
+        made[relation].edge_index = torch.from_numpy(ends)
     return made, edges
 
 
 @pytest.mark.parametrize("as_dictionary", [False, True])
 def test_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
     graph, edges = hetero(pyg)
-    if as_dictionary:
-        stores = {**graph._node_store_dict, **graph._edge_store_dict}
-        graph = {"_global_store": {}, **{key: store._mapping for key, store in stores.items()}}
-    torch.save(graph, tmp_path / "hetero.pt")
+    torch.save(graph.to_dict() if as_dictionary else graph, tmp_path / "hetero.pt")
     store = convert(tmp_path / "hetero.pt", tmp_path / "p.gids", "--from", "pyg")
     assert_dataset(
         store,
@@ -252,11 +218,6 @@ def test_attribute_that_is_not_a_tensor_is_left_out_with_a_warning(tmp_path, cap
     assert "left out 'name' of '_N': a str" in capsys.readouterr().err
 
 
-@pytest.fixture
-def geometric():
-    return pytest.importorskip("torch_geometric")
-
-
 NAMES = [
     "weight",
     "edge_kind",
@@ -355,7 +316,7 @@ class Hostile:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        (lambda pyg: tensors(adj_t=filled(pyg.SparseTensor)), "it asks for torch_sparse.tensor.SparseTensor"),
+        (lambda pyg: tensors(adj_t=pyg.SparseTensor()), "it asks for torch_sparse.tensor.SparseTensor"),
         (lambda pyg: tensors(transform=Hostile()), "it asks for print"),
         (
             lambda pyg: tensors(names=np.array([{}])),
@@ -387,7 +348,7 @@ def test_bad_file_prints_one_line(tmp_path, pyg, capsys, saved, message):
 @pytest.mark.parametrize(("is_new", "fault"), [(True, "or is truncated"), (False, "d.pt is damaged")])
 def test_truncated_files_and_those_of_torch_before_1_6(tmp_path, pyg, capsys, is_new, fault):
     path, new = tmp_path / "d.pt", {"_use_new_zipfile_serialization": is_new}
-    torch.save(data(pyg, tensors()), path, **new)
+    torch.save(pyg.Data.from_dict(tensors()), path, **new)
     assert_homogeneous(convert(path, tmp_path / "p.gids", "--from", "pyg"))
     truncate(path)
     assert fault in refused(capsys, path, tmp_path / "x.gids", "--from", "pyg")
@@ -400,7 +361,7 @@ def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     torch.save(tensors(), tmp_path / "d.pt")
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
-    torch.save(data(pyg, tensors()), tmp_path / "d.pt")
+    torch.save(pyg.Data.from_dict(tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
 
