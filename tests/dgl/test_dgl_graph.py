@@ -11,6 +11,7 @@ import torch
 import gids.dgl
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
+from gids.write.partition import partition
 
 import dgl  # isort: skip
 
@@ -122,3 +123,9 @@ def test_features_without_topology(tmp_path):
         writer.write_table("node", "_N", "feat", torch.ones(4, 2))
     with pytest.raises(ValueError, match=r"features.gids has features, but no topology"):
         gids.dgl.graph(FeatureStore(tmp_path / "features.gids"))
+
+
+def test_a_part_of_a_dataset_is_refused(homogeneous, tmp_path):
+    partition(homogeneous.store.path, tmp_path / "parts", 2)
+    with pytest.raises(ValueError, match=r"part-000\.gids is part 0 of 2: .*dgl\.graph needs all parts"):
+        gids.dgl.graph(tmp_path / "parts/part-000.gids")

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import gids
 import gids.pyg
 from gids.errors import StorageError
 from gids.write import DatasetWriter
+from gids.write.partition import partition
 
 
 def both(path: Path) -> tuple[gids.pyg.FeatureStore, gids.pyg.GraphStore]:
@@ -313,3 +315,14 @@ def test_wrong_arguments_of_stores_and_samplers_are_refused(
     ):
         with pytest.raises(error, match=said):
             call()
+
+
+def test_a_part_of_a_dataset_is_refused(one_path: Path, tmp_path: Path) -> None:
+    partition(one_path, tmp_path / "parts", 2)
+    for open_part in (
+        gids.pyg.FeatureStore,
+        gids.pyg.GraphStore,
+        partial(gids.pyg.NeighborLoader, num_neighbors=[3], input_nodes=None),
+    ):
+        with pytest.raises(ValueError, match=r"part-000\.gids is part 0 of 2: .*open\(\)"):
+            open_part(tmp_path / "parts/part-000.gids")

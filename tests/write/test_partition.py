@@ -156,18 +156,6 @@ def test_a_feature_loader_knows_the_heat_of_a_part(cut_in_four):
         assert np.array_equal(loader.table_heat(table), page_heat(heat, table.rows_per_page))
 
 
-def dgl_graph(part):
-    try:
-        import gids.dgl
-    except ImportError as error:
-        pytest.skip(str(error))
-    gids.dgl.graph(part)
-
-
-def pyg(name, part, **arguments):
-    getattr(pytest.importorskip("gids.pyg"), name)(part, **arguments)
-
-
 SEEDS = {"paper": np.arange(9)}
 NEEDS_ALL_PARTS = {
     "NodeLoader": (lambda part: NodeLoader(part, [1], [5], batch_size=8), "gids.distributed.open()"),
@@ -179,10 +167,6 @@ NEEDS_ALL_PARTS = {
         lambda part: sampled_counts(part, SEEDS, [5]),
         "compute the heat of the whole dataset",
     ),
-    "dgl": (lambda part: dgl_graph(part.path), "gids.dgl.graph needs all parts"),
-    "pyg": (lambda part: pyg("NeighborLoader", part.path, num_neighbors=[3], input_nodes="paper"), "open()"),
-    "pyg features": (lambda part: pyg("FeatureStore", part.path), "gids.distributed.open()"),
-    "pyg graph": (lambda part: pyg("GraphStore", part.path), "gids.distributed.open()"),
 }
 
 
