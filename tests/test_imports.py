@@ -61,8 +61,8 @@ PUBLIC = ("distributed", "heat", "inference", "loader", "sampler", "trace", "wri
 def nodes_of(source: Path) -> list[ast.AST]:
     """What a file has when it runs; without what is for type checking."""
     tree = ast.parse(source.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = [ast.Pass()]
     return list(ast.walk(tree))
 
@@ -175,7 +175,7 @@ VAGUE = {"found", "given", "of"}
 
 def vague_names(source: Path) -> set[str]:
     """Names of variables and arguments that do not say what these hold. Fields of a format may have them."""
-    nodes = list(ast.walk(ast.parse(source.read_text())))
+    nodes = nodes_of(source)
     fields = {id(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
     variables = {
         n.id

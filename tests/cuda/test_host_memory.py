@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+from children import ended
 
 from gids.cuda import host_memory as module
 from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
@@ -30,37 +29,24 @@ def test_host_memory_is_zeroed_page_aligned_and_freed_with_the_last_array(nbytes
     assert gone() is None
 
 
-FORKED = """
-import os, weakref
-from gids.cuda import host_memory as module
-from gids.cuda.host_memory import SharedFile, host_memory, open_shared, share_memory
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forked_child_never_unmaps_it(shared: bool) -> None:
+    if shared:
+        memory, file = share_memory(1 << 16)
+        os.close(file.descriptor)
+    else:
+        memory = host_memory(1 << 16)
+    alive = weakref.ref(memory)
 
-memory = host_memory(1 << 16)
-start = weakref.ref(memory)
-child = os.fork()
-del memory
-if child == 0:
-    inherited = "memfd:gids" in open("/proc/self/maps").read()
-    os._exit(7 if start() is not None and not inherited else 1)
-assert start() is None
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
+    def drop() -> None:
+        nonlocal memory
+        del memory
+        assert alive() is not None
+        assert inodes_mapped() == set()
 
-
-@pytest.mark.parametrize("whose", ["own", "shared"])
-def test_a_forked_child_never_unmaps_it(whose: str) -> None:
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", FORKED, whose], check=True, timeout=60)
-
-
-OTHER = """
-import sys
-import numpy as np
-from gids.cuda.host_memory import SharedFile, open_shared
-
-array = np.frombuffer(open_shared(SharedFile(*map(int, sys.argv[2:])), int(sys.argv[1])), np.uint8)
-assert (array == 7).all()
-array[-1] = 9
-"""
+    ended(drop)
+    del memory
+    assert alive() is None
 
 
 def inodes_mapped() -> set[int]:
@@ -83,8 +69,13 @@ def test_shared_memory_is_that_of_another_process(
     assert array.ctypes.data % mmap.PAGESIZE == 0
     assert os.fstat(file.descriptor).st_blocks * 512 >= nbytes, "all of it is allocated"
     array[:] = 7
-    command = [sys.executable, "-P", "-W", "ignore", "-c", OTHER, str(nbytes), *map(str, file)]
-    subprocess.run(command, check=True, timeout=60)
+
+    def write() -> None:
+        other = np.frombuffer(open_shared(file, nbytes), np.uint8)
+        assert (other == 7).all()
+        other[-1] = 9
+
+    ended(write)
     assert array[-1] == 9
     os.close(file.descriptor)
     assert inodes_mapped() == {file.inode}

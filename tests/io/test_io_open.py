@@ -14,11 +14,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from children import interrupted
+from children import ended, interrupted
 
 import gids.io
 from gids import _core
@@ -29,13 +31,6 @@ ROOT = Path(__file__).parents[2]
 
 def python(script: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
-
-
-def run(command: list[str]) -> str:
-    """What a child writes to stdout."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def threads() -> dict[int, str]:
@@ -253,31 +248,23 @@ def test_a_fallback_is_not_logged_for_an_engine_asked_for_by_name(
 
 
 def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[Path], kind: str) -> None:
-    script = """
-        import os, sys
-        import numpy as np
-        import gids.io
-        engine = gids.io.open_engine(sys.argv[2:], sys.argv[1])
-        def read():
-            files, offsets, out = np.zeros(1, np.uint32), np.zeros(1, np.int64), np.empty((1, 4096), np.uint8)
-            return engine.read(files, offsets, 4096, out)
-        assert read().tolist() == [0]
-        pid = os.fork()
-        if pid == 0:
-            try:
-                read()
-            except RuntimeError as error:
-                print(error, flush=True)
-            engine.close()
-            del engine
-            sys.exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert read().tolist() == [0]
+    engine = gids.io.open_engine(shards, kind)
+
+    def read() -> list[int]:
+        out = np.empty((1, PAGE), np.uint8)
+        return engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), PAGE, out).tolist()
+
+    def use() -> None:
+        nonlocal engine
+        with pytest.raises(RuntimeError, match="was opened before a fork: open a new one in this process"):
+            read()
         engine.close()
-    """
-    assert run(python(script, kind, *shards)).endswith(
-        "the I/O engine was opened before a fork: open a new one in this process\n"
-    )
+        del engine
+
+    assert read() == [0]
+    ended(use)
+    assert read() == [0]
+    engine.close()
 
 
 @pytest.mark.slow
@@ -313,34 +300,25 @@ def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list
         pytest.skip("no io_uring")
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
         pytest.skip("descriptors would be wanting before memory for threads")
-    script = """
-        import os, resource, sys, time
-        import gids.io
-        from gids import _core
-        what, path = sys.argv[1:]
-        _core.why_no_uring()
+    start: Callable[[], object] = partial(_core.Workers.create, 500)
+    if what != "workers":
+        options: dict[str, Any] = {"depth": 500, "threads": 500, "direct": False, "max_read_bytes": PAGE}
+        start = partial(gids.io.open_engine, shards, what, **options)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+    def run_out_of_memory() -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        before = len(os.listdir("/proc/self/task"))
-        in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        before = len(threads())
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), -1))  # a stack takes 2 MiB or more
-        try:
-            if what == "workers":
-                _core.Workers.create(500)
-            else:
-                gids.io.open_engine([path], what, depth=500, threads=500, direct=False, max_read_bytes=4096)
-        except OSError as error:
-            print(error)
+        with pytest.raises(OSError, match=r"cannot start the thread gids-.*ask for fewer threads"):
+            start()
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-        while len(os.listdir("/proc/self/task")) > before:  # a joined thread leaves /proc a moment later
-            time.sleep(0.01)
-        with gids.io.open_engine([path], "threads", direct=False) as engine:
-            print(engine.name)
-    """
-    message, name = run(python(script, what, shards[0])).splitlines()[-2:]
-    assert "cannot start the thread gids-" in message
-    assert "ask for fewer threads" in message
-    assert name == "threads"
+        wait_until(lambda: len(threads()) == before)  # a joined thread leaves /proc a moment later
+        with gids.io.open_engine(shards, "threads", direct=False) as engine:
+            assert engine.name == "threads"
+
+    ended(run_out_of_memory)
 
 
 def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ VARIANTS = {
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 WARNINGS = ["-Wall", "-Wextra", "-Winvalid-pch", "-Werror"]
-STANDARD = ["algorithm", "array", "atomic", "condition_variable", "deque", "functional", "memory", "mutex"]
-STANDARD += ["random", "span", "stdexcept", "string", "system_error", "thread", "unordered_map", "vector"]
+STANDARD = ["algorithm", "array", "atomic", "condition_variable", "deque", "fstream", "functional", "future"]
+STANDARD += ["iostream", "map", "memory", "mutex", "random", "set", "span", "stdexcept", "string"]
+STANDARD += ["system_error", "thread", "unordered_map", "vector"]
 
 Objects = Callable[[Path, str], list[Path]]
 
