@@ -158,12 +158,6 @@ def test_advice_says_that_no_cache_is_large_enough(dataset, bench):
     assert "no cache reaches 99.9%: with every page" in said
 
 
-@pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
-def test_advice_takes_one_trace(dataset, bench, several):
-    said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several, status=2)
-    assert "--advise takes one trace: give one --sampler" in said
-
-
 def test_advice_says_that_no_cache_is_needed(dataset, bench):
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
     said, report = bench("hit-ratio", dataset, *args)

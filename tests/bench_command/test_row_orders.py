@@ -70,24 +70,6 @@ def test_a_trace_of_rows_gives_an_order(graph, bench, tmp_path):
     assert pages(report)["stored", "lookahead"] == found[f"trace:{trace}", "lookahead"]
 
 
-@pytest.mark.parametrize(
-    ("args", "cause"),
-    [
-        (
-            ("--order", "hilbert"),
-            "--order must be one of stored, original, degree, community, trace:FILE (got 'hilbert')",
-        ),
-        (("--order", "trace"), "(got 'trace')"),
-        (("--order", "degree:x"), "(got 'degree:x')"),
-        (("--order", "degree", "--rows"), "remove --order"),
-        (("--order", "degree,original", "--record", "x"), "--record writes one trace"),
-    ],
-)
-def test_bad_orders_of_a_trace(graph, bench, args, cause):
-    said, _ = bench("hit-ratio", convert(graph, "original"), *SAMPLED, *args, status=2)
-    assert cause in said.replace("\n  ", " ")
-
-
 def test_bad_orders_of_a_conversion(graph, bench, tmp_path, capsys):
     pages_only = tmp_path / "pages.trace"
     bench("hit-ratio", convert(graph, "original"), *SMALL, "--batches", 5, "--record", pages_only)
