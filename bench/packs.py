@@ -264,5 +264,5 @@ if __name__ == "__main__":
     option("fanouts", [5, 10, 10], small=[5, 5])
     option("size-gb", 2.0, "most bytes of the features, in 1e9")
     option("nodes", 4_000_000, "most nodes", small=150_000)
-    option("sides", list(LABELS), type=words)
+    option("sides", list(LABELS), small=["auto", "torch", "dgl"], type=words)
     script.run(compare)

@@ -155,7 +155,6 @@ def test_a_heterogeneous_dataset_trains_on_the_type_with_classes(typed):
 
 @pytest.mark.slow
 def test_all_sides_train_on_a_heterogeneous_dataset(typed, bench, monkeypatch):
-    """A test of bench/epoch.py does so in fresh processes."""
     train_here(monkeypatch)
     _, report = bench("epoch", typed, *SMALL)
     assert report["subject"]["target"] == "paper"
