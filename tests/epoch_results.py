@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gids.measure import sides
+from gids.measure.isolation import FreshProcessError
 from gids.measure.sides import EpochResult
 
 STAGES = ("sampling", "reading", "gather", "planning", "training")
@@ -48,7 +49,11 @@ def train_here(patch: pytest.MonkeyPatch) -> None:
         assert module == epoch.__name__
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return json.loads(json.dumps(epoch._run(json.loads(json.dumps(config)))))
+            try:
+                return json.loads(json.dumps(epoch._run(json.loads(json.dumps(config)))))
+            except Exception as error:
+                reason = f"failed (exit status 1): {type(error).__name__}: {error}"
+                raise FreshProcessError(f"{module} {reason}", reason) from error
 
     patch.setattr(sides, "run_fresh", run)
     patch.setattr(sides, "why_no_limit", lambda: "this process is not limited")

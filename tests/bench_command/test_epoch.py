@@ -237,6 +237,7 @@ def test_a_note_says_that_stock_was_killed(dataset, bench, monkeypatch):
 
 @pytest.mark.slow
 def test_a_memory_limit_that_is_too_small_for_the_loader_is_an_error(dataset, bench, monkeypatch):
+    train_here(monkeypatch)
     monkeypatch.setattr(epoch, "_LEAST_BYTES", 0)
     options = ["--batch-size", 300, "--fanouts", "8,8", "--window", 22, "--batches", 1]
     said, _ = bench("epoch", dataset, *options, "--sides", "gids", "--memory-limit", "10MB", status=2)
