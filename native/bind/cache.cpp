@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 
@@ -223,11 +224,13 @@ class OwningCache {
     publish();
   }
 
+  // Two threads may call it: one drops the stream whose steps are live, and another one frees the cache.
   u64 cancel() {
     if (forked()) return cache_->planner().entered();
     u64 next;
     {
       nb::gil_scoped_release release;
+      std::lock_guard lock(cancel_mutex_);
       next = cache_->cancel();
     }
     held_.clear();
@@ -311,6 +314,7 @@ class OwningCache {
   std::optional<Scales> scales_;
   std::unordered_map<u64, Held> held_;
   std::unique_ptr<PageCache> cache_;
+  std::mutex cancel_mutex_;
   const pid_t pid_ = getpid();
   cache::PlannerStats stats_;
   size_t step_bytes_ = 0, plan_bytes_ = 0;  // now, and at most

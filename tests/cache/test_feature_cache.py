@@ -267,6 +267,36 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path, make: Make) -> None:
     cache.audit()
 
 
+def test_two_threads_may_cancel_at_once(tmp_path: Path) -> None:
+    """One drops the stream whose steps are live, and another one frees the cache."""
+    table = write_raw_table(tmp_path, make_rows(20_000, 64))
+    ids, threads = {table.name: torch.arange(20_000)}, 4
+
+    def cancel_at_once() -> None:
+        with Make(None) as make:
+            cache, errors, start = make(table, 100), list[BaseException](), threading.Barrier(threads)
+
+            def cancel() -> None:
+                start.wait()
+                try:
+                    cache.cancel()
+                except BaseException as error:
+                    errors.append(error)
+
+            for _ in range(10):
+                for step in range(cache.next_step, cache.next_step + 16):
+                    cache.enter(step, ids)
+                cancelling = [threading.Thread(target=cancel) for _ in range(threads)]
+                for thread in cancelling:
+                    thread.start()
+                for thread in cancelling:
+                    thread.join()
+                assert not errors
+            cache.audit()
+
+    ended(cancel_at_once)
+
+
 def test_a_step_that_cannot_be_submitted_leaves_no_page_loading(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(300, 1024))
     cache = make(table, 100)
